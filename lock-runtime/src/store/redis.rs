@@ -181,8 +181,7 @@ impl RedisStore {
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let sentinels =
-            sentinel_url::open_each(primary, urls.iter().map(String::as_str), settings)?;
+        let sentinels = sentinel_url::open_each(primary, urls, settings)?;
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
     }
 
@@ -277,14 +276,13 @@ impl RedisStore {
     ) -> Result<Self, LockError> {
         runtime::check()?;
         let connected = tokio::time::timeout(CONNECT, servers).await;
-        match connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT))) {
-            Ok((servers, replicas)) => Ok(Self {
-                servers,
-                replicas,
-                namespace: namespace.to_owned(),
-            }),
-            Err(error) => Err(cannot_keep_locks(place, error)),
-        }
+        let connected = connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
+        let (servers, replicas) = connected.map_err(|error| cannot_keep_locks(place, error))?;
+        Ok(Self {
+            servers,
+            replicas,
+            namespace: namespace.to_owned(),
+        })
     }
 }
 

@@ -396,5 +396,7 @@ fn new_holder(request: &KeyRequest) -> NextHolder {
 fn shrink(map: &mut Map, now: Instant) {
     if map.len() == map.capacity() {
         map.retain(|_, entry| entry.is_taken(now));
+        // Otherwise each of the next insertions might visit all entries for a few expired ones.
+        map.reserve(map.len());
     }
 }

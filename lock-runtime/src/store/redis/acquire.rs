@@ -28,11 +28,8 @@ impl RedisStore {
         request: &KeyRequest,
         proposal: Option<FencingToken>,
     ) -> Result<AcquireReply, StoreError> {
-        let requests = slice::from_ref(request);
-        match self
-            .acquire_in_time(requests, request.if_busy, proposal)
-            .await?
-        {
+        let (requests, if_busy) = (slice::from_ref(request), request.if_busy);
+        match self.acquire_in_time(requests, if_busy, proposal).await? {
             AcquireAllReply::Granted(grants) => {
                 let grant = grants.first().copied().ok_or_else(unexpected)?;
                 Ok(AcquireReply::Granted(grant))
@@ -53,17 +50,15 @@ impl RedisStore {
         }
         let mut grants = vec![None; requests.len()];
         for (taken, indices) in slots.iter().enumerate() {
-            let some: Vec<_> = indices
-                .iter()
-                .map(|index| requests[*index].clone())
-                .collect();
-            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
+            let some = indices.iter().map(|index| requests[*index].clone());
+            let some: Vec<_> = some.collect();
             // The locks of the slots before may be held.
-            let reply = reply.map_err(|error| {
+            let failed = |error: StoreError| {
                 let unsent = error.is_unsent() && taken == 0;
                 error.with_unsent(unsent)
-            });
-            match reply? {
+            };
+            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
+            match reply.map_err(failed)? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
                         grants[*index] = Some(grant);
@@ -72,25 +67,18 @@ impl RedisStore {
                 AcquireAllReply::Refused { index, reply } => {
                     // A refused caller expects to hold nothing, and does not abandon
                     // anything itself.
-                    let held = slots[..taken]
-                        .iter()
-                        .flatten()
-                        .map(|index| self.abandon_one(&requests[*index].hold));
-                    for abandoned in join_all(held).await {
-                        abandoned?;
+                    let held = slots[..taken].iter().flatten();
+                    let abandoned = held.map(|index| self.abandon_one(&requests[*index].hold));
+                    for abandoned in join_all(abandoned).await {
+                        abandoned.map_err(failed)?;
                     }
-                    return Ok(AcquireAllReply::Refused {
-                        index: indices[index],
-                        reply,
-                    });
+                    let index = indices[index];
+                    return Ok(AcquireAllReply::Refused { index, reply });
                 }
             }
         }
-        grants
-            .into_iter()
-            .collect::<Option<Vec<_>>>()
-            .map(AcquireAllReply::Granted)
-            .ok_or_else(unexpected)
+        let grants: Option<Vec<_>> = grants.into_iter().collect();
+        Ok(AcquireAllReply::Granted(grants.ok_or_else(unexpected)?))
     }
 
     /// Acquires with one script, and tries again if the server rejects the request as late although
@@ -104,10 +92,7 @@ impl RedisStore {
     ) -> Result<AcquireAllReply, StoreError> {
         let mut reply = self.try_acquire(requests, if_busy, proposal).await?;
         let now = Instant::now();
-        if let AcquireAllReply::Refused {
-            reply: AcquireReply::Late,
-            ..
-        } = reply
+        if matches!(&reply, AcquireAllReply::Refused { reply, .. } if *reply == AcquireReply::Late)
             && requests.iter().all(|request| request.deadline > now)
         {
             reply = self.try_acquire(requests, if_busy, proposal).await?;
@@ -139,10 +124,8 @@ impl RedisStore {
         let write = |deadline: u64| {
             // Known once the first connection is established.
             let marker = self.servers.marker();
-            let mut call = Call::new(
-                &scripts::ACQUIRE,
-                3 * requests.len() + usize::from(marker.is_some()),
-            );
+            let keys = 3 * requests.len() + usize::from(marker.is_some());
+            let mut call = Call::new(&scripts::ACQUIRE, keys);
             for KeyRequest { hold, .. } in requests {
                 call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.kind()));
             }
@@ -150,20 +133,13 @@ impl RedisStore {
                 call = call.arg(marker_name(&self.namespace));
             }
             call = call.arg(deadline.to_string()).arg(channel.as_bytes());
-            for KeyRequest {
-                hold,
-                lease,
-                reserved,
-                reader_group,
-                ..
-            } in requests
-            {
-                call = call.hold(hold).millis(*lease);
+            for request in requests {
+                call = call.hold(&request.hold).millis(request.lease);
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
                 // in the order of their grants.
-                call = match (hold.mode, reader_group) {
-                    (Mode::Exclusive, _) => call.number(*reserved),
-                    (Mode::Shared, Some(reader_group)) => call.token(*reader_group),
+                call = match (request.hold.mode, request.reader_group) {
+                    (Mode::Exclusive, _) => call.number(request.reserved),
+                    (Mode::Shared, Some(reader_group)) => call.token(reader_group),
                     (Mode::Shared, None) => call.arg(""),
                     (Mode::Permits(_), _) => call.number(0),
                 };
@@ -175,27 +151,23 @@ impl RedisStore {
         };
         // Not repeated under the same token: the first request may be executed after the lock was
         // released again, and the lock would then have no owner (rule 1).
-        let errand = Errand::By {
-            deadline,
-            write: &write,
-            slot: place,
-        };
+        let errand = Errand::By(deadline, &write, place);
         let mut answer = self.servers.run(errand).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
+        let refused = |index, reply| Ok(AcquireAllReply::Refused { index, reply });
         match reply.word() {
             "granted" => {
                 let grants = requests.iter().map(|_| reply.grant());
                 Ok(AcquireAllReply::Granted(grants.collect::<Result<_, _>>()?))
             }
             "queued" if requests.len() == 1 => {
-                let (counter, holder_ttl) = reply.place()?;
                 self.servers.waits(hold, &answer);
                 let reply = AcquireReply::Queued {
-                    counter,
-                    holder_ttl,
+                    counter: reply.counter()?,
+                    holder_ttl: reply.known_ttl()?,
                 };
-                Ok(AcquireAllReply::Refused { index: 0, reply })
+                refused(0, reply)
             }
             "refused" => {
                 let index = usize::try_from(reply.count()?).map_err(|_| unexpected())?;
@@ -209,13 +181,10 @@ impl RedisStore {
                     "mismatch" => AcquireReply::ModeMismatch,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
-                Ok(AcquireAllReply::Refused { index, reply })
+                refused(index, reply)
             }
             "strange" => Err(self.lost_its_data()),
-            "late" => Ok(AcquireAllReply::Refused {
-                index: 0,
-                reply: AcquireReply::Late,
-            }),
+            "late" => refused(0, AcquireReply::Late),
             _ => Err(unexpected()),
         }
     }

@@ -25,8 +25,8 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
-        Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
+        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -41,11 +41,9 @@ impl Store for RedisStore {
 
     fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         Box::pin(async move {
-            let call = |index| {
-                self.on_hold(&scripts::POLL, &holds[index])
-                    .hold(&holds[index])
-            };
-            let answers = self.servers.call_each(holds.len(), &call).await;
+            let call = |hold| self.on_hold(&scripts::POLL, hold).hold(hold);
+            let each = |index: usize| call(&holds[index]);
+            let answers = self.servers.call_each(holds.len(), &each).await;
             let polled =
                 async |(hold, answer): (&Hold, Result<_, _>)| self.polled(hold, answer?).await;
             join_all(holds.iter().zip(answers).map(polled)).await
@@ -54,14 +52,10 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         Box::pin(async move {
-            let answers = self
-                .servers
-                .call_each(renewals.len(), &|index| self.renewal(&renewals[index]))
-                .await;
-            answers
-                .into_iter()
-                .map(|answer| renewed(answer?.value))
-                .collect()
+            let call = |index| self.renewal(&renewals[index]);
+            let answers = self.servers.call_each(renewals.len(), &call).await;
+            let answers = answers.into_iter();
+            answers.map(|answer| answer.and_then(renewed)).collect()
         })
     }
 
@@ -83,8 +77,8 @@ impl Store for RedisStore {
             match reply.word() {
                 "converted" => {
                     let grant = reply.grant()?;
-                    self.settle([&Hold::new(hold.key.clone(), Mode::Shared, hold.token)])
-                        .await?;
+                    let shared = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
+                    self.settle([&shared]).await?;
                     Ok(ConvertReply::Converted(grant))
                 }
                 "not_held" => Ok(ConvertReply::NotHeld),
@@ -101,17 +95,15 @@ impl Store for RedisStore {
         Box::pin(async move {
             let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
             let mut reply = self.run(call).await?;
-            match reply.word() {
-                "holders" => {
-                    let (fence, count) = (reply.counter()?, reply.count()?);
-                    Ok(Inspection {
-                        holders: reply.holders(count)?,
-                        waiters: reply.waiters()?,
-                        fence,
-                    })
-                }
-                _ => Err(self.foreign(key, kind, &reply)),
+            if reply.word() != "holders" {
+                return Err(self.foreign(key, kind, &reply));
             }
+            let (fence, count) = (reply.counter()?, reply.count()?);
+            Ok(Inspection {
+                holders: reply.holders(count)?,
+                waiters: reply.waiters()?,
+                fence,
+            })
         })
     }
 
@@ -139,12 +131,17 @@ impl Store for RedisStore {
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
-        Some(Names::new(&self.namespace, key, kind).into_part(part))
+        let names = Names::new(&self.namespace, key, kind);
+        Some(match part {
+            KeyPart::Lock => names.lock,
+            KeyPart::Fence => names.fence,
+            KeyPart::Queue => names.queue,
+        })
     }
 
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
-        self.servers
-            .server_of(&lock_name(&self.namespace, key, kind))
+        let lock = lock_name(&self.namespace, key, kind);
+        self.servers.server_of(&lock)
     }
 
     fn limits(&self) -> Limits {
@@ -176,16 +173,13 @@ impl QuorumMember for RedisStore {
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply> {
         Box::pin(async move {
-            let name = Names::new(&self.namespace, key, kind).fence;
-            let number = fence.to_string();
-            let call = match self.servers.marker() {
-                Some(marker) => {
-                    let keys = Call::new(&scripts::RAISE, 2)
-                        .arg(name)
-                        .arg(marker_name(&self.namespace));
-                    keys.arg(number).arg(marker)
-                }
-                None => Call::new(&scripts::RAISE, 1).arg(name).arg(number),
+            let marker = self.servers.marker();
+            let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
+                .arg(Names::new(&self.namespace, key, kind).fence);
+            let (name, number) = (marker_name(&self.namespace), fence.to_string());
+            let call = match marker {
+                Some(marker) => call.arg(name).arg(number).arg(marker),
+                None => call.arg(number),
             };
             let mut reply = self.run(call).await?;
             match reply.word() {
@@ -250,11 +244,10 @@ impl RedisStore {
                 Ok(PollReply::Granted(grant))
             }
             "queued" => {
-                let (counter, holder_ttl) = reply.place()?;
                 self.servers.waits(hold, &answer);
                 Ok(PollReply::Queued {
-                    counter,
-                    holder_ttl,
+                    counter: reply.counter()?,
+                    holder_ttl: reply.known_ttl()?,
                 })
             }
             "gone" => {
@@ -266,24 +259,16 @@ impl RedisStore {
     }
 
     fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
-        let kind = hold.mode.kind();
-        match hold.mode {
-            Mode::Exclusive => self
-                .on_lock(&scripts::RENEW, &hold.key, kind)
-                .token(hold.token),
-            Mode::Shared | Mode::Permits(_) => self
-                .on_lock(&scripts::RENEW_SHARE, &hold.key, kind)
-                .hold(hold),
-        }
-        .millis(*lease)
+        let call = |script| self.on_lock(script, &hold.key, hold.mode.kind());
+        let call = match hold.mode {
+            Mode::Exclusive => call(&scripts::RENEW).token(hold.token),
+            Mode::Shared | Mode::Permits(_) => call(&scripts::RENEW_SHARE).hold(hold),
+        };
+        call.millis(*lease)
     }
 
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
-        let Release {
-            hold,
-            keep_for,
-            next,
-        } = release;
+        let (hold, keep_for, next) = (&release.hold, release.keep_for, release.next);
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is no reservation.
             (Mode::Exclusive, Some(next)) => self
@@ -294,10 +279,9 @@ impl RedisStore {
                 .number(next.reserved)
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
             (mode, _) => {
-                let script = if mode == Mode::Exclusive {
-                    &scripts::RELEASE
-                } else {
-                    &scripts::RELEASE_SHARE
+                let script: &'static Script = match mode {
+                    Mode::Exclusive => &scripts::RELEASE,
+                    Mode::Shared | Mode::Permits(_) => &scripts::RELEASE_SHARE,
                 };
                 let call = self.on_hold(script, hold).member(mode, hold.token);
                 call.millis(keep_for.unwrap_or_default())
@@ -306,12 +290,13 @@ impl RedisStore {
         self.servers.leaves(hold);
         // Not repeated: `not_held` would not show whether the first call was executed
         // (rule 14).
-        let alone = || self.free_alone(hold, *keep_for);
+        let alone = || self.free_alone(hold, keep_for);
         let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
             Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
             Freed::HalfWay => return Ok(ReleaseReply::Released),
         };
         let mut reply = answer.reply()?;
+        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next?.token));
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -321,18 +306,16 @@ impl RedisStore {
                 Ok(ReleaseReply::Released)
             }
             "passed" => {
-                let grant = reply.grant()?;
-                self.passed(hold, *next, grant).await
+                let heir = heir().ok_or_else(unexpected)?;
+                self.passed(heir, reply.grant()?).await
             }
             "queued" => {
-                let (counter, holder_ttl) = reply.place()?;
-                if let Some(next) = next {
-                    self.servers
-                        .waits(&Hold::new(hold.key.clone(), hold.mode, next.token), &answer);
+                if let Some(heir) = heir() {
+                    self.servers.waits(&heir, &answer);
                 }
                 Ok(ReleaseReply::Queued {
-                    counter,
-                    holder_ttl,
+                    counter: reply.counter()?,
+                    holder_ttl: reply.known_ttl()?,
                 })
             }
             "not_held" => Ok(ReleaseReply::NotHeld),
@@ -341,23 +324,14 @@ impl RedisStore {
     }
 
     /// Handles a release that granted the lock to the next token.
-    async fn passed(
-        &self,
-        hold: &Hold,
-        next: Option<NextHolder>,
-        grant: Grant,
-    ) -> Result<ReleaseReply, StoreError> {
-        let next = next.ok_or_else(unexpected)?;
-        let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
-        match self.settle([&heir]).await {
-            Ok(()) => Ok(ReleaseReply::Passed(grant)),
-            Err(error) => {
-                // The release has succeeded in any case, and the next holder makes a new request.
-                tracing::debug!(key = %heir.key, %error, "the lock was released, but the next holder did not get it");
-                self.abandon_one(&heir).await?;
-                Ok(ReleaseReply::Released)
-            }
-        }
+    async fn passed(&self, heir: Hold, grant: Grant) -> Result<ReleaseReply, StoreError> {
+        let Err(error) = self.settle([&heir]).await else {
+            return Ok(ReleaseReply::Passed(grant));
+        };
+        // The release has succeeded in any case, and the next holder makes a new request.
+        tracing::debug!(key = %heir.key, %error, "the lock was released, but the next holder did not get it");
+        self.abandon_one(&heir).await?;
+        Ok(ReleaseReply::Released)
     }
 
     /// A call that releases a lock by its own key alone, while its slot migrates.
@@ -369,20 +343,18 @@ impl RedisStore {
     pub(super) async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
         let call = self.on_hold(&scripts::ABANDON, hold).hold(hold);
         self.servers.leaves(hold);
-        let freed = self
-            .servers
-            .free(&call, || self.free_alone(hold, None), Repeat::Once)
-            .await?;
-        match freed {
-            Freed::Wholly(mut answer) => match answer.reply()?.word() {
-                "released" | "not_held" => Ok(()),
-                _ => Err(unexpected()),
-            },
+        let alone = || self.free_alone(hold, None);
+        let freed = self.servers.free(&call, alone, Repeat::Once).await?;
+        let Freed::Wholly(mut answer) = freed else {
             // The token holds nothing any more, but may still be queued. The caller has to
             // repeat the call.
-            Freed::LockAlone(_) | Freed::HalfWay => Err(unavailable(
+            return Err(unavailable(
                 "the lock is being moved to another node of the cluster, and its queue entry cannot be removed yet",
-            )),
+            ));
+        };
+        match answer.reply()?.word() {
+            "released" | "not_held" => Ok(()),
+            _ => Err(unexpected()),
         }
     }
 
@@ -393,12 +365,13 @@ impl RedisStore {
     }
 }
 
-fn renewed(value: Value) -> Result<RenewReply, StoreError> {
-    match value {
+fn renewed(answer: Answer) -> Result<RenewReply, StoreError> {
+    match answer.value {
         Value::Int(-1) => Ok(RenewReply::Gone),
-        Value::Int(ttl @ 0..) => Ok(RenewReply::Renewed {
-            ttl: Duration::from_millis(ttl.unsigned_abs()),
-        }),
+        Value::Int(ttl @ 0..) => {
+            let ttl = Duration::from_millis(ttl.unsigned_abs());
+            Ok(RenewReply::Renewed { ttl })
+        }
         _ => Err(unexpected()),
     }
 }

@@ -27,37 +27,27 @@ impl ServerClock {
     pub(crate) fn new(micros: u64, received: Instant) -> Self {
         // The lower bound: if a deadline is too early the server refuses the request, if it is too
         // late the server may grant a lock that no client waits for any more.
-        Self {
-            base: received,
-            at_base: AtomicI64::new(micros as i64),
-        }
+        let (base, at_base) = (received, AtomicI64::new(micros as i64));
+        Self { base, at_base }
     }
 
     /// Records that the server's time was `micros` at some instant between `sent` and `received`.
     pub(crate) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
-        let micros = micros as i64;
-        let (lower, upper) = (
-            micros - self.since_base(received),
-            micros - self.since_base(sent),
-        );
+        let lower = (micros as i64).saturating_sub(self.since_base(received));
+        let upper = (micros as i64).saturating_sub(self.since_base(sent));
         // Relaxed, because no other memory depends on this number.
-        let clamp = |estimate: i64| Some(estimate.max(lower).min(upper));
-        let _ = self
-            .at_base
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, clamp);
+        self.at_base.fetch_max(lower, Ordering::Relaxed);
+        self.at_base.fetch_min(upper, Ordering::Relaxed);
     }
 
     /// The server's time at `instant`, in microseconds since 1970.
     pub(crate) fn server_micros(&self, instant: Instant) -> u64 {
-        self.at_base
-            .load(Ordering::Relaxed)
-            .saturating_add(self.since_base(instant))
-            .max(0) as u64
+        let at_base = self.at_base.load(Ordering::Relaxed);
+        at_base.saturating_add(self.since_base(instant)).max(0) as u64
     }
 
     fn since_base(&self, instant: Instant) -> i64 {
-        let micros =
-            |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4);
+        let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX / 4);
         match instant.checked_duration_since(self.base) {
             Some(after) => micros(after),
             None => -micros(self.base - instant),
@@ -91,19 +81,14 @@ mod tests {
             let server = NOON.wrapping_add_signed(jump);
             clock.observe(server, base + ms(1_000), base + ms(1_010));
             let estimate = clock.server_micros(base + ms(1_010));
-            assert!(
-                server <= estimate && estimate <= server + 10_000,
-                "{estimate}"
-            );
+            assert!((server..=server + 10_000).contains(&estimate), "{estimate}");
         }
     }
 
     #[test]
     fn an_instant_before_the_first_reply_has_its_time_too() {
         let base = Instant::now() + ms(10);
-        assert_eq!(
-            ServerClock::new(NOON, base).server_micros(base - ms(10)),
-            NOON - 10_000
-        );
+        let micros = ServerClock::new(NOON, base).server_micros(base - ms(10));
+        assert_eq!(micros, NOON - 10_000);
     }
 }

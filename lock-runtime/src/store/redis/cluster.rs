@@ -18,7 +18,7 @@ mod subscriptions;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, Weak},
+    sync::{Arc, LazyLock, Mutex, Weak},
     time::Duration,
 };
 
@@ -44,7 +44,10 @@ use super::{
     servers::Answer,
     target::{Target, at, client},
 };
-use crate::store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent};
+use crate::{
+    store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
+    sync::lock,
+};
 
 /// The maximum number of redirections of a call. More than one or two occur only if the
 /// nodes disagree.
@@ -62,8 +65,8 @@ pub(super) struct Cluster {
     /// The nodes to begin with. The credentials and TLS settings of the first are used for all
     /// nodes that are discovered later.
     seeds: Vec<(Address, ConnectionInfo)>,
-    // A std lock: it is held to read or update the map, never across an await.
-    map: RwLock<Map>,
+    // A std mutex: it is held to read or update the map, never across an await.
+    map: Mutex<Map>,
     refresh: Mutex<Refresh>,
     /// Notified after each refresh of the map.
     looked_up: watch::Sender<()>,
@@ -80,9 +83,6 @@ pub(super) struct Node {
     address: Address,
     connection: Connection,
 }
-
-/// The result of one call of a batch.
-type Indexed = (usize, Result<Answer, StoreError>);
 
 /// The cause of a failed request.
 pub(super) enum Failure {
@@ -110,7 +110,7 @@ impl Errand<'_> {
     fn slot(&self) -> Slot {
         match self {
             Self::Call(call, _) => slot_of(call.key()),
-            Self::By { slot, .. } => *slot,
+            Self::By(_, _, slot) => *slot,
         }
     }
 
@@ -125,34 +125,25 @@ impl Cluster {
         seeds: Vec<ConnectionInfo>,
         namespace: &str,
     ) -> Result<Arc<Self>, StoreError> {
-        let seeds: Vec<_> = seeds
-            .into_iter()
-            .filter_map(|info| Some((address_of(&info)?, info)))
-            .collect();
-        let Some((_, first)) = seeds.first() else {
-            return Err(no_node());
-        };
+        let with_address = |info: ConnectionInfo| Some((address_of(&info)?, info));
+        let seeds: Vec<_> = seeds.into_iter().filter_map(with_address).collect();
+        let (_, first) = seeds.first().ok_or_else(no_node)?;
         let pushes = Pushes::sharded(namespace);
         let target = Target::Server(Arc::new(client(first.clone())?));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
+        let (slots, nodes) = (Slots::empty(), HashMap::new());
         let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
             namespace: namespace.to_owned(),
             subscriptions: Arc::new(Subscriptions::new(dial.clone())),
             dial,
             seeds,
-            map: RwLock::new(Map {
-                slots: Slots::empty(),
-                nodes: HashMap::new(),
-            }),
+            map: Mutex::new(Map { slots, nodes }),
             refresh: Mutex::new(Refresh::new()),
             looked_up: watch::Sender::new(()),
         });
-        let seeds: Vec<_> = cluster.seed_addresses().cloned().collect();
-        let mut answers: FuturesUnordered<_> = seeds
-            .into_iter()
-            .map(|seed| cluster.first_map(seed))
-            .collect();
+        let seeds = cluster.seed_addresses();
+        let mut answers: FuturesUnordered<_> = seeds.map(|seed| cluster.first_map(seed)).collect();
         let mut error = None;
         while let Some(answer) = answers.next().await {
             match answer {
@@ -160,8 +151,7 @@ impl Cluster {
                     drop(answers);
                     cluster.adopt(slots);
                     cluster.check_format().await?;
-                    let this: Weak<Self> = Arc::downgrade(&cluster);
-                    cluster.dial.pushes.listeners.add(this);
+                    cluster.dial.pushes.listeners.add(cluster.this.clone());
                     // Compute the numbers now, and not for the first waiter.
                     number_in(0);
                     return Ok(cluster);
@@ -198,7 +188,7 @@ impl Cluster {
 
     /// A number that the keys of one node share.
     pub(super) fn node_number(&self, slot: Slot) -> u64 {
-        self.read().slots.owner_number(slot)
+        lock(&self.map).slots.owner_number(slot)
     }
 
     /// Registers `hold`, which is queued at `node`, for notifications.
@@ -220,39 +210,43 @@ impl Cluster {
         let mut owner = self.owner(slot)?;
         // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
+        // The call may have been executed.
+        let mut sent = false;
         for _ in 0..=REDIRECTIONS {
             let node = other.as_ref().unwrap_or(&owner);
             let value = match self.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
-                // The call was not executed, or may be executed again.
-                Err(failed) if !failed.sent || errand.may_be_repeated() => {
-                    match self.replaced(slot, &owner).await {
-                        Some(node) => {
-                            owner = node;
-                            other = None;
-                            continue;
-                        }
-                        None => return Err(failed.error.into()),
+                Err(Failed { error, .. }) => {
+                    sent |= !error.is_unsent();
+                    if (!sent || errand.may_be_repeated())
+                        && let Some(node) = self.replaced(slot, &owner).await
+                    {
+                        (owner, other) = (node, None);
+                        continue;
                     }
+                    return Err(error.with_unsent(!sent).into());
                 }
-                Err(failed) => return Err(failed.error.into()),
             };
-            match redirection(&value, node) {
-                None => {
-                    let value = node.connection.settle(value)?;
-                    return Ok(served(value, owner));
+            let redirection = Redirection::parse(&value, &node.address);
+            let refusal = match node.connection.settle(value) {
+                Ok(value) => {
+                    let node = Some(owner);
+                    return Ok(Answer { value, node });
                 }
-                Some(Redirection::Moved(slot, Some(address))) => {
-                    owner = self.moved(slot, address)?;
-                    other = None;
+                Err(refusal) => refusal,
+            };
+            match redirection {
+                Some(Redirection::Moved(slot, address)) => {
+                    (owner, other) = (self.moved(slot, address)?, None);
                 }
                 Some(Redirection::Ask(address)) => other = Some(self.node(&address)?),
-                Some(Redirection::Moved(_, None) | Redirection::Down) => {
+                Some(Redirection::Down) => {
                     self.refresh_soon();
-                    return Err(refusal(node, value).into());
+                    return Err(refusal.into());
                 }
-                Some(Redirection::TryAgain) => return Err(Failure::Moving(refusal(node, value))),
-                Some(Redirection::HalfWay) => return Err(Failure::HalfWay(refusal(node, value))),
+                Some(Redirection::TryAgain) => return Err(Failure::Moving(refusal)),
+                Some(Redirection::HalfWay) => return Err(Failure::HalfWay(refusal)),
+                None => return Err(refusal.into()),
             }
         }
         self.refresh_soon();
@@ -270,16 +264,14 @@ impl Cluster {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
-            by_node
-                .entry(self.node_number(slot_of(call.key())))
-                .or_default()
-                .push((index, call));
+            let node = self.node_number(slot_of(call.key()));
+            by_node.entry(node).or_default().push((index, call));
         }
         let mut batches = Vec::new();
         for mut calls in by_node.into_values() {
             while !calls.is_empty() {
-                batches
-                    .push(self.run_batch(calls.drain(..calls.len().min(BATCH)).collect(), write));
+                let batch = calls.drain(..calls.len().min(BATCH)).collect();
+                batches.push(self.run_batch(batch, write));
             }
         }
         let mut results: Vec<_> = (0..count).map(|_| Err(no_node())).collect();
@@ -289,19 +281,21 @@ impl Cluster {
         results
     }
 
-    /// Runs the scripts of one node.
+    /// Runs scripts of one node, at least one.
     async fn run_batch(
         &self,
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Indexed> {
-        let Some(slot) = batch.first().map(|(_, call)| slot_of(call.key())) else {
-            return Vec::new();
+    ) -> Vec<(usize, Result<Answer, StoreError>)> {
+        let (indices, calls): (Vec<_>, Vec<Call>) = batch.into_iter().unzip();
+        let fail = |indices: Vec<usize>, error: StoreError| {
+            let failed = indices.into_iter().map(|index| (index, Err(error.clone())));
+            failed.collect()
         };
-        let (indices, calls): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let slot = slot_of(calls[0].key());
         let node = match self.owner(slot) {
             Ok(node) => node,
-            Err(error) => return all(indices, &error),
+            Err(error) => return fail(indices, error),
         };
         let unanswered = self.unanswered();
         let mut results = Vec::with_capacity(indices.len());
@@ -310,65 +304,47 @@ impl Cluster {
             Ok(values) => {
                 unanswered.disarm();
                 for (index, value) in indices.into_iter().zip(values) {
-                    match redirection(&value, &node) {
-                        None => {
-                            let value = node.connection.settle(value);
-                            results.push((index, value.map(|value| served(value, node.clone()))));
-                        }
-                        Some(_) => elsewhere.push(index),
+                    if Redirection::parse(&value, &node.address).is_some() {
+                        elsewhere.push(index);
+                        continue;
                     }
+                    let (value, node) = (node.connection.settle(value), Some(node.clone()));
+                    results.push((index, value.map(|value| Answer { value, node })));
                 }
             }
             Err(error) => {
                 drop(unanswered);
-                match self.replaced(slot, &node).await {
-                    Some(_) => elsewhere = indices,
-                    None => return all(indices, &error),
+                if self.replaced(slot, &node).await.is_none() {
+                    return fail(indices, error);
                 }
+                elsewhere = indices;
             }
         }
-        // Redirect each call on its own.
+        // Redirect each call on its own. It may have been executed before.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
             let outcome = self.run(Errand::Call(&call, Repeat::Once)).await;
-            (index, outcome.map_err(StoreError::from))
+            let sent = |failure| StoreError::from(failure).with_unsent(false);
+            (index, outcome.map_err(sent))
         });
         results.extend(join_all(elsewhere).await);
         results
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Map> {
-        self.map.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The node that serves the slot.
     fn owner(&self, slot: Slot) -> Result<Arc<Node>, StoreError> {
-        let address = {
-            let map = self.read();
-            let address = map.slots.owner(slot);
-            if let Some(node) = address.and_then(|address| map.nodes.get(address)) {
-                return Ok(node.clone());
-            }
-            address.cloned()
+        let owner = lock(&self.map).slots.owner(slot).cloned();
+        let Some(address) = owner else {
+            self.refresh_soon();
+            let message = format!("no node of the cluster serves the slot of this lock ({slot})");
+            return Err(unavailable(message));
         };
-        match address {
-            Some(address) => self.node(&address),
-            None => {
-                self.refresh_soon();
-                let message =
-                    format!("no node of the cluster serves the slot of this lock ({slot})");
-                Err(unavailable(message))
-            }
-        }
+        self.node(&address)
     }
 
     /// The node at `address`. Starts to connect to it if there is no connection.
     fn node(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
-        let mut map = self.write();
+        let mut map = lock(&self.map);
         if let Some(node) = map.nodes.get(address) {
             return Ok(node.clone());
         }
@@ -383,16 +359,15 @@ impl Cluster {
 
     /// The connection settings for a node.
     fn info(&self, address: &Address) -> ConnectionInfo {
-        if let Some((_, info)) = self.seeds.iter().find(|(seed, _)| seed == address) {
-            return info.clone();
+        match self.seeds.iter().find(|(seed, _)| seed == address) {
+            Some((_, info)) => info.clone(),
+            None => at(&self.seeds[0].1, address.host.to_string(), address.port),
         }
-        let (_, first) = &self.seeds[0];
-        at(first, address.host.to_string(), address.port)
     }
 
     /// Records a `MOVED` redirection. Other slots may have moved with this one.
     fn moved(&self, slot: Slot, address: Address) -> Result<Arc<Node>, StoreError> {
-        self.write().slots.moved(slot, address.clone());
+        lock(&self.map).slots.assign(slot..=slot, address.clone());
         self.refresh_soon();
         self.node(&address)
     }
@@ -412,8 +387,8 @@ impl Cluster {
     }
 
     /// The map of a seed, once it is connected.
-    async fn first_map(&self, seed: Address) -> Result<Slots, StoreError> {
-        let node = self.node(&seed)?;
+    async fn first_map(&self, seed: &Address) -> Result<Slots, StoreError> {
+        let node = self.node(seed)?;
         node.connection.ready().await?;
         node.slots().await
     }
@@ -450,43 +425,11 @@ impl Node {
     async fn slots(&self) -> Result<Slots, StoreError> {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        let answer = self
-            .connection
-            .settle(self.connection.ask(&question).await?)?;
+        let answer = self.connection.ask(&question).await?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
-            let message = "the cluster serves no slots; create it with: redis-cli --cluster create";
-            unavailable(message)
+            unavailable("the cluster serves no slots; create it with: redis-cli --cluster create")
         })
     }
-}
-
-/// The reply of the node that serves the lock.
-fn served(value: Value, node: Arc<Node>) -> Answer {
-    Answer {
-        value,
-        node: Some(node),
-    }
-}
-
-/// Returns the same error for all calls.
-fn all(indices: Vec<usize>, error: &StoreError) -> Vec<Indexed> {
-    indices
-        .into_iter()
-        .map(|index| (index, Err(error.clone())))
-        .collect()
-}
-
-/// Returns the redirection in a reply of the node, if there is one.
-fn redirection(value: &Value, node: &Node) -> Option<Redirection> {
-    match value {
-        Value::ServerError(error) => Redirection::parse(error, &node.address),
-        _ => None,
-    }
-}
-
-/// The error for a call that the node refused.
-fn refusal(node: &Node, value: Value) -> StoreError {
-    node.connection.settle(value).err().unwrap_or_else(no_node)
 }
 
 fn no_node() -> StoreError {

@@ -10,7 +10,7 @@
 //! digest. Time-outs of calls are left to the caller.
 
 use std::{
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -30,9 +30,13 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
+    servers::Answer,
     target::Target,
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::{
+    store::{StoreError, StoreErrorKind},
+    sync::lock,
+};
 
 /// The number of renewals in one batch: enough to share a round trip, but few enough not to delay
 /// other calls.
@@ -40,14 +44,14 @@ pub(super) const BATCH: usize = 100;
 
 pub(super) struct Connection {
     pub(super) dial: Dial,
-    // A std lock: it is held for a clone only, never across an await.
-    link: RwLock<Arc<Link>>,
+    // A std mutex: it is held for a clone only, never across an await.
+    link: Mutex<Arc<Link>>,
 }
 
 impl Connection {
     /// Starts to connect, within a runtime. The first call waits for the connection.
     pub(super) fn begin(dial: Dial) -> Self {
-        let link = RwLock::new(Arc::new(dial.dial()));
+        let link = Mutex::new(Arc::new(dial.dial()));
         Self { dial, link }
     }
 
@@ -75,34 +79,25 @@ impl Connection {
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
-        self.link().end();
+        lock(&self.link).end();
     }
 
     /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
-        self.latest_link().stands()
+        lock(&self.link).stands()
     }
 
     /// The server's clock. Waits for the first connection if there was none.
     pub(super) async fn clock(&self) -> Result<&ServerClock, StoreError> {
-        if self.dial.clock().is_none() {
-            let link = self.link();
-            link.connected().await.map_err(|error| {
-                link.end();
-                error.with_unsent(true)
-            })?;
+        if self.dial.clock.get().is_none() {
+            self.link().connected().await?;
         }
         // An established connection has set the clock.
-        self.dial.clock().ok_or_else(unexpected)
+        self.dial.clock.get().ok_or_else(unexpected)
     }
 
-    /// Runs a script.
-    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Value, StoreError> {
-        self.settle(self.answer(None, errand).await?)
-    }
-
-    /// Same as [`run`](Self::run), but sends the command `first` right before the script each time.
-    /// An error reply of the server is returned as a value.
+    /// Runs a script, and sends the command `first`, if there is one, right before it each time. An
+    /// error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,
@@ -110,11 +105,9 @@ impl Connection {
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
             Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
-            Errand::By {
-                deadline, write, ..
-            } => (deadline, write),
+            Errand::By(deadline, write, _) => (deadline, write),
         };
-        let clock = self.clock().await.map_err(Failed::unsent)?;
+        let clock = self.clock().await?;
         let sent = Instant::now();
         let call = write(clock.server_micros(deadline));
         let value = self.send_script(first, &call, Repeat::Never).await?;
@@ -136,25 +129,22 @@ impl Connection {
         let Call { script, command } = call;
         let votes = !script.is_harmless();
         let value = match self.send_behind(first, command, votes).await {
-            Err(failed) if failed.broken && repeat == Repeat::Once => self
-                .send_behind(first, command, votes)
-                .await
-                .map_err(Failed::repeated),
-            result => result,
+            Err(failed) if failed.broken && repeat == Repeat::Once => {
+                let again = self.send_behind(first, command, votes).await;
+                again.map_err(Failed::repeated)?
+            }
+            result => result?,
         };
-        let value = value?;
-        if is_unknown_script(&value) {
-            self.send_behind(first, &script.by_text(command), votes)
-                .await
-        } else {
-            Ok(value)
+        if !is_unknown_script(&value) {
+            return Ok(value);
         }
+        let by_text = script.by_text(command);
+        self.send_behind(first, &by_text, votes).await
     }
 
-    /// Sends a command that is safe to repeat. An error reply of the server is
-    /// returned as a value.
+    /// Sends a command that is safe to repeat.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, StoreError> {
-        Ok(self.send(command, false).await?)
+        self.settle(self.send(command, false).await?)
     }
 
     /// Runs `count` scripts in few round trips, and returns a result for each. Repeats them once if
@@ -163,12 +153,13 @@ impl Connection {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
+        let answer = |value| self.settle(value).map(Answer::of_one);
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
             match self.answer_each(batch.clone().map(write)).await {
-                Ok(values) => results.extend(values.into_iter().map(|value| self.settle(value))),
+                Ok(values) => results.extend(values.into_iter().map(answer)),
                 Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
             }
         }
@@ -194,19 +185,19 @@ impl Connection {
         // Unknown scripts share a round trip too, as the caller's time limit is that of
         // a single call.
         let mut again = Pipeline::new();
-        for ((script, by_digest), value) in
-            scripts.into_iter().zip(pipeline.cmd_iter()).zip(&values)
-        {
+        let mut unknown = Vec::new();
+        let calls = scripts.iter().zip(pipeline.cmd_iter());
+        for ((script, by_digest), value) in calls.zip(&mut values) {
             if is_unknown_script(value) {
                 again.add_command(script.by_text(by_digest));
+                unknown.push(value);
             }
         }
-        if !again.is_empty() {
+        if !unknown.is_empty() {
             let repeated = self.send_all(&again, votes).await?;
-            let unknown = values.iter_mut().filter(|value| is_unknown_script(value));
-            unknown
-                .zip(repeated)
-                .for_each(|(value, repeated)| *value = repeated);
+            for (value, repeated) in unknown.into_iter().zip(repeated) {
+                *value = repeated;
+            }
         }
         Ok(values)
     }
@@ -220,13 +211,10 @@ impl Connection {
         let Some(first) = first else {
             return self.send(command, votes).await;
         };
-        let mut pipeline = Pipeline::with_capacity(2);
-        pipeline
-            .add_command(first.clone())
-            .add_command(command.clone());
-        let mut values = self.send_all(&pipeline, votes).await?;
-        let last = values.pop();
-        last.ok_or_else(|| Failed::sent(unexpected(), false))
+        let mut both = Pipeline::with_capacity(2);
+        both.add_command(first.clone()).add_command(command.clone());
+        let last = self.send_all(&both, votes).await?.pop();
+        Ok(last.ok_or_else(unexpected)?)
     }
 
     async fn send(&self, command: &Cmd, votes: bool) -> Result<Value, Failed> {
@@ -242,26 +230,22 @@ impl Connection {
         pipeline: &Pipeline,
         votes: bool,
     ) -> Result<Vec<Value>, StoreError> {
-        let values = match self.send_all(pipeline, votes).await {
-            Err(failed) if failed.broken => self
-                .send_all(pipeline, votes)
-                .await
-                .map_err(Failed::repeated),
-            result => result,
-        };
-        Ok(values?)
+        Ok(match self.send_all(pipeline, votes).await {
+            Err(failed) if failed.broken => {
+                let again = self.send_all(pipeline, votes).await;
+                again.map_err(Failed::repeated)?
+            }
+            result => result?,
+        })
     }
 
     async fn send_all(&self, pipeline: &Pipeline, votes: bool) -> Result<Vec<Value>, Failed> {
+        let count = pipeline.len();
         let send = async |connection: &mut MultiplexedConnection| {
-            connection
-                .req_packed_commands(pipeline, 0, pipeline.len())
-                .await
+            connection.req_packed_commands(pipeline, 0, count).await
         };
-        self.exchange(votes, send, |values| {
-            values.iter().any(error::is_of_a_replica)
-        })
-        .await
+        let of_a_replica = |values: &Vec<_>| values.iter().any(error::is_of_a_replica);
+        self.exchange(votes, send, of_a_replica).await
     }
 
     /// Sends a call on the current connection. `votes` is set for calls that can grant or confirm
@@ -273,23 +257,21 @@ impl Connection {
         is_of_a_replica: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
         let link = self.link();
-        let connected = link.connected().await.map_err(|error| {
-            link.end();
-            Failed::unsent(error)
-        })?;
+        let mut connected = link.connected().await?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
             // This is the tenure of the server at the other end of this very connection.
-            tenure.check(Instant::now()).map_err(Failed::unsent)?;
+            tenure.check(Instant::now())?;
         }
-        let mut connection = connected.connection;
         let unanswered = link.unanswered();
-        let result = call(&mut connection).await;
+        let result = call(&mut connected.connection).await;
         link.answered();
         unanswered.disarm();
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
-            let message = "another server has become the primary meanwhile";
-            return Err(Failed::sent(error::unavailable(message), true));
+            return Err(Failed {
+                error: error::unavailable("another server has become the primary meanwhile"),
+                broken: true,
+            });
         }
         // The server was the primary when the connection was established. The next call connects
         // to the current one.
@@ -298,23 +280,16 @@ impl Connection {
         }
         result.map_err(|cause| {
             link.end();
-            let error = error::disconnected(&cause, &self.dial.acl);
-            Failed::sent(error, cause.is_connection_dropped())
+            Failed {
+                error: error::disconnected(&cause, &self.dial.acl),
+                broken: cause.is_connection_dropped(),
+            }
         })
-    }
-
-    fn latest_link(&self) -> Arc<Link> {
-        let link = self.link.read();
-        link.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The current connection, or a new one that is being established.
     fn link(&self) -> Arc<Link> {
-        let link = self.latest_link();
-        if !link.is_over() {
-            return link;
-        }
-        let mut current = self.link.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.link);
         // The first call that finds the connection over dials for all.
         if current.is_over() {
             *current = Arc::new(self.dial.dial());
@@ -337,17 +312,10 @@ pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
     /// A script that takes a deadline in the server's time, and returns that time as the second
     /// word of its reply. It is written for the clock of the server that executes it, and never
-    /// repeated.
-    By {
-        deadline: Instant,
-        write: Writer<'a>,
-        /// The slot of its keys, in a cluster.
-        slot: Slot,
-    },
+    /// repeated: the function writes it for that deadline in microseconds since 1970. In a cluster
+    /// its keys are in the slot.
+    By(Instant, &'a (dyn Fn(u64) -> Call + Sync), Slot),
 }
-
-/// Writes a call for a deadline in the server's time, in microseconds since 1970.
-pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
 /// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -362,36 +330,22 @@ pub(super) enum Repeat {
 /// A call without a reply.
 pub(super) struct Failed {
     pub(super) error: StoreError,
-    /// The call may have been executed.
-    pub(super) sent: bool,
     /// The connection was established and has broken.
     broken: bool,
 }
 
 impl Failed {
-    fn unsent(error: StoreError) -> Self {
-        Self {
-            error: error.with_unsent(true),
-            sent: false,
-            broken: false,
-        }
-    }
-
-    fn sent(error: StoreError, broken: bool) -> Self {
-        Self {
-            error,
-            sent: true,
-            broken,
-        }
-    }
-
     /// Records that an earlier attempt was sent.
-    fn repeated(self) -> Self {
-        Self {
-            error: self.error.with_unsent(false),
-            sent: true,
-            ..self
-        }
+    fn repeated(mut self) -> Self {
+        self.error = self.error.with_unsent(false);
+        self
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        let broken = false;
+        Self { error, broken }
     }
 }
 
@@ -408,15 +362,10 @@ pub(super) fn is_unknown_script(value: &Value) -> bool {
 /// The reply to `INFO` of a server that may not support RESP3.
 async fn without_resp3(client: &Client) -> Option<Info> {
     let info = client.get_connection_info().clone();
-    let redis = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP2);
+    let redis = info.redis_settings().clone();
+    let redis = redis.set_protocol(ProtocolVersion::RESP2);
     let client = Client::open(info.set_redis_settings(redis)).ok()?;
     let mut connection = client.get_multiplexed_async_connection().await.ok()?;
-    redis::cmd("INFO")
-        .query_async(&mut connection)
-        .await
-        .ok()
-        .map(Info)
+    let info = redis::cmd("INFO").query_async(&mut connection).await;
+    info.ok().map(Info)
 }

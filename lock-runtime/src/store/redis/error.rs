@@ -24,26 +24,17 @@ pub(super) fn refused(error: &ServerError, acl: &AclLine) -> StoreError {
 
 /// Classifies an error of the connection.
 pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
-    if let Some((_, error)) = error
-        .clone()
-        .into_server_errors()
-        .as_deref()
-        .and_then(<[_]>::first)
-    {
+    if let Some([(_, error), ..]) = error.clone().into_server_errors().as_deref() {
         return refused(error, acl);
     }
     // An error of the crate may have the server's message as its detail: the server refused to
     // select the database.
     let detail = error.detail().unwrap_or_default();
     match error.kind() {
-        ErrorKind::Parse => StoreError::new(
-            StoreErrorKind::WrongServer,
+        ErrorKind::Parse => wrong_server(
             "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
         ),
         ErrorKind::RESP3NotSupported => too_old(None),
-        ErrorKind::InvalidClientConfig if error.to_string().contains(NO_PROVIDER) => {
-            unavailable(NO_PROVIDER)
-        }
         ErrorKind::AuthenticationFailed => unauthenticated(),
         ErrorKind::Io if error.is_connection_refusal() => unavailable(format!(
             "no connection: {error}; is Redis running there? check host and port"
@@ -67,15 +58,18 @@ pub(super) fn unavailable(message: impl Into<Arc<str>>) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, message)
 }
 
+/// The error for a server that cannot store locks.
+pub(super) fn wrong_server(message: impl Into<Arc<str>>) -> StoreError {
+    StoreError::new(StoreErrorKind::WrongServer, message)
+}
+
 /// Whether the reply is an error that only a replica returns.
 pub(super) fn is_of_a_replica(value: &Value) -> bool {
     let Value::ServerError(error) = value else {
         return false;
     };
-    matches!(
-        cause(error.code(), error.details().unwrap_or_default()),
-        "READONLY" | "MASTERDOWN"
-    )
+    let cause = cause(error.code(), error.details().unwrap_or_default());
+    matches!(cause, "READONLY" | "MASTERDOWN")
 }
 
 /// Classifies the failure of a first connection, over TLS or not, and adds a remedy.
@@ -105,18 +99,15 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
 /// The error for a server that lacks RESP3 or the commands of the scripts.
 pub(super) fn too_old(version: Option<&str>) -> StoreError {
     let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
-    StoreError::new(
-        StoreErrorKind::WrongServer,
-        format!("{found} is too old; locks need Redis 6.0 or later (HELLO 3)"),
-    )
+    wrong_server(format!(
+        "{found} is too old; locks need Redis 6.0 or later (HELLO 3)"
+    ))
 }
 
 /// The error for a server that is a replica.
 pub(super) fn read_only() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::ReadOnly,
-        "the server is a read-only replica; connect to its primary",
-    )
+    let message = "the server is a read-only replica; connect to its primary";
+    StoreError::new(StoreErrorKind::ReadOnly, message)
 }
 
 /// The namespace has another format; `None`: its version cannot be read.
@@ -144,53 +135,39 @@ fn unauthenticated() -> StoreError {
 }
 
 fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
-    let (kind, message) = match cause(code, details) {
-        "READONLY" => return read_only(),
-        "NOAUTH" | "WRONGPASS" => return unauthenticated(),
+    match cause(code, details) {
+        "READONLY" => read_only(),
+        "NOAUTH" | "WRONGPASS" => unauthenticated(),
         "NOPERM" => {
             let details = safe(details);
             let message = format!(
                 "the server's access rules deny a right that locks need ({details}); allow it with: {acl}"
             );
-            return StoreError::new(StoreErrorKind::Forbidden, message);
+            StoreError::new(StoreErrorKind::Forbidden, message)
         }
-        cause @ ("MOVED" | "ASK" | "CROSSSLOT") => {
-            return unavailable(format!(
-                "the server is one node of a cluster and another one keeps this lock ({cause}); \
-                 connect with redis+cluster://host:port"
-            ));
-        }
-        "DENIED" => (
+        cause @ ("MOVED" | "ASK" | "CROSSSLOT") => unavailable(format!(
+            "the server is one node of a cluster and another one keeps this lock ({cause}); \
+             connect with redis+cluster://host:port"
+        )),
+        "DENIED" => StoreError::new(
             StoreErrorKind::Forbidden,
             "the server is in protected mode and accepts local connections only; give it a password, or bind it",
         ),
-        "WRONGTYPE" => (
-            StoreErrorKind::ForeignKey,
-            "a key of the lock holds data of another type",
-        ),
-        "UNKNOWN" => (
-            StoreErrorKind::WrongServer,
+        "WRONGTYPE" => {
+            let message = "a key of the lock holds data of another type";
+            StoreError::new(StoreErrorKind::ForeignKey, message)
+        }
+        "UNKNOWN" => wrong_server(
             "the server does not support a command that locks need; use Redis 6.0 or later",
         ),
-        "OOM" => (
-            StoreErrorKind::Unavailable,
-            "the server is out of memory (maxmemory)",
-        ),
-        "LOADING" => (
-            StoreErrorKind::Unavailable,
-            "the server is loading its data",
-        ),
-        "BUSY" => (
-            StoreErrorKind::Unavailable,
-            "the server is busy running another script",
-        ),
-        "TRYAGAIN" => (
-            StoreErrorKind::Unavailable,
+        "OOM" => unavailable("the server is out of memory (maxmemory)"),
+        "LOADING" => unavailable("the server is loading its data"),
+        "BUSY" => unavailable("the server is busy running another script"),
+        "TRYAGAIN" => unavailable(
             "the lock is being moved to another node of the cluster, and its keys are not all there yet (TRYAGAIN)",
         ),
-        cause => return unavailable(format!("the server refused: {cause} {}", safe(details))),
-    };
-    StoreError::new(kind, message)
+        cause => unavailable(format!("the server refused: {cause} {}", safe(details))),
+    }
 }
 
 /// The code that identifies the error. Before Redis 7 an error within a script is reported as
@@ -213,33 +190,19 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     if !details.starts_with("Error running script") {
         return code;
     }
-    [
-        "OOM",
-        "READONLY",
-        "NOPERM",
-        "WRONGTYPE",
-        "MISCONF",
-        "NOREPLICAS",
-        "MASTERDOWN",
-        "LOADING",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-    ]
-    .into_iter()
-    .find(|inner| {
-        details.contains(&format!(": -{inner} ")) || details.contains(&format!(": {inner} "))
-    })
-    .unwrap_or(code)
+    let mut inner =
+        "OOM READONLY NOPERM WRONGTYPE MISCONF NOREPLICAS MASTERDOWN LOADING CLUSTERDOWN TRYAGAIN"
+            .split(' ');
+    let is_named = |prefix: &str, code: &str| details.contains(&format!("{prefix}{code} "));
+    let named = inner.find(|inner| is_named(": -", inner) || is_named(": ", inner));
+    named.unwrap_or(code)
 }
 
 /// Removes from a message the arguments that it repeats, and the position in the script, which is
 /// of no use to users.
 fn safe(details: &str) -> &str {
-    [", with args", " script: "]
-        .iter()
-        .fold(details, |text, cut| {
-            text.split(cut).next().unwrap_or_default()
-        })
+    let text = details.split(", with args").next().unwrap_or_default();
+    text.split(" script: ").next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -253,46 +216,33 @@ mod tests {
     #[test]
     fn every_reply_has_its_kind() {
         use StoreErrorKind::*;
-        let replies = [
-            (
-                ReadOnly,
-                "READONLY You can't write against a read only replica.
-                 ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write",
-            ),
-            (
-                Forbidden,
-                "NOPERM this user has no permissions to run the 'evalsha' command
-                 ERR ACL failure in script: User x has no permissions to access the 'k' key",
-            ),
-            (
-                Unauthenticated,
-                "NOAUTH Authentication required.
-                 WRONGPASS invalid username-password pair or user is disabled.
-                 ERR AUTH <password> called without any password configured",
-            ),
-            (
-                ForeignKey,
-                "WRONGTYPE Operation against a key holding the wrong kind of value
-                 ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against",
-            ),
-            (
-                WrongServer,
-                "ERR unknown command 'EVALSHA', with args beginning with: 'x'",
-            ),
-            (
-                Unavailable,
-                "OOM command not allowed when used memory > 'maxmemory'.
-                 ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
-                 LOADING Redis is loading the dataset in memory
-                 BUSY Redis is busy running a script.
-                 MASTERDOWN Link with MASTER is down
-                 CLUSTERDOWN The cluster is down
-                 TRYAGAIN Multiple keys request during rehashing of slot
-                 MOVED 1 127.0.0.1:1
-                 ERR max number of clients reached",
-            ),
-        ];
-        for (kind, replies) in replies {
+        let read_only = "READONLY You can't write against a read only replica.
+             ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write";
+        let forbidden = "NOPERM this user has no permissions to run the 'evalsha' command
+             ERR ACL failure in script: User x has no permissions to access the 'k' key";
+        let unauthenticated = "NOAUTH Authentication required.
+             WRONGPASS invalid username-password pair or user is disabled.
+             ERR AUTH <password> called without any password configured";
+        let foreign = "WRONGTYPE Operation against a key holding the wrong kind of value
+             ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against";
+        let wrong = "ERR unknown command 'EVALSHA', with args beginning with: 'x'";
+        let unavailable = "OOM command not allowed when used memory > 'maxmemory'.
+             ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
+             LOADING Redis is loading the dataset in memory
+             BUSY Redis is busy running a script.
+             MASTERDOWN Link with MASTER is down
+             CLUSTERDOWN The cluster is down
+             TRYAGAIN Multiple keys request during rehashing of slot
+             MOVED 1 127.0.0.1:1
+             ERR max number of clients reached";
+        for (kind, replies) in [
+            (ReadOnly, read_only),
+            (Forbidden, forbidden),
+            (Unauthenticated, unauthenticated),
+            (ForeignKey, foreign),
+            (WrongServer, wrong),
+            (Unavailable, unavailable),
+        ] {
             for reply in replies.lines() {
                 let (code, details) = reply.trim().split_once(' ').unwrap();
                 assert_eq!(classified(code, details).kind(), kind, "{reply}");
@@ -318,11 +268,8 @@ mod tests {
 
     #[test]
     fn arguments_that_the_server_repeats_are_not_shown() {
-        for (code, text) in [
-            ("ERR", "unknown command 'HELLO', "),
-            ("NOPERM", "no, "),
-            ("OTHER", "no, "),
-        ] {
+        let unknown = ("ERR", "unknown command 'HELLO', ");
+        for (code, text) in [unknown, ("NOPERM", "no, "), ("OTHER", "no, ")] {
             let details = format!("{text}with args beginning with: 'secret'");
             let error = classified(code, &details).to_string();
             assert!(!error.contains("secret"), "{error}");

@@ -47,19 +47,17 @@ impl Greeting {
             questions.add_command(marker.clone());
         }
         let sent = Instant::now();
-        let mut answers = connection
-            .req_packed_commands(&questions, 0, questions.len())
-            .await?
-            .into_iter();
-        let received = Instant::now();
-        let [info, time, format, marker] = [(); 4].map(|()| answers.next().unwrap_or(Value::Nil));
+        let count = questions.len();
+        let answers = connection.req_packed_commands(&questions, 0, count).await?;
+        let mut answers = answers.into_iter();
+        let mut next = || answers.next().unwrap_or(Value::Nil);
         Ok(Self {
             sent,
-            received,
-            info,
-            time,
-            format,
-            marker,
+            received: Instant::now(),
+            info: next(),
+            time: next(),
+            format: next(),
+            marker: next(),
         })
     }
 
@@ -106,10 +104,9 @@ impl Greeting {
 
     /// The server's time, in microseconds since 1970.
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
-        let time = settled(&self.time, acl)?;
-        let (seconds, micros): (u64, u64) =
-            redis::from_redis_value_ref(time).map_err(|_| unexpected())?;
-        Ok(seconds * 1_000_000 + micros)
+        let time = redis::from_redis_value_ref(settled(&self.time, acl)?);
+        let (seconds, micros): (u64, u64) = time.map_err(|_| unexpected())?;
+        Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
     }
 }
 
@@ -139,7 +136,7 @@ pub(super) struct Info(pub(super) String);
 
 impl Info {
     /// The version of the server if it is too old.
-    pub(super) fn old_version(&self) -> Option<&str> {
+    fn old_version(&self) -> Option<&str> {
         // Every Valkey has the required features, whichever version of Redis it reports for
         // compatibility.
         if self.field("valkey_version").is_some() {
@@ -150,24 +147,16 @@ impl Info {
         (major < 6).then_some(version)
     }
 
-    /// The identifier of the current run of the server.
-    pub(super) fn run_id(&self) -> Option<String> {
-        self.field("run_id").map(str::to_owned)
-    }
-
     /// The time since the server was started.
     pub(super) fn uptime(&self) -> Option<Duration> {
-        self.field("uptime_in_seconds")?
-            .parse()
-            .ok()
-            .map(Duration::from_secs)
+        let seconds = self.field("uptime_in_seconds")?.parse();
+        seconds.ok().map(Duration::from_secs)
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
-        let Self(text) = self;
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .map(str::trim)
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
+        let mut lines = self.0.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.map(str::trim)
     }
 
     /// Checks that the server can store locks in the role `kind`.
@@ -208,7 +197,7 @@ mod tests {
     #[test]
     fn a_server_that_cannot_keep_locks_is_refused() {
         use StoreErrorKind::{ReadOnly, WrongServer};
-        let with_version = |version: &str, rest: &str| {
+        let redis = |version: &str, rest: &str| {
             format!("# Server\r\nredis_version:{version}\r\n{rest}\r\n")
         };
         // As printed by Valkey 8.1.
@@ -222,40 +211,27 @@ mod tests {
         };
         let of_cluster = |role: &str, enabled| format!("{role}\r\ncluster_enabled:{enabled}\r\n");
         let [a_sentinel, no_node, too_old] =
-            ["is a Sentinel", "not a node", "5.0.14"].map(|words| (WrongServer, words));
+            ["is a Sentinel", "not a node", "5.0.14"].map(|words| Some((WrongServer, words)));
         let (primary, node) = (Kind::Primary, Kind::Node);
-        let (a_replica, fine) = ((ReadOnly, ""), None);
+        let (a_replica, fine) = (Some((ReadOnly, "")), None);
+        let sentinel_of_redis = redis("7.0.15", "redis_mode:sentinel");
+        let sentinel_of_valkey = valkey("7.2.4", "sentinel", "master");
+        let replica_of_valkey = valkey("7.2.4", "standalone", "slave");
         for (role, info, refusal) in [
-            (primary, with_version("7.0.15", "role:master"), fine),
-            (primary, "role:slave\r\n".into(), Some(a_replica)),
-            (
-                primary,
-                with_version("7.0.15", "redis_mode:sentinel"),
-                Some(a_sentinel),
-            ),
-            (
-                primary,
-                with_version("5.0.14", "role:master"),
-                Some(too_old),
-            ),
+            (primary, redis("7.0.15", "role:master"), fine),
+            (primary, "role:slave\r\n".into(), a_replica),
+            (primary, sentinel_of_redis, a_sentinel),
+            (primary, redis("5.0.14", "role:master"), too_old),
             (primary, valkey("7.2.4", "standalone", "master"), fine),
             // Valkey can be configured to report another version to old clients.
             (primary, valkey("5.0.0", "standalone", "master"), fine),
-            (
-                primary,
-                valkey("7.2.4", "standalone", "slave"),
-                Some(a_replica),
-            ),
-            (
-                primary,
-                valkey("7.2.4", "sentinel", "master"),
-                Some(a_sentinel),
-            ),
+            (primary, replica_of_valkey, a_replica),
+            (primary, sentinel_of_valkey, a_sentinel),
             // A node may be a replica, but must be part of a cluster.
             (node, of_cluster("role:master", 1), fine),
             (node, of_cluster("role:slave", 1), fine),
-            (node, of_cluster("role:master", 0), Some(no_node)),
-            (node, "role:master\r\n".into(), Some(no_node)),
+            (node, of_cluster("role:master", 0), no_node),
+            (node, "role:master\r\n".into(), no_node),
         ] {
             let found = Info(info.clone()).check(role).err();
             let kind = found.as_ref().map(StoreError::kind);

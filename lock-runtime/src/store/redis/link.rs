@@ -16,7 +16,7 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError,
+    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, RedisResult,
     aio::MultiplexedConnection,
 };
 use tokio::{
@@ -61,8 +61,8 @@ pub(super) struct Dial {
     /// Set for a server of a quorum.
     membership: Option<Membership>,
     pub(super) kind: Kind,
-    /// Set by the first established connection.
-    clock: Arc<OnceLock<ServerClock>>,
+    /// The server's clock. Set by the first established connection.
+    pub(super) clock: Arc<OnceLock<ServerClock>>,
     /// Limits the warnings about missing rights to one each, whatever the number of connections.
     no_pushes: Arc<Once>,
     no_info: Arc<Once>,
@@ -145,28 +145,23 @@ impl Dial {
     }
 
     /// The same parameters for a connection that receives no push messages.
-    pub(super) fn deaf(&self) -> Self {
-        Self {
-            listens: false,
-            ..self.clone()
-        }
+    pub(super) fn deaf(mut self) -> Self {
+        self.listens = false;
+        self
     }
 
     /// The same parameters for a server that votes with others. It does not vote for
     /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(self, longest_lease: Duration) -> Self {
-        let question = Call::new(&scripts::MARKER, 1)
-            .arg(marker_name(&self.pushes.namespace))
-            .token(Token::random())
-            .into_text();
-        Self {
-            membership: Some(Membership {
-                longest_lease,
-                question,
-                latest: Arc::default(),
-            }),
-            ..self
-        }
+    pub(super) fn member(mut self, longest_lease: Duration) -> Self {
+        let name = marker_name(&self.pushes.namespace);
+        let marker = Call::new(&scripts::MARKER, 1).arg(name);
+        let marker = marker.token(Token::random()).command;
+        self.membership = Some(Membership {
+            longest_lease,
+            question: scripts::MARKER.by_text(&marker),
+            latest: Arc::default(),
+        });
+        self
     }
 
     /// The latest tenure of a server of a quorum.
@@ -176,9 +171,8 @@ impl Dial {
 
     /// The same parameters for a node of a cluster, which has a clock of its own.
     pub(super) fn to_node(&self, client: Client) -> Self {
-        let target = Target::Server(Arc::new(client));
         Self {
-            target,
+            target: Target::Server(Arc::new(client)),
             kind: Kind::Node,
             clock: Arc::default(),
             ..self.clone()
@@ -190,11 +184,6 @@ impl Dial {
         self.no_pushes.call_once(|| {
             tracing::warn!(%error, "the server sends no messages about grants: waiters only poll once a second");
         });
-    }
-
-    /// The server's clock, once a connection has been established.
-    pub(super) fn clock(&self) -> Option<&ServerClock> {
-        self.clock.get()
     }
 
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
@@ -209,13 +198,11 @@ impl Dial {
         // with that runtime.
         let connecting = tokio::spawn(self.clone().connect(life.clone()));
         let attempt = connecting.abort_handle();
-        let acl = self.acl.clone();
-        let connected = connecting.map(move |connected| {
+        let connected = connecting.map(|connected| {
             connected.unwrap_or_else(|ended| match ended.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                Err(_) => Err(error::disconnected(
-                    &io::Error::other("the runtime on which it was connecting has ended").into(),
-                    &acl,
+                Err(_) => Err(error::unavailable(
+                    "no connection: the runtime on which it was connecting has ended",
                 )),
             })
         });
@@ -239,15 +226,13 @@ impl Dial {
         };
         // rustls panics if the application has not chosen a crypto provider. Return an error with
         // that cause instead.
-        let connected = AssertUnwindSafe(connecting)
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|panic| {
-                if !is_missing_provider(panic.as_ref()) {
-                    resume_unwind(panic);
-                }
-                Err(RedisError::from((ErrorKind::InvalidClientConfig, error::NO_PROVIDER)).into())
-            });
+        let connected = AssertUnwindSafe(connecting).catch_unwind().await;
+        let connected = connected.unwrap_or_else(|panic| {
+            if !is_missing_provider(panic.as_ref()) {
+                resume_unwind(panic);
+            }
+            Err(error::unavailable(error::NO_PROVIDER).into())
+        });
         connected.map_err(|unconnected| {
             life.end();
             match unconnected {
@@ -289,19 +274,15 @@ impl Dial {
                 Ok::<_, redis::aio::SendError>(())
             });
         let (server, named) = self.target.server().await?;
-        let mut connection = server
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        let connect = server.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connect.await?;
         if self.listens {
             self.subscribe(&mut connection).await?;
         }
-        let marker = self
-            .membership
-            .as_ref()
-            .map(|membership| &membership.question);
+        let membership = self.membership.as_ref();
+        let marker = membership.map(|membership| &membership.question);
         let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
-        let greeting = timeout(ATTEMPT, greeting).await;
-        let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
+        let tenure = self.accept(&in_time(greeting).await?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         // The connection ends once its server is no longer the primary. Connections without
@@ -318,8 +299,7 @@ impl Dial {
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         let channels = self.pushes.channels();
-        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        match subscribed.unwrap_or_else(|_| Err(silence())) {
+        match in_time(connection.subscribe(&channels)).await {
             // An explicit refusal holds as long as the connection. Locks work without the
             // messages, but hand-offs are slower.
             Err(cause)
@@ -333,7 +313,7 @@ impl Dial {
     }
 
     /// Checks that the server can store locks, and returns its tenure.
-    fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, Unconnected> {
+    fn accept(&self, greeting: &Greeting) -> Result<Option<Arc<Tenure>>, StoreError> {
         let info = greeting.info(&self.acl);
         match &info {
             Ok(info) => info.check(self.kind)?,
@@ -344,16 +324,15 @@ impl Dial {
                     );
                 })
             }
-            Err(error) => return Err(error.clone().into()),
+            Err(error) => return Err(error.clone()),
         }
         greeting.check_format(&self.pushes.namespace, &self.acl)?;
         let micros = greeting.micros(&self.acl)?;
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.
         let tenure = self.tenure_by(greeting, info)?;
-        let clock = self
-            .clock
-            .get_or_init(|| ServerClock::new(micros, greeting.received));
+        let first = || ServerClock::new(micros, greeting.received);
+        let clock = self.clock.get_or_init(first);
         clock.observe(micros, greeting.sent, greeting.received);
         Ok(tenure)
     }
@@ -363,29 +342,23 @@ impl Dial {
         &self,
         greeting: &Greeting,
         info: Result<Info, StoreError>,
-    ) -> Result<Option<Arc<Tenure>>, Unconnected> {
+    ) -> Result<Option<Arc<Tenure>>, StoreError> {
         let Some(membership) = &self.membership else {
             return Ok(None);
         };
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
-        let tenure = Tenure::new(
-            membership.longest_lease,
-            uptime,
-            with_data,
-            marker,
-            greeting.sent,
-        );
-        let tenure = tenure.with_run_id(info.run_id());
-        let tenure = match &*lock(&membership.latest) {
+        let (seen, longest_lease) = (greeting.received, membership.longest_lease);
+        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, seen);
+        tenure.run_id = info.field("run_id").map(str::to_owned);
+        if let Some(before) = &*lock(&membership.latest)
+            && !before.is_of_the_same(&tenure)
+        {
             // The change was observed here, so the full quarantine applies whatever the
             // server's clock shows.
-            Some(before) if !before.is_of_the_same(&tenure) => {
-                tenure.not_before(greeting.sent + membership.longest_lease)
-            }
-            _ => tenure,
-        };
+            tenure.not_before(seen + longest_lease);
+        }
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = &self.target;
             tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");
@@ -415,8 +388,10 @@ impl From<StoreError> for Unconnected {
     }
 }
 
-fn silence() -> RedisError {
-    io::Error::from(io::ErrorKind::TimedOut).into()
+/// Ends an exchange that takes too long with an error of the connection.
+async fn in_time<T>(exchange: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+    timeout(ATTEMPT, exchange).await.unwrap_or_else(timed_out)
 }
 
 impl Drop for Link {
@@ -429,17 +404,19 @@ impl Drop for Link {
 /// Whether rustls panicked because it has no crypto provider. This cannot be checked in advance,
 /// as the enabled features matter too.
 fn is_missing_provider(panic: &(dyn Any + Send)) -> bool {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.is_some_and(|text| text.contains("CryptoProvider"))
 }
 
 impl Link {
     /// Waits for the connection to be established.
     pub(super) async fn connected(&self) -> Result<Connected, StoreError> {
-        self.connected.clone().await
+        self.connected.clone().await.map_err(|error| {
+            // An attempt that ended with its runtime has not recorded that itself.
+            self.end();
+            error.with_unsent(true)
+        })
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -4,7 +4,6 @@ use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
     spec::LockKind,
-    store::KeyPart,
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
@@ -31,14 +30,12 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
         return Ok(());
     };
     let shown: String = namespace.chars().take(MAX_NAMESPACE_BYTES).collect();
-    Err(LockError::new(
-        LockErrorKind::InvalidSpec,
-        format!("the namespace {shown:?} {complaint}"),
-    ))
+    let message = format!("the namespace {shown:?} {complaint}");
+    Err(LockError::new(LockErrorKind::InvalidSpec, message))
 }
 
 /// The keys of one lock. They are in the same cluster slot.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Names {
     /// The key of the holders.
     pub(super) lock: String,
@@ -60,15 +57,6 @@ impl Names {
         };
         let [fence, queue] = SIDE_KEYS.map(beside);
         Self { lock, fence, queue }
-    }
-
-    /// Returns the name of the key `part`.
-    pub(super) fn into_part(self, part: KeyPart) -> String {
-        match part {
-            KeyPart::Lock => self.lock,
-            KeyPart::Fence => self.fence,
-            KeyPart::Queue => self.queue,
-        }
     }
 }
 
@@ -105,6 +93,8 @@ pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::{super::cluster::slot_of, *};
 
     #[test]
@@ -115,34 +105,25 @@ mod tests {
             let key = LockKey::new(name).unwrap();
             for kind in [LockKind::Lock, LockKind::Permits] {
                 let names = Names::new("ns:sub", &key, kind);
-                let slot = |name: &String| slot_of(name.as_bytes());
-                assert_eq!(slot(&names.lock), slot(&names.fence), "{names:?}");
-                assert_eq!(slot(&names.lock), slot(&names.queue), "{names:?}");
-                assert!(
-                    names.lock != names.fence
-                        && names.lock != names.queue
-                        && names.fence != names.queue
-                );
+                let all = [&names.lock, &names.fence, &names.queue];
+                assert_eq!(HashSet::from(all).len(), 3, "{names:?}");
+                let slots = HashSet::from(all.map(|name| slot_of(name.as_bytes())));
+                assert_eq!(slots.len(), 1, "{names:?}");
             }
         }
     }
 
     #[test]
     fn the_names_are_those_of_the_documentation() {
-        let names = |name: &str, kind| Names::new("lock", &LockKey::new(name).unwrap(), kind);
-        let plain = Names {
-            lock: "lock:a".into(),
-            fence: "{lock:a}:f".into(),
-            queue: "{lock:a}:q".into(),
+        let names = |name: &str, kind| {
+            let names = Names::new("lock", &LockKey::new(name).unwrap(), kind);
+            [names.lock, names.fence, names.queue]
         };
+        let plain = ["lock:a", "{lock:a}:f", "{lock:a}:q"];
         assert_eq!(names("a", LockKind::Lock), plain);
-        let tagged = Names {
-            lock: "lock:{a}b".into(),
-            fence: "f:lock:{a}b".into(),
-            queue: "q:lock:{a}b".into(),
-        };
+        let tagged = ["lock:{a}b", "f:lock:{a}b", "q:lock:{a}b"];
         assert_eq!(names("{a}b", LockKind::Lock), tagged);
-        assert_eq!(names("a", LockKind::Permits).lock, "lock:permits:a");
+        assert_eq!(names("a", LockKind::Permits)[0], "lock:permits:a");
         assert_eq!(format_name("lock"), "f:lock:format");
     }
 

@@ -64,10 +64,9 @@ impl Pushes {
 
     /// The channels to which every connection subscribes.
     pub(super) fn channels(&self) -> Vec<&str> {
-        if self.sharded {
-            vec![&self.revoked]
-        } else {
-            vec![&self.own, &self.revoked]
+        match self.sharded {
+            true => vec![&self.revoked],
+            false => vec![&self.own, &self.revoked],
         }
     }
 
@@ -87,13 +86,11 @@ impl Pushes {
         let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else {
             return;
         };
-        let of_slot = || {
-            self.sharded
-                && channel
-                    .strip_prefix(&self.own)
-                    .is_some_and(|slot| slot.starts_with(":{"))
+        let is_own = match channel.strip_prefix(&self.own) {
+            Some(slot) => slot.is_empty() || self.sharded && slot.starts_with(":{"),
+            None => false,
         };
-        if channel == self.own || of_slot() {
+        if is_own {
             if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
                 self.listeners.notify(&event);
             }
@@ -129,16 +126,12 @@ impl Pushes {
         let reserved = words.next()?.parse().ok()?;
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
         if self.invites {
-            return Some(StoreEvent::FreeIn {
-                key,
-                kind: mode.kind(),
-                ttl: Duration::ZERO,
-            });
+            let (kind, ttl) = (mode.kind(), Duration::ZERO);
+            return Some(StoreEvent::FreeIn { key, kind, ttl });
         }
-        Some(StoreEvent::Granted {
-            hold: Hold::new(key, mode, token),
-            grant: Grant::new(fence, ttl).reserved(reserved),
-        })
+        let hold = Hold::new(key, mode, token);
+        let grant = Grant::new(fence, ttl).reserved(reserved);
+        Some(StoreEvent::Granted { hold, grant })
     }
 }
 
@@ -157,11 +150,9 @@ mod tests {
     fn a_message_tells_the_whole_grant() {
         let pushes = Pushes::new("my app");
         let three = Mode::Permits(3.try_into().unwrap());
+        let exclusive = format!("exclusive {HEX} 7 250 2 my app:a b");
         for (mode, message) in [
-            (
-                Mode::Exclusive,
-                format!("exclusive {HEX} 7 250 2 my app:a b"),
-            ),
+            (Mode::Exclusive, exclusive),
             (Mode::Shared, format!("shared {HEX} 7 250 2 my app:a b")),
             (three, format!("3 3:{HEX} 7 250 2 my app:permits:a b")),
         ] {
@@ -179,26 +170,18 @@ mod tests {
     #[test]
     fn a_message_tells_when_the_lock_is_free() {
         let (plain, inviting) = (Pushes::new("my app"), Pushes::new("my app").inviting(true));
-        let permits = format!("3 3:{HEX} 7 250 0 my app:permits:a b");
+        let granted = inviting.granted(&format!("3 3:{HEX} 7 250 0 my app:permits:a b"));
+        let kept = plain.kept("kept permits 250 my app:permits:a b");
         for (event, expected, expected_ttl) in [
             (plain.kept("kept lock 250 my app:a b"), LockKind::Lock, 250),
-            (
-                plain.kept("kept permits 250 my app:permits:a b"),
-                LockKind::Permits,
-                250,
-            ),
+            (kept, LockKind::Permits, 250),
             // The replicas may not have the grant yet, and its waiter is only notified.
-            (inviting.granted(&permits), LockKind::Permits, 0),
+            (granted, LockKind::Permits, 0),
         ] {
-            let Some(StoreEvent::FreeIn {
-                key: found,
-                kind,
-                ttl,
-            }) = event
-            else {
+            let Some(StoreEvent::FreeIn { key: k, kind, ttl }) = event else {
                 panic!("{event:?}")
             };
-            assert_eq!((found, kind), (key("a b"), expected));
+            assert_eq!((k, kind), (key("a b"), expected));
             assert_eq!(ttl, Duration::from_millis(expected_ttl));
         }
     }

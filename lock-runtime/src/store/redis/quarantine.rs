@@ -26,26 +26,22 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// The tenure of a server that was queried at `asked`, had been up for `uptime`, and had had
-    /// its data for `with_data`.
+    /// The tenure of a server that, at `replied` at the latest, had been up for `uptime`, and had
+    /// had its data for `with_data`.
     pub(crate) fn new(
         longest_lease: Duration,
         uptime: Duration,
         with_data: Duration,
         marker: String,
-        asked: Instant,
+        replied: Instant,
     ) -> Self {
         let after_start = (longest_lease + COARSE).saturating_sub(uptime);
         let after_loss = longest_lease.saturating_sub(with_data);
         Self {
-            votes_from: asked + after_start.max(after_loss),
+            votes_from: replied + after_start.max(after_loss),
             marker,
             run_id: None,
         }
-    }
-
-    pub(crate) fn with_run_id(self, run_id: Option<String>) -> Self {
-        Self { run_id, ..self }
     }
 
     /// Whether both are the same run of the server, with the same data.
@@ -54,28 +50,26 @@ impl Tenure {
     }
 
     /// Delays the vote until `votes_from` at the earliest.
-    pub(super) fn not_before(self, votes_from: Instant) -> Self {
-        Self {
-            votes_from: self.votes_from.max(votes_from),
-            ..self
-        }
+    pub(super) fn not_before(&mut self, votes_from: Instant) {
+        self.votes_from = self.votes_from.max(votes_from);
     }
 
     /// The remaining time of the quarantine; `None` if the server votes.
     pub(crate) fn keeps_away(&self, now: Instant) -> Option<Duration> {
-        self.votes_from
-            .checked_duration_since(now)
-            .filter(|left| !left.is_zero())
+        let left = self.votes_from.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
     }
 
     /// # Errors
     /// `Unavailable` as long as the server may have forgotten a lock.
     pub(crate) fn check(&self, now: Instant) -> Result<(), StoreError> {
-        match self.keeps_away(now) {
-            None => Ok(()),
-            Some(left) => Err(unavailable(format!("it was restarted, or has new data, and may have forgotten a lock: it votes in {left:.0?}"))
-            .with_unsent(true)),
-        }
+        let Some(left) = self.keeps_away(now) else {
+            return Ok(());
+        };
+        let message = format!(
+            "it was restarted, or has new data, and may have forgotten a lock: it votes in {left:.0?}"
+        );
+        Err(unavailable(message).with_unsent(true))
     }
 }
 
@@ -95,22 +89,15 @@ mod tests {
     fn server_votes_once_all_forgotten_leases_have_expired() {
         let now = Instant::now();
         let tenure = |uptime, with_data| Tenure::new(LEASE, uptime, with_data, String::new(), now);
-        assert_eq!(tenure(LONG, LONG).keeps_away(now), None);
+        let keeps_away = |uptime, with_data| tenure(uptime, with_data).keeps_away(now);
+        let second = Duration::from_secs(1);
+        assert_eq!(keeps_away(LONG, LONG), None);
         // Restarted from an old snapshot that contains the marker.
-        assert_eq!(
-            tenure(Duration::from_secs(1), LONG).keeps_away(now),
-            Some(LEASE)
-        );
+        assert_eq!(keeps_away(second, LONG), Some(LEASE));
         // The data was deleted while the server was running.
-        assert_eq!(
-            tenure(LONG, Duration::from_secs(1)).keeps_away(now),
-            Some(LEASE - Duration::from_secs(1))
-        );
+        assert_eq!(keeps_away(LONG, second), Some(LEASE - second));
         assert!(tenure(LONG, Duration::ZERO).check(now + LEASE).is_ok());
         let error = tenure(LONG, Duration::ZERO).check(now).unwrap_err();
-        assert!(
-            error.is_unsent() && error.to_string().contains("votes in 30s"),
-            "{error}"
-        );
+        assert!(error.is_unsent() && error.to_string().contains("votes in 30s"));
     }
 }

@@ -28,16 +28,15 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
         _ => return Ok(None),
     };
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
-    if list.starts_with("//") {
-        let complaint =
-            "after \"redlock:\" the URLs of the servers follow, each with its own redis://";
-        Err(REDLOCK.refuse(complaint))
-    } else if urls.iter().any(|url| url.is_empty()) {
-        Err(REDLOCK.refuse("the URL of one of the servers is empty"))
+    let complaint = if list.starts_with("//") {
+        "after \"redlock:\" the URLs of the servers follow, each with its own redis://"
+    } else if urls.contains(&"") {
+        "the URL of one of the servers is empty"
     } else {
         check_count(urls.len()).map_err(|refused| REDLOCK.refuse(refused))?;
-        Ok(Some(urls))
-    }
+        return Ok(Some(urls));
+    };
+    Err(REDLOCK.refuse(complaint))
 }
 
 /// Connects to all servers at once. A majority has to answer.
@@ -68,23 +67,20 @@ pub(crate) async fn connect(
     stand(&servers).await?;
     let mut runs = HashMap::new();
     for (name, server) in &servers {
-        if let Some(run_id) = server
-            .dial
-            .tenure()
-            .and_then(|tenure| tenure.run_id.clone())
+        let tenure = server.dial.tenure();
+        if let Some(run_id) = tenure.and_then(|tenure| tenure.run_id.clone())
             && let Some(other) = runs.insert(run_id, name)
         {
             return Err(same_server(other, name));
         }
     }
     let servers = servers.into_iter().map(|(name, connection)| {
-        let servers = Servers::One(Box::new(connection));
-        let server = RedisStore {
-            servers,
+        let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
+            servers: Servers::One(Box::new(connection)),
             replicas: None,
             namespace: namespace.to_owned(),
-        };
-        (name, Arc::new(server) as Arc<dyn QuorumMember>)
+        });
+        (name, server)
     });
     QuorumStore::new(servers, longest_lease)
 }
@@ -97,11 +93,9 @@ fn same_server(one: &str, other: &str) -> LockError {
 
 /// Waits until a majority is connected.
 async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
-    let mut answers: FuturesUnordered<_> = servers
-        .iter()
-        .enumerate()
-        .map(async |(index, (_, server))| (index, server.ready().await))
-        .collect();
+    let ready =
+        async |(index, (_, server)): (usize, &(String, Connection))| (index, server.ready().await);
+    let mut answers: FuturesUnordered<_> = servers.iter().enumerate().map(ready).collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
     let (mut standing, majority) = (0, majority(servers.len()));
     let mut until = Instant::now() + CONNECT;
@@ -115,30 +109,26 @@ async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
             until = until.min(Instant::now() + STRAGGLERS);
         }
     }
-    for ((name, _), said) in servers.iter().zip(&said) {
-        let Some(Err(error)) = said else { continue };
-        // A permanent error is better reported at the start.
-        if error.kind() != StoreErrorKind::Unavailable {
-            return Err(cannot_keep_locks(name, error.clone()));
-        }
-        tracing::warn!(server = %name, %error, "the server does not answer");
+    let mut each = Vec::with_capacity(servers.len());
+    for ((name, _), said) in servers.iter().zip(said) {
+        each.push(match said {
+            Some(Ok(())) => format!("{name}: answers"),
+            // A permanent error is better reported at the start.
+            Some(Err(error)) if error.kind() != StoreErrorKind::Unavailable => {
+                return Err(cannot_keep_locks(name, error));
+            }
+            Some(Err(error)) => {
+                tracing::warn!(server = %name, %error, "the server does not answer");
+                format!("{name}: {error}")
+            }
+            None => format!("{name}: no answer within {CONNECT:?}"),
+        });
     }
     if standing >= majority {
         return Ok(());
     }
-    let each = servers
-        .iter()
-        .zip(said)
-        .map(|((name, _), said)| match said {
-            Some(Ok(())) => format!("{name}: answers"),
-            Some(Err(error)) => format!("{name}: {error}"),
-            None => format!("{name}: no answer within {CONNECT:?}"),
-        });
-    let message = format!(
-        "{majority} of {} servers are needed: {}",
-        servers.len(),
-        each.collect::<Vec<_>>().join("; ")
-    );
+    let (count, each) = (servers.len(), each.join("; "));
+    let message = format!("{majority} of {count} servers are needed: {each}");
     Err(LockError::new(LockErrorKind::Unavailable, message))
 }
 
@@ -158,18 +148,16 @@ mod tests {
 
     #[test]
     fn what_it_cannot_mean_is_refused_with_a_right_one() {
-        for (url, word) in [
-            ("redlock:", "empty"),
-            ("redlock://a,b,c", "its own redis://"),
-            ("redlock:redis://:hunter2@a", "1 servers"),
-            ("redlock:redis://a,redis://:hunter2@b", "2 servers"),
-            (
-                "redlock:redis://a,redis://b,redis://c,redis://:hunter2@d",
-                "odd",
-            ),
-            ("redlock:redis://a,,redis://b", "empty"),
+        for (urls, word) in [
+            ("", "empty"),
+            ("//a,b,c", "its own redis://"),
+            ("redis://:hunter2@a", "1 servers"),
+            ("redis://a,redis://:hunter2@b", "2 servers"),
+            ("redis://a,redis://b,redis://c,redis://:hunter2@d", "odd"),
+            ("redis://a,,redis://b", "empty"),
         ] {
-            REDLOCK.assert_refused(url, &urls_of(url).unwrap_err(), word);
+            let url = format!("redlock:{urls}");
+            REDLOCK.assert_refused(&url, &urls_of(&url).unwrap_err(), word);
         }
     }
 }

@@ -61,12 +61,12 @@ impl Replicas {
         required: MinReplicas,
     ) -> Result<Arc<Self>, StoreError> {
         let replicas = Self {
-            connection: Connection::begin(store.dial.deaf()),
+            connection: Connection::begin(store.dial.clone().deaf()),
             required,
             queue: Mutex::default(),
         };
         // Find out now whether `WAIT` is allowed, and not with the first grant.
-        let found = replicas.wait(Pipeline::new()).await?.1;
+        let (_, found) = replicas.wait(Pipeline::new()).await?;
         if found < u64::from(required.count.get()) {
             tracing::warn!(
                 found,
@@ -85,17 +85,14 @@ impl Replicas {
     ) -> Result<(), StoreError> {
         let about = |hold: &Hold| {
             let Names { lock, fence, .. } = Names::new(namespace, &hold.key, hold.mode.kind());
-            Call::new(&scripts::REPLICATE, 2)
-                .arg(lock)
-                .arg(fence)
-                .hold(hold)
-                .command
+            let keys = Call::new(&scripts::REPLICATE, 2).arg(lock).arg(fence);
+            keys.hold(hold).command
         };
-        let grants = grants.into_iter().map(about).collect();
-        self.ask(grants).await.unwrap_or_else(|_| {
-            let message = "the runtime that waited for the replicas has ended";
-            Err(unavailable(message))
-        })
+        let answer = self.ask(grants.into_iter().map(about).collect()).await;
+        let ended = "the runtime that waited for the replicas has ended";
+        let answer = answer.unwrap_or_else(|_| Err(unavailable(ended)));
+        // The grants were made, also if the question about them was not sent.
+        answer.map_err(|error| error.with_unsent(false))
     }
 
     fn ask(self: &Arc<Self>, grants: Vec<Cmd>) -> oneshot::Receiver<Result<(), StoreError>> {
@@ -104,14 +101,10 @@ impl Replicas {
         queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            let this = self.clone();
+            let (this, cut_off) = (self.clone(), self.clone());
             // The runtime of the task may end. Dropping the senders notifies the waiting callers.
-            let cut_off = OnDrop::new({
-                let this = this.clone();
-                move || {
-                    let left = mem::take(&mut *lock(&this.queue));
-                    drop(left);
-                }
+            let cut_off = OnDrop::new(move || {
+                let _left = mem::take(&mut *lock(&cut_off.queue));
             });
             // A separate task, as the caller that starts it may stop waiting.
             tokio::spawn(async move {
@@ -127,12 +120,9 @@ impl Replicas {
     /// The calls that are waiting; `None` if there are none, and the next call starts a new task.
     fn next(&self) -> Option<Vec<Asked>> {
         let mut queue = lock(&self.queue);
+        let mut asked = mem::take(&mut queue.waiting);
         // Skip calls whose callers have stopped waiting.
-        let asked: Vec<_> = queue
-            .waiting
-            .drain(..)
-            .filter(|asked| !asked.sender.is_closed())
-            .collect();
+        asked.retain(|asked| !asked.sender.is_closed());
         queue.served = !asked.is_empty();
         queue.served.then_some(asked)
     }
@@ -143,25 +133,20 @@ impl Replicas {
             about.add_command(grant.clone());
         }
         let limit = self.required.timeout + MARGIN;
-        let outcome = timeout(limit, self.wait(about))
-            .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out(limit)));
-        let (mut written, found) = match outcome {
-            Ok((written, found)) => (written.into_iter(), found),
-            Err(error) => {
-                asked
-                    .into_iter()
-                    .for_each(|asked| drop(asked.sender.send(Err(error.clone()))));
-                return;
-            }
-        };
+        let outcome = timeout(limit, self.wait(about)).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(StoreError::timed_out(limit)));
+        let mut outcome = outcome.map(|(written, found)| (written.into_iter(), found));
         for Asked { grants, sender } in asked {
-            // Take the replies of all grants, even after one that failed.
-            let written: Vec<_> = written.by_ref().take(grants.len()).collect();
-            let outcome = written
-                .into_iter()
-                .try_for_each(|reply| self.is_written(reply));
-            let _ = sender.send(outcome.and_then(|()| self.is_enough(found)));
+            let _ = sender.send(match &mut outcome {
+                Ok((written, found)) => {
+                    // Take the replies of all grants, even after one that failed.
+                    let written: Vec<_> = written.take(grants.len()).collect();
+                    let mut written = written.into_iter();
+                    let all = written.try_for_each(|reply| self.is_written(reply));
+                    all.and_then(|()| self.is_enough(*found))
+                }
+                Err(error) => Err(error.clone()),
+            });
         }
     }
 
@@ -182,10 +167,8 @@ impl Replicas {
             by_text.add_command(wait);
             replies = self.connection.send_all_again(&by_text, true).await?;
         }
-        match self
-            .connection
-            .settle(replies.pop().ok_or_else(unexpected)?)?
-        {
+        let found = replies.pop().ok_or_else(unexpected)?;
+        match self.connection.settle(found)? {
             Value::Int(found) => Ok((replies, u64::try_from(found).unwrap_or(0))),
             _ => Err(unexpected()),
         }
@@ -209,9 +192,8 @@ impl Replicas {
         if found >= u64::from(count.get()) {
             return Ok(());
         }
-        let message = format!(
+        Err(unavailable(format!(
             "{found} of {count} replicas had the grant within {timeout:?}, so it does not count"
-        );
-        Err(unavailable(message))
+        )))
     }
 }

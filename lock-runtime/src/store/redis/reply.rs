@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::error::wrong_server;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, Holder, KeyPart, StoreError, StoreErrorKind, Waiter},
+    store::{Grant, Holder, KeyPart, StoreError, Waiter},
 };
 
 /// A reply, read from front to back.
@@ -52,8 +53,8 @@ impl Reply {
 
     /// A time to live; `None` for -1, which Redis returns for a key without an expiry.
     pub(super) fn known_ttl(&mut self) -> Result<Option<Duration>, StoreError> {
-        self.number()
-            .map(|millis| u64::try_from(millis).ok().map(Duration::from_millis))
+        let millis = u64::try_from(self.number()?);
+        Ok(millis.ok().map(Duration::from_millis))
     }
 
     /// The latest fencing token, 0 for none.
@@ -68,20 +69,14 @@ impl Reply {
         Ok(Grant::new(fence, ttl).reserved(reserved))
     }
 
-    /// A queue entry: the latest fencing token, and the remaining time of the holder.
-    pub(super) fn place(&mut self) -> Result<(Option<FencingToken>, Option<Duration>), StoreError> {
-        Ok((self.counter()?, self.known_ttl()?))
-    }
-
     fn mode(&mut self) -> Result<Mode, StoreError> {
         mode(&self.text()?).ok_or_else(unexpected)
     }
 
     /// Reads `count` holders.
     pub(super) fn holders(&mut self, count: u64) -> Result<Vec<Holder>, StoreError> {
-        (0..count)
-            .map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?)))
-            .collect()
+        let holders = (0..count).map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?)));
+        holders.collect()
     }
 
     /// Reads the waiters: the rest of the reply.
@@ -130,8 +125,5 @@ pub(super) fn text(value: &Value) -> Option<&str> {
 /// The error for a reply that no script returns. It omits the reply, which may contain arbitrary
 /// data.
 pub(super) fn unexpected() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::WrongServer,
-        "the server sent an unexpected reply to a script",
-    )
+    wrong_server("the server sent an unexpected reply to a script")
 }

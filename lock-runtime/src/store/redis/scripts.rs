@@ -4,7 +4,7 @@
 //! or `SCRIPT FLUSH`) reports that before anything ran, and is sent the text once. `SCRIPT LOAD`
 //! would have to be sent to every node of a cluster.
 
-use std::{fmt, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use redis::Cmd;
 
@@ -64,11 +64,8 @@ scripts! {
 
 impl Script {
     fn new(name: &'static str, body: &'static str) -> Self {
-        Self {
-            name,
-            body,
-            digest: redis::Script::new(body).get_hash().to_owned(),
-        }
+        let digest = redis::Script::new(body).get_hash().to_owned();
+        Self { name, body, digest }
     }
 
     /// Returns whether the reply never confirms that a lock is held. A quarantined server may run
@@ -125,14 +122,12 @@ impl Call {
 
     /// Adds the mode and the member of a hold.
     pub(super) fn hold(self, hold: &Hold) -> Self {
-        let mode = match hold.mode {
-            Mode::Exclusive => "exclusive",
-            Mode::Shared => "shared",
-            Mode::Permits(permits) => {
-                return self.arg(permits.to_string()).member(hold.mode, hold.token);
-            }
+        let call = match hold.mode {
+            Mode::Exclusive => self.arg("exclusive"),
+            Mode::Shared => self.arg("shared"),
+            Mode::Permits(permits) => self.number(permits.get()),
         };
-        self.arg(mode).member(hold.mode, hold.token)
+        call.member(hold.mode, hold.token)
     }
 
     /// Adds an exclusive holder.
@@ -162,18 +157,8 @@ impl Call {
     /// requested. The value is bounded, so that the server can add its time.
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
-        self.arg(
-            duration
-                .as_nanos()
-                .div_ceil(1_000_000)
-                .min(MOST)
-                .to_string(),
-        )
-    }
-
-    /// Returns the call with the text of the script.
-    pub(super) fn into_text(self) -> Cmd {
-        self.script.by_text(&self.command)
+        let millis = duration.as_nanos().div_ceil(1_000_000);
+        self.arg(millis.min(MOST).to_string())
     }
 
     /// The first key.
@@ -186,15 +171,6 @@ impl Call {
     }
 }
 
-// Omits the arguments, which contain tokens.
-impl fmt::Debug for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call")
-            .field("script", &self.script.name)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::store::{ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, POLL_INTERVAL};
@@ -203,9 +179,8 @@ mod tests {
     fn the_line_keeps_the_times_of_the_contract() {
         let [stale_after, ttl, handoff] =
             [ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE].map(|time| time.as_millis());
-        let times = format!(
-            "local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE = {stale_after}, {ttl}, {handoff}\n"
-        );
+        let names = "ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE";
+        let times = format!("local {names} = {stale_after}, {ttl}, {handoff}\n");
         let poll_interval = format!("local POLL_INTERVAL = {}\n", POLL_INTERVAL.as_millis());
         for line in [times, poll_interval] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");

@@ -66,15 +66,11 @@ impl Sentinels {
         sentinels: Vec<ConnectionInfo>,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        let primary = settings.client(primary)?.get_connection_info().clone();
-        let sentinels = sentinels
-            .into_iter()
-            .map(|info| settings.client(info))
-            .collect::<Result<_, _>>()?;
+        let sentinels = sentinels.into_iter().map(|info| settings.client(info));
         Ok(Self {
             name,
-            primary,
-            sentinels,
+            primary: settings.client(primary)?.get_connection_info().clone(),
+            sentinels: sentinels.collect::<Result<_, _>>()?,
             heard: Mutex::default(),
             warned: Once::new(),
         })
@@ -94,47 +90,38 @@ impl Sentinels {
                 break;
             }
         }
-        let heard = lock(&self.heard)
-            .clone()
-            .filter(|(_, at)| at.elapsed() < HEARD)
-            .map(|(named, _)| named);
-        match votes.elected(heard.as_ref()) {
-            Some(elected) => {
-                tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
-                let info = at(&self.primary, elected.host.clone(), elected.port);
-                Ok((elected.clone(), client(info)?))
-            }
-            None => Err(self.unknown(&votes)),
-        }
+        let heard = lock(&self.heard).clone();
+        let heard = heard.filter(|(_, at)| at.elapsed() < HEARD);
+        let Some(elected) = votes.elected(heard.as_ref().map(|(named, _)| named)) else {
+            return Err(self.unknown(&votes));
+        };
+        tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
+        let info = at(&self.primary, elected.host.clone(), elected.port);
+        Ok((elected.clone(), client(info)?))
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = |(sentinel, answer): (&Client, &Option<Answer>)| {
-            let address = sentinel.get_connection_info().addr();
-            match answer {
-                Some(Answer::Failed(error)) => format!("{address}: {error}"),
-                Some(Answer::Unknown) => format!("{address}: no such primary"),
-                Some(Answer::Named(_)) | None => format!("{address}: no answer"),
-            }
+        let said = |(address, answer): (String, &Option<Answer>)| match answer {
+            Some(Answer::Failed(error)) => format!("{address}: {error}"),
+            Some(Answer::Unknown) => format!("{address}: no such primary"),
+            Some(Answer::Named(_)) | None => format!("{address}: no answer"),
         };
-        let said: Vec<_> = self
-            .sentinels
-            .iter()
-            .zip(&votes.answers)
-            .map(said)
-            .collect();
+        let said: Vec<_> = self.addresses().zip(&votes.answers).map(said).collect();
         let (name, said) = (&self.name, said.join(" | "));
         let message = format!("no Sentinel knows where the primary {name:?} is: {said}");
         StoreError::new(votes.failure(), message)
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = String> {
+        let infos = self.sentinels.iter().map(Client::get_connection_info);
+        infos.map(|info| info.addr().to_string())
     }
 }
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the primary {:?} of the Sentinels ", self.name)?;
-        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
-        let addresses: Vec<_> = self.sentinels.iter().map(address).collect();
-        f.write_str(&addresses.join(","))
+        let (name, sentinels) = (&self.name, self.addresses().collect::<Vec<_>>().join(","));
+        write!(f, "the primary {name:?} of the Sentinels {sentinels}")
     }
 }
 
@@ -144,22 +131,17 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let mut connection = sentinel
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        let connect = sentinel.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connect.await?;
         let mut questions = redis::pipe();
         // The Sentinel that leads a failover names the old primary in its first reply, but with
         // the new epoch, until every replica follows the new primary. Its second reply names the
         // new primary. The order matters, as the Sentinel may change its view between the two: at
         // worst a new address has an old epoch, and is outvoted by the others.
-        questions.cmd("SENTINEL").arg("MASTER").arg(name);
-        questions
-            .cmd("SENTINEL")
-            .arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(name);
-        connection
-            .req_packed_commands(&questions, 0, questions.len())
-            .await
+        for query in ["MASTER", "GET-MASTER-ADDR-BY-NAME"] {
+            questions.cmd("SENTINEL").arg(query).arg(name);
+        }
+        connection.req_packed_commands(&questions, 0, 2).await
     };
     match timeout(PATIENCE, questions).await {
         Ok(Ok(answers)) => answer(answers),
@@ -172,16 +154,13 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
 }
 
 fn answer(answers: Vec<Value>) -> Answer {
-    let mut answers = answers.into_iter();
-    let (Some(primary), Some(address)) = (answers.next(), answers.next()) else {
-        return Answer::Failed(no_sentinel());
+    let (primary, address) = match <[Value; 2]>::try_from(answers) {
+        Ok([Value::ServerError(refusal), _] | [_, Value::ServerError(refusal)]) => {
+            return refused(&refusal);
+        }
+        Ok([primary, address]) => (primary, address),
+        Err(_) => return Answer::Failed(no_sentinel()),
     };
-    if let Value::ServerError(refusal) = &primary {
-        return refused(refusal);
-    }
-    if let Value::ServerError(refusal) = &address {
-        return refused(refusal);
-    }
     let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
     let epoch = fields.get("config-epoch").map(|epoch| epoch.parse());
     match (redis::from_redis_value(address), epoch) {
@@ -208,10 +187,11 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             "it refused the user name and password for Sentinels, or requires them (sentinel_user and sentinel_password in \
              the URL)",
         ),
-        StoreErrorKind::Forbidden => StoreError::new(
-            kind,
-            format!("its access rules forbid the query; allow it with: {SENTINEL_ACL}"),
-        ),
+        StoreErrorKind::Forbidden => {
+            let remedy =
+                format!("its access rules forbid the query; allow it with: {SENTINEL_ACL}");
+            StoreError::new(kind, remedy)
+        }
         StoreErrorKind::WrongServer => no_sentinel(),
         _ => error,
     }
@@ -222,10 +202,7 @@ const SENTINEL_ACL: &str =
     "ACL SETUSER <user> on ><password> +sentinel|master +sentinel|get-master-addr-by-name";
 
 fn no_sentinel() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::WrongServer,
-        "it is not a Sentinel; Sentinels usually listen on port 26379",
-    )
+    error::wrong_server("it is not a Sentinel; Sentinels usually listen on port 26379")
 }
 
 #[cfg(test)]
@@ -242,17 +219,10 @@ mod tests {
         let Answer::Named(named) = answer(vec![fields("old"), texts(&["::1", "6380"])]) else {
             panic!("it is named")
         };
-        let expected = Named {
-            host: "::1".into(),
-            port: 6380,
-            epoch: 5,
-        };
-        assert_eq!(named, expected);
-        for other in [
-            vec![],
-            vec![Value::Okay, Value::Nil],
-            vec![fields("a"), Value::Nil],
-        ] {
+        let (host, port, epoch) = ("::1".into(), 6380, 5);
+        assert_eq!(named, Named { host, port, epoch });
+        let no_address = vec![fields("a"), Value::Nil];
+        for other in [vec![], vec![Value::Okay, Value::Nil], no_address] {
             let Answer::Failed(error) = answer(other) else {
                 panic!("it is not a Sentinel")
             };

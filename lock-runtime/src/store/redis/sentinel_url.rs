@@ -21,6 +21,9 @@ const DEFAULT_PORT: u16 = 26379;
 
 const TOPOLOGY: &str = "+sentinel";
 
+/// The value of a parameter, if it is given.
+type Given<'a> = Option<Cow<'a, str>>;
+
 /// The parameters of a URL of Sentinels.
 const PARAMETERS: [&str; 4] = [
     "sentinel_user",
@@ -69,19 +72,19 @@ pub(super) fn open(
 ///
 /// # Errors
 /// The errors of [`open`].
-pub(super) fn open_each<'a>(
+pub(super) fn open_each(
     primary: &str,
-    urls: impl IntoIterator<Item = &'a str>,
+    urls: &[impl AsRef<str>],
     settings: &RedisOptions,
 ) -> Result<Sentinels, LockError> {
     check_tls(primary)?;
     let (name, primary) = name_and_primary(&with_lower_scheme(primary))
         .map_err(|complaint| PRIMARY.refuse(complaint))?;
     let mut sentinels = Vec::new();
-    for url in urls {
+    for url in urls.iter().map(AsRef::as_ref) {
         check_tls(url)?;
-        add_url(&mut sentinels, &with_lower_scheme(url))
-            .map_err(|complaint| SENTINEL.refuse(complaint))?;
+        let added = add_url(&mut sentinels, &with_lower_scheme(url));
+        added.map_err(|complaint| SENTINEL.refuse(complaint))?;
     }
     if sentinels.is_empty() {
         return Err(SENTINEL.refuse("no Sentinel is given; name each of them, three or more"));
@@ -90,19 +93,18 @@ pub(super) fn open_each<'a>(
 }
 
 fn name_and_primary(url: &str) -> Result<(String, ConnectionInfo), Complaint> {
-    let url = Hosts::of(url, TOPOLOGY)?;
+    let url = Hosts::of(url, TOPOLOGY)?.without_query()?;
     let name = decoded(url.hosts, "the primary's name")?;
-    if name.is_empty() {
-        return Err("it has no name of a primary in place of the host".into());
-    }
-    if name.contains(':') {
-        return Err("it has a port after the primary's name; the Sentinels supply the port".into());
-    }
-    if name.contains(',') {
-        return Err("it has several names in place of the host; a client has one primary".into());
-    }
-    url.no_query()?;
-    Ok((name.into_owned(), primary(&url, url.path)?))
+    let complaint = if name.is_empty() {
+        "it has no name of a primary in place of the host"
+    } else if name.contains(':') {
+        "it has a port after the primary's name; the Sentinels supply the port"
+    } else if name.contains(',') {
+        "it has several names in place of the host; a client has one primary"
+    } else {
+        return Ok((name.into_owned(), primary(&url, url.path)?));
+    };
+    Err(complaint.into())
 }
 
 /// The connection settings of the primary, without its address.
@@ -114,18 +116,13 @@ fn primary(url: &Hosts<'_>, db: &str) -> Result<ConnectionInfo, Complaint> {
 }
 
 fn add_url(sentinels: &mut Vec<ConnectionInfo>, url: &str) -> Result<(), Complaint> {
-    let url = Hosts::of(url, TOPOLOGY)?;
+    let url = Hosts::of(url, TOPOLOGY)?.without_query()?;
     if !matches!(url.path, "" | "/") {
         return Err("it has a path after the address; a Sentinel has no databases".into());
     }
-    url.no_query()?;
     let shared = url.shared()?;
-    add(
-        sentinels,
-        &shared,
-        url.hosts,
-        shared.redis_settings().clone(),
-    )
+    let settings = shared.redis_settings().clone();
+    add(sentinels, &shared, url.hosts, settings)
 }
 
 /// Adds the Sentinel at `host`, unless it is there already: a Sentinel that is named twice has one
@@ -138,10 +135,8 @@ fn add(
 ) -> Result<(), Complaint> {
     let (host, port) = address(host)?;
     let sentinel = tuned(at(shared, host, port).set_redis_settings(settings));
-    if sentinels
-        .iter()
-        .all(|other| other.addr() != sentinel.addr())
-    {
+    let mut others = sentinels.iter();
+    if others.all(|other| other.addr() != sentinel.addr()) {
         sentinels.push(sentinel);
     }
     Ok(())
@@ -157,41 +152,34 @@ fn database(text: &str) -> Result<i64, Complaint> {
 }
 
 fn decoded<'a>(text: &'a str, part: &str) -> Result<Cow<'a, str>, Complaint> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map_err(|_| format!("{part} is not UTF-8").into())
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map_err(|_| format!("{part} is not UTF-8").into())
 }
 
 /// Parses `host`, `host:port` or `[::1]:port`.
 fn address(text: &str) -> Result<(String, u16), Complaint> {
     // An IPv6 address is in brackets, and contains colons of its own.
     let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().unwrap_or(0)),
+        _ => (text, DEFAULT_PORT),
     };
     if host.is_empty() {
         return Err("a host is missing".into());
     }
-    let host = match Host::parse(host) {
-        Ok(Host::Domain(name)) => name,
-        Ok(Host::Ipv4(address)) => address.to_string(),
-        Ok(Host::Ipv6(address)) => address.to_string(),
-        Err(_) => {
-            return Err(
-                "a host is not valid; an IPv6 address is written in brackets, [::1]".into(),
-            );
-        }
+    let invalid = "a host is not valid; an IPv6 address is written in brackets, [::1]";
+    let host = match Host::parse(host).map_err(|_| invalid)? {
+        Host::Domain(name) => name,
+        Host::Ipv4(address) => address.to_string(),
+        Host::Ipv6(address) => address.to_string(),
     };
-    let port = port
-        .map_or(Ok(DEFAULT_PORT), str::parse)
-        .ok()
-        .filter(|port| *port > 0);
-    let port = port.ok_or("a port is not a number from 1 to 65535")?;
-    Ok((host, port))
+    match port {
+        0 => Err("a port is not a number from 1 to 65535".into()),
+        port => Ok((host, port)),
+    }
 }
 
 /// Parses the parameters, and returns their values in the order of [`PARAMETERS`].
-fn parameters(query: &str) -> Result<[Option<Cow<'_, str>>; 4], Complaint> {
+fn parameters(query: &str) -> Result<[Given<'_>; 4], Complaint> {
     let mut values = [const { None }; 4];
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -211,10 +199,7 @@ fn parameters(query: &str) -> Result<[Option<Cow<'_, str>>; 4], Complaint> {
 }
 
 /// The credentials for the Sentinels.
-fn credentials(
-    user: Option<Cow<'_, str>>,
-    password: Option<Cow<'_, str>>,
-) -> Result<RedisConnectionInfo, Complaint> {
+fn credentials(user: Given<'_>, password: Given<'_>) -> Result<RedisConnectionInfo, Complaint> {
     let settings = RedisConnectionInfo::default();
     match (user, password) {
         (None, None) => Ok(settings),
@@ -224,25 +209,17 @@ fn credentials(
     }
 }
 
-fn min_replicas(
-    count: Option<Cow<'_, str>>,
-    timeout: Option<Cow<'_, str>>,
-) -> Result<Option<MinReplicas>, Complaint> {
-    let Some(count) = count else {
-        return match timeout {
-            Some(_) => {
-                Err("replica_timeout needs min_replicas, the number of replicas to wait for".into())
-            }
-            None => Ok(None),
-        };
-    };
-    let count: NonZeroU32 = count
-        .parse()
-        .map_err(|_| "min_replicas is not a whole number of at least 1")?;
-    let timeout = match timeout {
-        Some(timeout) => {
-            duration(&timeout).ok_or("replica_timeout is not a duration such as 50ms")?
+fn min_replicas(count: Given<'_>, timeout: Given<'_>) -> Result<Option<MinReplicas>, Complaint> {
+    let count = match (count, &timeout) {
+        (Some(count), _) => count.parse::<NonZeroU32>(),
+        (None, None) => return Ok(None),
+        (None, Some(_)) => {
+            Err("replica_timeout needs min_replicas, the number of replicas to wait for")?
         }
+    };
+    let count = count.map_err(|_| "min_replicas is not a whole number of at least 1")?;
+    let timeout = match timeout {
+        Some(text) => duration(&text).ok_or("replica_timeout is not a duration such as 50ms")?,
         None => MinReplicas::DEFAULT_TIMEOUT,
     };
     let min_replicas = MinReplicas { count, timeout };
@@ -255,29 +232,16 @@ fn duration(text: &str) -> Option<Duration> {
     if let Some(millis) = text.strip_suffix("ms") {
         return millis.parse().ok().map(Duration::from_millis);
     }
-    text.strip_suffix('s')?
-        .parse()
-        .ok()
-        .map(Duration::from_secs)
+    let seconds = text.strip_suffix('s')?.parse();
+    seconds.ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]
 mod tests {
-    use redis::Client;
-
     use super::*;
 
     fn open(url: &str) -> Result<(Sentinels, RedisOptions), LockError> {
         super::open(url, RedisOptions::default())
-    }
-
-    fn opened(url: &str) -> (Sentinels, RedisOptions) {
-        open(url).unwrap_or_else(|error| panic!("{url}: {error}"))
-    }
-
-    fn addresses(sentinels: &Sentinels) -> Vec<String> {
-        let address = |sentinel: &Client| sentinel.get_connection_info().addr().to_string();
-        sentinels.sentinels.iter().map(address).collect()
     }
 
     /// The user, the password and the database.
@@ -290,6 +254,8 @@ mod tests {
     fn each_invalid_url_has_a_message_of_its_own() {
         const NO_NAME: &str = "name of the primary is missing";
         const PORT: &str = "not a number from 1 to 65535";
+        const NO_PASSWORD: &str = "needs a sentinel_password";
+        const TWICE: &str = ":hunter2@a/m?sentinel_user=hunter2&sentinel_user=b";
         for (url, words) in [
             ("", NO_NAME),
             (":hunter2@/mymaster", "a host is missing"),
@@ -311,15 +277,9 @@ mod tests {
             (":hunter2%ff@a/mymaster", "not valid UTF-8"),
             (":hunter2@a/mymaster#hunter2", "fragment"),
             (":hunter2@a/m?hunter2=1", "unknown parameter"),
-            (
-                ":hunter2@a/m?sentinel_user=ann",
-                "needs a sentinel_password",
-            ),
+            (":hunter2@a/m?sentinel_user=ann", NO_PASSWORD),
             (":hunter2@a/m?sentinel_password", "no value"),
-            (
-                ":hunter2@a/m?sentinel_user=hunter2&sentinel_user=b",
-                "twice",
-            ),
+            (TWICE, "given twice"),
             (":hunter2@a/m?min_replicas=0", "at least 1"),
             (":hunter2@a/m?min_replicas=-1", "at least 1"),
             (":hunter2@a/m?min_replicas=many", "at least 1"),
@@ -329,9 +289,7 @@ mod tests {
             (":hunter2@a/m?min_replicas=1&replica_timeout=1s", "400 ms"),
         ] {
             let url = format!("redis+sentinel://{url}");
-            let Err(error) = open(&url) else {
-                panic!("{url}")
-            };
+            let error = open(&url).err().unwrap_or_else(|| panic!("{url}"));
             SENTINELS.assert_refused(&url, &error, words);
         }
     }
@@ -339,9 +297,7 @@ mod tests {
     #[cfg(not(feature = "rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
-        let Err(error) = open("rediss+sentinel://a/mymaster") else {
-            panic!("no TLS")
-        };
+        let error = open("rediss+sentinel://a/mymaster").err().expect("no TLS");
         assert!(error.to_string().contains("`rustls`"), "{error}");
     }
 
@@ -349,19 +305,15 @@ mod tests {
     fn a_url_says_who_and_where() {
         let url = "redis+sentinel://ann:p%40ss@10.0.0.1,[::1]:7,sentinel_3:8,10.0.0.1:26379/my%20master/3\
                    ?sentinel_user=bob&sentinel_password=a+b%26c&min_replicas=2&replica_timeout=50ms";
-        let (sentinels, settings) = opened(url);
+        let (sentinels, settings) = open(url).expect(url);
         assert_eq!(sentinels.name, "my master");
-        assert_eq!(
-            addresses(&sentinels),
-            ["10.0.0.1:26379", "::1:7", "sentinel_3:8"]
-        );
+        let expected = ["10.0.0.1:26379", "::1:7", "sentinel_3:8"];
+        assert!(sentinels.addresses().eq(expected), "{sentinels}");
         let watching = sentinels.sentinels[0].get_connection_info();
         assert_eq!(login(&sentinels.primary), (Some("ann"), Some("p@ss"), 3));
         assert_eq!(login(watching), (Some("bob"), Some("a+b&c"), 0));
-        let two = MinReplicas {
-            count: NonZeroU32::new(2).unwrap(),
-            timeout: Duration::from_millis(50),
-        };
+        let (count, timeout) = (NonZeroU32::new(2).unwrap(), Duration::from_millis(50));
+        let two = MinReplicas { count, timeout };
         assert_eq!(settings.min_replicas, Some(two));
     }
 
@@ -373,12 +325,12 @@ mod tests {
             "redis+sentinel://@A/m",
             "valkey+sentinel://:@a:26379/m/0/?",
         ] {
-            let (sentinels, settings) = opened(url);
-            assert_eq!(addresses(&sentinels), ["a:26379"], "{url}");
+            let (sentinels, settings) = open(url).expect(url);
+            assert!(sentinels.addresses().eq(["a:26379"]), "{url}");
             assert_eq!(login(&sentinels.primary), (None, None, 0), "{url}");
             assert_eq!(settings.min_replicas, None);
         }
-        let (_, settings) = opened("redis+sentinel://a/m?min_replicas=1");
+        let (_, settings) = open("redis+sentinel://a/m?min_replicas=1").unwrap();
         let min_replicas = settings.min_replicas;
         assert_eq!(min_replicas.unwrap().timeout, MinReplicas::DEFAULT_TIMEOUT);
         let (_, kept) = super::open("redis+sentinel://a/m", settings).unwrap();
@@ -393,9 +345,10 @@ mod tests {
             "redis://:pw@10.0.0.2:26379/",
         ];
         let primary = "REDIS://app:secret@MyMaster/2";
-        let sentinels = open_each(primary, urls, &RedisOptions::default()).unwrap();
+        let sentinels = open_each(primary, &urls, &RedisOptions::default()).unwrap();
         assert_eq!(sentinels.name, "MyMaster");
-        assert_eq!(addresses(&sentinels), ["10.0.0.1:7", "10.0.0.2:26379"]);
+        let expected = ["10.0.0.1:7", "10.0.0.2:26379"];
+        assert!(sentinels.addresses().eq(expected), "{sentinels}");
         let watching = sentinels.sentinels[0].get_connection_info();
         assert_eq!(login(&sentinels.primary), (Some("app"), Some("secret"), 2));
         assert_eq!(login(watching), (None, Some("pw"), 0));
@@ -403,42 +356,30 @@ mod tests {
 
     #[test]
     fn each_wrong_one_of_several_urls_has_a_message_of_its_own() {
-        let fine = "redis://:hunter2@a";
-        for (form, primary, sentinel, words) in [
-            (PRIMARY, "redis://:hunter2@", fine, "no name of a primary"),
-            (PRIMARY, "redis://:hunter2@mymaster:6379", fine, "a port"),
-            (PRIMARY, "redis://:hunter2@a,b", fine, "one primary"),
-            (PRIMARY, "redis://:hunter2@a/-1", fine, "negative"),
-            (PRIMARY, "redis://:hunter2@a?hunter2", fine, "parameters"),
-            (PRIMARY, "mymaster", fine, "redis:// or rediss://"),
-            (
-                SENTINEL,
-                "redis://a",
-                "redis://:hunter2@b/0",
-                "no databases",
-            ),
-            (SENTINEL, "redis://a", "redis://b?hunter2=1", "parameters"),
-            (
-                SENTINEL,
-                "redis://a",
-                "redis://:hunter2@",
-                "a host is missing",
-            ),
-            (
-                SENTINEL,
-                "redis://a",
-                "10.0.0.1:26379",
-                "redis:// or rediss",
-            ),
-        ] {
-            let Err(error) = open_each(primary, [sentinel], &RedisOptions::default()) else {
-                panic!("{primary}")
-            };
-            form.assert_refused(primary, &error, words);
-        }
-        let Err(error) = open_each("redis://a", [], &RedisOptions::default()) else {
-            panic!("no Sentinel is given")
+        let refusal = |primary: &str, sentinels: &[&str]| {
+            let opened = open_each(primary, sentinels, &RedisOptions::default());
+            opened.err().unwrap_or_else(|| panic!("{primary}"))
         };
-        SENTINEL.assert_refused("", &error, "no Sentinel is given");
+        for (primary, words) in [
+            ("redis://:hunter2@", "no name of a primary"),
+            ("redis://:hunter2@mymaster:6379", "a port"),
+            ("redis://:hunter2@a,b", "one primary"),
+            ("redis://:hunter2@a/-1", "negative"),
+            ("redis://:hunter2@a?hunter2", "parameters"),
+            ("mymaster", "redis:// or rediss://"),
+        ] {
+            let error = refusal(primary, &["redis://:hunter2@a"]);
+            PRIMARY.assert_refused(primary, &error, words);
+        }
+        for (sentinels, words) in [
+            (&["redis://:hunter2@b/0"][..], "no databases"),
+            (&["redis://b?hunter2=1"], "parameters"),
+            (&["redis://:hunter2@"], "a host is missing"),
+            (&["10.0.0.1:26379"], "redis:// or rediss"),
+            (&[], "no Sentinel is given"),
+        ] {
+            let error = refusal("redis://a", sentinels);
+            SENTINEL.assert_refused("", &error, words);
+        }
     }
 }

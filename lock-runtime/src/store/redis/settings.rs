@@ -1,11 +1,13 @@
 //! [`RedisOptions`]: the options of a store in addition to its URL, independent of the topology.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{num::NonZeroU32, time::Duration};
 
 use redis::{Client, ConnectionInfo};
 #[cfg(feature = "rustls")]
-use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
+use redis::{ClientTlsConfig, TlsCertificates};
 
+#[cfg(feature = "rustls")]
+use super::target::is_tls;
 use crate::{
     error::{LockError, LockErrorKind},
     spec::{DEFAULT_LEASE, LockSpec},
@@ -25,18 +27,16 @@ use crate::{
 /// # drop(builder);
 /// ```
 #[must_use = "options have no effect until they are passed to a builder"]
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     /// The number of replicas that must have a grant before it is reported.
     pub(super) min_replicas: Option<MinReplicas>,
     /// The longest lease over several servers.
     longest_lease: Option<Duration>,
-    /// The trusted certificate authority, in PEM; `None`: those that the system trusts.
+    /// The trusted certificate authority (`None`: those that the system trusts), and the
+    /// certificate of this client with its private key, all in PEM. Its `Debug` omits them.
     #[cfg(feature = "rustls")]
-    root_certificate: Option<Vec<u8>>,
-    /// The certificate of this client and its private key, in PEM.
-    #[cfg(feature = "rustls")]
-    client_certificate: Option<ClientTlsConfig>,
+    certificates: Option<TlsCertificates>,
 }
 
 /// The number of replicas that must have a grant, and the time limit of the wait.
@@ -56,12 +56,10 @@ impl MinReplicas {
     /// Checks the time-out, and returns the complaint.
     pub(super) fn check(self) -> Result<(), &'static str> {
         // The server takes whole milliseconds, and waits without limit for zero.
-        if self.timeout < Duration::from_millis(1) || self.timeout > Self::LONGEST_TIMEOUT {
-            return Err(
-                "the time-out must be from 1 ms to 400 ms, as a call to the store takes at most 500 ms",
-            );
+        if (Duration::from_millis(1)..=Self::LONGEST_TIMEOUT).contains(&self.timeout) {
+            return Ok(());
         }
-        Ok(())
+        Err("the time-out must be from 1 ms to 400 ms, as a call to the store takes at most 500 ms")
     }
 }
 
@@ -86,14 +84,10 @@ impl RedisOptions {
     ///
     /// It applies to a single server and to the primary behind Sentinels; other stores refuse it
     /// with `InvalidSpec`. The Redis user needs the permission `+wait`.
-    pub fn min_replicas(self, replicas: NonZeroU32, timeout: Duration) -> Self {
-        Self {
-            min_replicas: Some(MinReplicas {
-                count: replicas,
-                timeout,
-            }),
-            ..self
-        }
+    pub fn min_replicas(mut self, replicas: NonZeroU32, timeout: Duration) -> Self {
+        let count = replicas;
+        self.min_replicas = Some(MinReplicas { count, timeout });
+        self
     }
 
     /// Sets the longest lease of a request over several servers
@@ -104,38 +98,40 @@ impl RedisOptions {
     /// A server does not vote for this long after a restart, or after its first use in a
     /// namespace, because it may have forgotten a lock. A larger value makes that time longer.
     /// Other stores ignore this setting.
-    pub fn longest_lease(self, longest_lease: Duration) -> Self {
-        Self {
-            longest_lease: Some(longest_lease),
-            ..self
-        }
+    pub fn longest_lease(mut self, longest_lease: Duration) -> Self {
+        self.longest_lease = Some(longest_lease);
+        self
     }
 
     /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
     /// instead of those that the system trusts.
     #[cfg(feature = "rustls")]
-    pub fn root_certificate(self, pem: impl Into<Vec<u8>>) -> Self {
-        Self {
-            root_certificate: Some(pem.into()),
-            ..self
-        }
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates().root_cert = Some(pem.into());
+        self
     }
 
     /// Presents this certificate, with its private key (both PEM), to servers that request one on
     /// a TLS connection.
     #[cfg(feature = "rustls")]
     pub fn client_certificate(
-        self,
+        mut self,
         certificate: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        Self {
-            client_certificate: Some(ClientTlsConfig {
-                client_cert: certificate.into(),
-                client_key: key.into(),
-            }),
-            ..self
-        }
+        self.certificates().client_tls = Some(ClientTlsConfig {
+            client_cert: certificate.into(),
+            client_key: key.into(),
+        });
+        self
+    }
+
+    #[cfg(feature = "rustls")]
+    fn certificates(&mut self) -> &mut TlsCertificates {
+        self.certificates.get_or_insert(TlsCertificates {
+            client_tls: None,
+            root_cert: None,
+        })
     }
 
     /// Returns the longest lease of a request over several servers.
@@ -151,10 +147,8 @@ impl RedisOptions {
         LockSpec::exclusive()
             .lease(self.longest_lease_or_default())
             .check()?;
-        if let Some(min_replicas) = self.min_replicas {
-            min_replicas
-                .check()
-                .map_err(|complaint| invalid("min_replicas", complaint))?;
+        if let Some(Err(complaint)) = self.min_replicas.map(MinReplicas::check) {
+            return Err(invalid("min_replicas", complaint));
         }
         #[cfg(feature = "rustls")]
         self.check_certificates()?;
@@ -174,31 +168,23 @@ impl RedisOptions {
 
     #[cfg(feature = "rustls")]
     fn check_certificates(&self) -> Result<(), LockError> {
-        const CERTIFICATE: &str = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
-        const KEY: &str = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
-        let check = |setting, pem: &[u8], header, complaint| match String::from_utf8_lossy(pem)
-            .contains(header)
-        {
-            true => Ok(()),
-            false => Err(invalid(setting, complaint)),
-        };
-        let certificate = "-----BEGIN CERTIFICATE-----";
-        if let Some(root) = &self.root_certificate {
-            check("root_certificate", root, certificate, CERTIFICATE)?;
+        let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
+        let contains = |pem: &[u8], header| String::from_utf8_lossy(pem).contains(header);
+        let check_certificate =
+            |setting, pem: &[u8]| match contains(pem, "-----BEGIN CERTIFICATE-----") {
+                true => Ok(()),
+                false => Err(invalid(setting, complaint)),
+            };
+        let certificates = self.certificates.as_ref();
+        if let Some(root) = certificates.and_then(|all| all.root_cert.as_ref()) {
+            check_certificate("root_certificate", root)?;
         }
-        if let Some(own) = &self.client_certificate {
-            check(
-                "client_certificate",
-                &own.client_cert,
-                certificate,
-                CERTIFICATE,
-            )?;
-            check(
-                "client_certificate",
-                &own.client_key,
-                "PRIVATE KEY-----",
-                KEY,
-            )?;
+        if let Some(own) = certificates.and_then(|all| all.client_tls.as_ref()) {
+            check_certificate("client_certificate", &own.client_cert)?;
+            if !contains(&own.client_key, "PRIVATE KEY-----") {
+                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
+                return Err(invalid("client_certificate", complaint));
+            }
         }
         Ok(())
     }
@@ -209,21 +195,13 @@ impl RedisOptions {
     /// `InvalidSpec` for certificates that cannot be used.
     pub(super) fn client(&self, info: ConnectionInfo) -> Result<Client, LockError> {
         #[cfg(feature = "rustls")]
-        if let ConnectionAddr::TcpTls {
-            tls_params: None, ..
-        } = info.addr()
-            && (self.root_certificate.is_some() || self.client_certificate.is_some())
+        if is_tls(info.addr())
+            && let Some(certificates) = self.certificates.clone()
         {
-            let certificates = TlsCertificates {
-                client_tls: self.client_certificate.clone(),
-                root_cert: self.root_certificate.clone(),
-            };
             return Client::build_with_tls(info, certificates).map_err(|error| {
                 // The error names the position of invalid PEM, and does not repeat the text.
-                LockError::new(
-                    LockErrorKind::InvalidSpec,
-                    format!("the certificates cannot be used: {error}"),
-                )
+                let message = format!("the certificates cannot be used: {error}");
+                LockError::new(LockErrorKind::InvalidSpec, message)
             });
         }
         Client::open(info)
@@ -232,25 +210,8 @@ impl RedisOptions {
 }
 
 fn invalid(setting: &str, complaint: &str) -> LockError {
-    LockError::new(
-        LockErrorKind::InvalidSpec,
-        format!("`{setting}`: {complaint}"),
-    )
-}
-
-// Omits the keys, which are secret.
-impl fmt::Debug for RedisOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut settings = f.debug_struct("RedisOptions");
-        settings
-            .field("min_replicas", &self.min_replicas)
-            .field("longest_lease", &self.longest_lease);
-        #[cfg(feature = "rustls")]
-        settings
-            .field("root_certificate", &self.root_certificate.is_some())
-            .field("client_certificate", &self.client_certificate.is_some());
-        settings.finish()
-    }
+    let message = format!("`{setting}`: {complaint}");
+    LockError::new(LockErrorKind::InvalidSpec, message)
 }
 
 #[cfg(test)]
@@ -261,20 +222,15 @@ mod tests {
 
     #[test]
     fn a_wait_for_replicas_that_cannot_be_meant_is_refused() {
-        for timeout in [
-            Duration::ZERO,
-            Duration::from_micros(999),
-            Duration::from_millis(401),
-            Duration::MAX,
-        ] {
-            let options = RedisOptions::new().min_replicas(ONE, timeout);
-            let error = options.check().unwrap_err();
+        let check = |timeout| RedisOptions::new().min_replicas(ONE, timeout).check();
+        let (micros, ms) = (Duration::from_micros, Duration::from_millis);
+        for timeout in [Duration::ZERO, micros(999), ms(401), Duration::MAX] {
+            let error = check(timeout).unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
             assert!(error.to_string().contains("1 ms to 400 ms"), "{error}");
         }
-        for timeout in [Duration::from_millis(1), Duration::from_millis(400)] {
-            let options = RedisOptions::new().min_replicas(ONE, timeout);
-            assert!(options.check().is_ok());
+        for timeout in [ms(1), ms(400)] {
+            assert!(check(timeout).is_ok());
         }
     }
 

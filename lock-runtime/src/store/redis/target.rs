@@ -63,15 +63,11 @@ pub(super) fn is_tls(address: &ConnectionAddr) -> bool {
 /// The connection settings of `info` for another address.
 pub(super) fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
     let mut address = info.addr().clone();
-    if let ConnectionAddr::TcpTls {
-        host: name,
-        port: number,
-        ..
-    } = &mut address
-    {
-        (*name, *number) = (host, port);
-    } else {
-        address = ConnectionAddr::Tcp(host, port);
+    match &mut address {
+        ConnectionAddr::TcpTls {
+            host: h, port: p, ..
+        } => (*h, *p) = (host, port),
+        _ => address = ConnectionAddr::Tcp(host, port),
     }
     info.clone().set_addr(address)
 }

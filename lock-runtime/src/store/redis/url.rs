@@ -20,37 +20,25 @@ use crate::error::{LockError, LockErrorKind};
 /// connection that is cut silently must be detected well within a lease of usual length.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// A form of URLs, as in the message about a URL that does not have it.
-pub(super) struct Form {
-    /// The subject that such a URL names.
-    names: &'static str,
-    example: &'static str,
-}
+/// A form of URLs, as in the message about a URL that does not have it: the subject that such a URL
+/// names, and an example.
+pub(super) struct Form(&'static str, &'static str);
 
-pub(super) const SERVER: Form = Form {
-    names: "a Redis server",
-    example: "redis://user:password@host:6379/0",
-};
-pub(super) const CLUSTER: Form = Form {
-    names: "a Redis Cluster",
-    example: "redis+cluster://user:password@host:6379,host2:6379",
-};
-pub(super) const REDLOCK: Form = Form {
-    names: "several Redis servers",
-    example: "redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379",
-};
-pub(super) const SENTINELS: Form = Form {
-    names: "the Sentinels of a primary",
-    example: "redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster/0",
-};
-pub(super) const PRIMARY: Form = Form {
-    names: "a primary",
-    example: "redis://user:password@mymaster/0",
-};
-pub(super) const SENTINEL: Form = Form {
-    names: "a Sentinel",
-    example: "redis://user:password@host:26379",
-};
+pub(super) const SERVER: Form = Form("a Redis server", "redis://user:password@host:6379/0");
+pub(super) const CLUSTER: Form = Form(
+    "a Redis Cluster",
+    "redis+cluster://user:password@host:6379,host2:6379",
+);
+pub(super) const REDLOCK: Form = Form(
+    "several Redis servers",
+    "redlock:redis://host1:6379,redis://host2:6379,redis://host3:6379",
+);
+pub(super) const SENTINELS: Form = Form(
+    "the Sentinels of a primary",
+    "redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster/0",
+);
+pub(super) const PRIMARY: Form = Form("a primary", "redis://user:password@mymaster/0");
+pub(super) const SENTINEL: Form = Form("a Sentinel", "redis://user:password@host:26379");
 
 /// The reason why a URL is refused.
 pub(super) type Complaint = Cow<'static, str>;
@@ -58,7 +46,7 @@ pub(super) type Complaint = Cow<'static, str>;
 impl Form {
     /// Refuses a URL that does not have this form.
     pub(super) fn refuse(&self, complaint: impl Display) -> LockError {
-        let Self { names, example } = self;
+        let Self(names, example) = self;
         let message = format!(
             "the URL does not name {names}: {complaint}; a valid one is {example} (percent-encode special characters of \
              the password, such as @ and ,)"
@@ -73,10 +61,9 @@ impl Form {
     pub(super) fn client(&self, url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
         let url = &*with_lower_scheme(url);
         check_tls(url)?;
-        check_parameters(url)
-            .and_then(|()| info(url))
-            .map_err(|complaint| self.refuse(complaint))
-            .and_then(|info| settings.client(for_locks(info)))
+        let info = check_parameters(url).and_then(|()| info(url));
+        let info = info.map_err(|complaint| self.refuse(complaint))?;
+        settings.client(for_locks(info))
     }
 }
 
@@ -111,14 +98,11 @@ fn is_tcp(scheme: &str) -> bool {
 pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     let url = with_lower_scheme(url);
     let is_tls = matches!(scheme(&url).split('+').next(), Some("rediss" | "valkeys"));
-    if is_tls && !cfg!(feature = "rustls") {
-        Err(LockError::new(
-            LockErrorKind::InvalidUrl,
-            "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime",
-        ))
-    } else {
-        Ok(())
+    if !is_tls || cfg!(feature = "rustls") {
+        return Ok(());
     }
+    let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";
+    Err(LockError::new(LockErrorKind::InvalidUrl, message))
 }
 
 /// Checks the scheme and the parameters of the URL of one server.
@@ -126,10 +110,9 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
     let scheme = scheme(url);
     let is_socket = matches!(scheme, "unix" | "redis+unix" | "valkey+unix");
     if !is_tcp(scheme) && !is_socket {
-        let meant = if is_address(url) {
-            format!(" (did you mean redis://{url}?)")
-        } else {
-            String::new()
+        let meant = match is_address(url) {
+            true => format!(" (did you mean redis://{url}?)"),
+            false => String::new(),
         };
         return Err(format!(
             "it begins with none of redis://, rediss://, unix://, redis+sentinel://, redis+cluster://, the same with valkey, \
@@ -190,9 +173,8 @@ const OPTIONS: &[&str] = crate::__lock_options!(names);
 
 /// Parses the URL of one server.
 fn info(url: &str) -> Result<ConnectionInfo, Complaint> {
-    let info = url
-        .into_connection_info()
-        .map_err(|error| complaint(url, &error))?;
+    let info = url.into_connection_info();
+    let info = info.map_err(|error| complaint(url, &error))?;
     match info.redis_settings().db() {
         ..0 => Err("the database number is negative".into()),
         0.. => Ok(info),
@@ -229,13 +211,11 @@ pub(super) fn cluster(
     settings: &RedisOptions,
 ) -> Result<Vec<ConnectionInfo>, LockError> {
     check_tls(url)?;
-    let hosts = Hosts::of(url, "+cluster").map_err(|complaint| CLUSTER.refuse(complaint))?;
+    let hosts = Hosts::of(url, "+cluster").and_then(Hosts::without_query);
+    let hosts = hosts.map_err(|complaint| CLUSTER.refuse(complaint))?;
     if !hosts.path.is_empty() {
         return Err(CLUSTER.refuse("a cluster has no numbered databases"));
     }
-    hosts
-        .no_query()
-        .map_err(|complaint| CLUSTER.refuse(complaint))?;
     let each = hosts.hosts.split(',').map(|host| hosts.url_of(host));
     nodes(each, settings)
 }
@@ -258,10 +238,8 @@ pub(super) fn nodes(
         if let ConnectionAddr::Unix(_) = node.addr() {
             return Err(CLUSTER.refuse("a node needs a host and a port"));
         }
-        if nodes
-            .first()
-            .is_some_and(|first| is_tls(first.addr()) != is_tls(node.addr()))
-        {
+        let tls = is_tls(node.addr());
+        if nodes.iter().any(|other| is_tls(other.addr()) != tls) {
             return Err(CLUSTER.refuse("either all nodes or none use TLS"));
         }
         nodes.push(node);
@@ -310,17 +288,16 @@ impl<'a> Hosts<'a> {
         })
     }
 
-    pub(super) fn no_query(&self) -> Result<(), Complaint> {
+    pub(super) fn without_query(self) -> Result<Self, Complaint> {
         match self.query {
             Some(_) => Err("it has parameters (?), which are not supported here".into()),
-            None => Ok(()),
+            None => Ok(self),
         }
     }
 
     /// The URL of one of the hosts.
     fn url_of(&self, host: &str) -> String {
-        let Self { scheme, user, .. } = self;
-        format!("{scheme}://{user}{host}")
+        format!("{}://{}{host}", self.scheme, self.user)
     }
 
     /// The connection settings that all hosts share, without an address.
@@ -338,34 +315,22 @@ impl<'a> Hosts<'a> {
 pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     // With RESP3 the client library reports a lost connection by itself, and delivers
     // push messages.
-    let redis = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP3);
+    let redis = info.redis_settings().clone();
+    let redis = redis.set_protocol(ProtocolVersion::RESP3);
     tuned(info.set_redis_settings(redis))
 }
 
 /// The connection settings for any server.
 pub(super) fn tuned(info: ConnectionInfo) -> ConnectionInfo {
-    let mut redis = info.redis_settings().clone();
-    if redis.lib_name().is_none() {
-        // A user with few access rights may not set the library name, and would fill the server's
-        // log of denials.
-        redis = redis.set_skip_set_lib_name();
-    }
+    // A user with few access rights may not set the library name, and would fill the server's log
+    // of denials.
+    let redis = info.redis_settings().clone().set_skip_set_lib_name();
     // Every message is a small request that a caller waits for.
-    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
-    if tcp.keepalive().is_none() {
-        tcp = tcp.set_keepalive(
-            TcpKeepalive::new()
-                .with_time(SILENCE / 2)
-                .with_interval(SILENCE / 5),
-        );
-    }
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let keepalive = TcpKeepalive::new().with_time(SILENCE / 2);
+    let tcp = tcp.set_keepalive(keepalive.with_interval(SILENCE / 5));
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    if tcp.user_timeout().is_none() {
-        tcp = tcp.set_user_timeout(SILENCE);
-    }
+    let tcp = tcp.set_user_timeout(SILENCE);
     info.set_redis_settings(redis).set_tcp_settings(tcp)
 }
 
@@ -376,7 +341,7 @@ impl Form {
         assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{url}");
         let text = error.to_string();
         assert!(text.contains(words), "{url}: {text}");
-        assert!(text.contains(self.example), "{url}: {text}");
+        assert!(text.contains(self.1), "{url}: {text}");
         assert!(!text.contains("hunter2"), "{text}");
     }
 }
@@ -427,12 +392,10 @@ mod tests {
 
     #[test]
     fn unsupported_parameter_error_names_the_remedy() {
+        const NAMESPACE: &str = "set it with `LockClient::builder().namespace(..)`";
         for (parameter, remedy) in [
             ("lease", "set it with `LockClient::builder().defaults(..)`"),
-            (
-                "namespace",
-                "set it with `LockClient::builder().namespace(..)`",
-            ),
+            ("namespace", NAMESPACE),
             ("min_replicas", "it is an option of `RedisOptions`"),
             ("tls", "leave it out"),
         ] {
@@ -506,24 +469,19 @@ mod tests {
     #[test]
     fn an_error_about_a_cluster_shows_a_valid_url_and_no_password() {
         for (url, words) in [
-            ("redis+cluster://", ""),
-            ("redis+cluster://user:hunter2@", ""),
-            ("redis+cluster://user:hunter2@a,", ""),
-            ("redis+cluster://user:hunter2@,a", ""),
-            ("redis+cluster://user:hunter2@a:port", "the port is not"),
-            (
-                "redis+cluster://user:hunter2@a:1/0",
-                "no numbered databases",
-            ),
-            (
-                "redis+cluster://user:hunter2@a:1/3",
-                "no numbered databases",
-            ),
-            ("redis+cluster://user:hunter2@a:1?protocol=hunter2", "(?)"),
-            ("redis+cluster://user:hunter2@a:1#hunter2", "(#)"),
-            ("redis+cluster://user:hunter2/@a:1", ""),
+            ("", ""),
+            ("user:hunter2@", ""),
+            ("user:hunter2@a,", ""),
+            ("user:hunter2@,a", ""),
+            ("user:hunter2@a:port", "the port is not"),
+            ("user:hunter2@a:1/0", "no numbered databases"),
+            ("user:hunter2@a:1/3", "no numbered databases"),
+            ("user:hunter2@a:1?protocol=hunter2", "(?)"),
+            ("user:hunter2@a:1#hunter2", "(#)"),
+            ("user:hunter2/@a:1", ""),
         ] {
-            CLUSTER.assert_refused(url, &cluster(url).unwrap_err(), words);
+            let url = format!("redis+cluster://{url}");
+            CLUSTER.assert_refused(&url, &cluster(&url).unwrap_err(), words);
         }
         for (urls, words) in [
             (&[][..], "no node is given"),

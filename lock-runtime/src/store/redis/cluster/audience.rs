@@ -30,7 +30,9 @@ pub(super) struct Audience {
 
 #[derive(Default)]
 struct Seat {
-    waiting: HashMap<Token, Waiting>,
+    /// For each waiter its lock, and the time of its latest request. A waiter polls at least once a
+    /// second, so one without a recent request is gone.
+    waiting: HashMap<Token, (Wanted, Instant)>,
     /// The node at which the channel is subscribed to, requested or forbidden. A forbidden
     /// subscription is not requested again.
     node: Option<Address>,
@@ -38,14 +40,6 @@ struct Seat {
     asked: bool,
     /// The time since which the slot has had no waiters.
     empty_since: Option<Instant>,
-}
-
-struct Waiting {
-    key: LockKey,
-    kind: LockKind,
-    /// The time of the latest request. A waiter polls at least once a second, so one without a
-    /// recent request is gone.
-    heard: Instant,
 }
 
 /// The actions that a new waiter requires.
@@ -66,12 +60,8 @@ impl Audience {
     pub(super) fn waits(&mut self, slot: Slot, hold: &Hold, node: &Address, now: Instant) -> Todo {
         let seat = self.seats.entry(slot).or_default();
         seat.empty_since = None;
-        let waiting = Waiting {
-            key: hold.key.clone(),
-            kind: hold.mode.kind(),
-            heard: now,
-        };
-        seat.waiting.insert(hold.token, waiting);
+        let wanted = (hold.key.clone(), hold.mode.kind());
+        seat.waiting.insert(hold.token, (wanted, now));
         if seat.node.as_ref() == Some(node) {
             return Todo::default();
         }
@@ -101,7 +91,7 @@ impl Audience {
             return Vec::new();
         };
         seat.asked = false;
-        seat.wanted().collect()
+        seat.wanted()
     }
 
     /// Records that the channel is no longer subscribed to at `node`. Returns the locks to poll; a
@@ -111,7 +101,7 @@ impl Audience {
             return Vec::new();
         };
         seat.node = None;
-        seat.wanted().collect()
+        seat.wanted()
     }
 
     fn seat_at(&mut self, slot: Slot, node: &Address) -> Option<&mut Seat> {
@@ -146,18 +136,17 @@ impl Audience {
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
-            seat.waiting
-                .retain(|_, waiting| now.saturating_duration_since(waiting.heard) < ENTRY_TTL);
-            if seat.waiting.is_empty() && seat.empty_since.is_none() {
-                seat.empty_since = Some(now);
+            let is_recent = |heard| now.saturating_duration_since(heard) < ENTRY_TTL;
+            seat.waiting.retain(|_, (_, heard)| is_recent(*heard));
+            if !seat.waiting.is_empty() {
+                return true;
             }
-            let over = seat
-                .empty_since
-                .is_some_and(|since| now.saturating_duration_since(since) >= LINGER);
-            if over {
-                left.extend(seat.node.clone().map(|node| (*slot, node)));
+            let empty_since = *seat.empty_since.get_or_insert(now);
+            let lingers = now.saturating_duration_since(empty_since) < LINGER;
+            if !lingers {
+                left.extend(seat.node.take().map(|node| (*slot, node)));
             }
-            !over
+            lingers
         });
         left
     }
@@ -170,10 +159,10 @@ impl Audience {
 }
 
 impl Seat {
-    fn wanted(&self) -> impl Iterator<Item = Wanted> {
-        self.waiting
-            .values()
-            .map(|waiting| (waiting.key.clone(), waiting.kind))
+    /// The locks that have waiters.
+    fn wanted(&self) -> Vec<Wanted> {
+        let waiting = self.waiting.values();
+        waiting.map(|(wanted, _)| wanted.clone()).collect()
     }
 }
 
@@ -192,10 +181,8 @@ mod tests {
 
     impl Room {
         fn new() -> Self {
-            Self {
-                audience: Audience::default(),
-                now: Instant::now(),
-            }
+            let (audience, now) = (Audience::default(), Instant::now());
+            Self { audience, now }
         }
 
         fn waits(&mut self, hold: &Hold, name: &str) -> Todo {

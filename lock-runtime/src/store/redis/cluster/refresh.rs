@@ -1,9 +1,6 @@
 //! The refresh of the slot map in the background, whenever a call shows that it may be wrong.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rand::seq::SliceRandom as _;
@@ -60,9 +57,8 @@ impl Cluster {
         self.refresh_soon();
         // The task that refreshes the map may end with its runtime.
         let _ = timeout(LONGEST_PAUSE, looked_up.changed()).await;
-        self.owner(slot)
-            .ok()
-            .filter(|owner| owner.address != dead.address)
+        let owner = self.owner(slot).ok()?;
+        (owner.address != dead.address).then_some(owner)
     }
 
     /// Refreshes the map in the background, if there is a runtime.
@@ -76,19 +72,18 @@ impl Cluster {
             return;
         }
         drop(refresh);
-        let this = self.this.clone();
+        let (this, cut_off) = (self.this.clone(), self.this.clone());
         // If the runtime of the task ends, the next request starts a new task.
-        let cut_off = OnDrop::new({
-            let this = this.clone();
-            move || {
-                if let Some(cluster) = this.upgrade() {
-                    lock(&cluster.refresh).running = false;
-                }
+        let cut_off = OnDrop::new(move || {
+            if let Some(cluster) = cut_off.upgrade() {
+                lock(&cluster.refresh).running = false;
             }
         });
         // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
         runtime.spawn(async move {
-            while let Some(not_before) = Self::next_refresh(&this) {
+            let not_before = |cluster: Arc<Self>| lock(&cluster.refresh).not_before;
+            // Ends once the store is dropped.
+            while let Some(not_before) = this.upgrade().map(not_before) {
                 sleep_until(not_before).await;
                 if let Some(cluster) = this.upgrade()
                     && cluster.refresh().await
@@ -98,11 +93,6 @@ impl Cluster {
             }
             cut_off.disarm();
         });
-    }
-
-    /// The earliest time of the next refresh; `None` if the store was dropped.
-    fn next_refresh(this: &Weak<Self>) -> Option<Instant> {
-        Some(lock(&this.upgrade()?.refresh).not_before)
     }
 
     /// Refreshes the map. Returns whether no other refresh was requested meanwhile.
@@ -126,26 +116,23 @@ impl Cluster {
 
     /// Queries the map from any node, connected ones first.
     async fn look_up(&self) -> Option<Slots> {
-        let mut nodes: Vec<_> = self.read().nodes.values().cloned().collect();
+        let mut nodes: Vec<_> = lock(&self.map).nodes.values().cloned().collect();
         nodes.shuffle(&mut rand::rng());
         nodes.sort_by_key(|node| !node.connection.stands());
         if let Some(slots) = first_of(&nodes).await {
             return Some(slots);
         }
-        let mut others: Vec<_> = self.read().slots.members.clone();
+        let mut others = lock(&self.map).slots.members.clone();
         others.retain(|member| nodes.iter().all(|node| node.address != *member));
         others.shuffle(&mut rand::rng());
         others.extend(self.seed_addresses().cloned());
-        let others: Vec<_> = others
-            .iter()
-            .filter_map(|address| self.node(address).ok())
-            .collect();
-        first_of(&others).await
+        let others = others.iter().filter_map(|address| self.node(address).ok());
+        first_of(&others.collect::<Vec<_>>()).await
     }
 
     /// Replaces the map. Returns whether it has changed.
     pub(super) fn adopt(&self, slots: Slots) -> bool {
-        let mut map = self.write();
+        let mut map = lock(&self.map);
         let is_news = !map.slots.agrees_with(&slots);
         let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
         map.slots = slots;
@@ -153,9 +140,8 @@ impl Cluster {
         // These are closed after the map is unlocked. A replica that only supplied the map is not
         // needed any more.
         let owners = slots.owners();
-        let _left: Vec<_> = nodes
-            .extract_if(|address, _| !owners.contains(address))
-            .collect();
+        let left = nodes.extract_if(|address, _| !owners.contains(address));
+        let _left: Vec<_> = left.collect();
         drop(map);
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
@@ -177,10 +163,8 @@ impl Cluster {
 /// The map of the first node that answers.
 async fn first_of(nodes: &[Arc<Node>]) -> Option<Slots> {
     for some in nodes.chunks(ASKED_AT_ONCE) {
-        let mut answers: FuturesUnordered<_> = some
-            .iter()
-            .map(|node| timeout(PATIENCE, node.slots()))
-            .collect();
+        let asked = some.iter().map(|node| timeout(PATIENCE, node.slots()));
+        let mut answers: FuturesUnordered<_> = asked.collect();
         while let Some(answer) = answers.next().await {
             if let Ok(Ok(slots)) = answer {
                 return Some(slots);

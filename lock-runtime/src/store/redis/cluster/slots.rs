@@ -11,7 +11,7 @@ use std::{
 };
 
 use crc16::{State, XMODEM};
-use redis::{ServerError, Value};
+use redis::Value;
 
 use super::super::reply::text;
 
@@ -30,19 +30,12 @@ pub(in super::super) fn slot_of(key: &[u8]) -> Slot {
 /// A number whose digits hash to the slot. The numbers of all slots are found by a single search.
 pub(in super::super) fn number_in(slot: Slot) -> u32 {
     static NUMBERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
-        let (mut numbers, mut missing) = (vec![None; usize::from(SLOTS)], SLOTS);
-        // The first 200,000 or so cover every slot.
-        for number in 0.. {
-            let found = &mut numbers[usize::from(slot_of(number.to_string().as_bytes()))];
-            if found.is_none() {
-                *found = Some(number);
-                missing -= 1;
-            }
-            if missing == 0 {
-                break;
-            }
+        let mut numbers = vec![0; usize::from(SLOTS)];
+        // These cover every slot, and the smallest number of each is kept.
+        for number in (0..110_000_u32).rev() {
+            numbers[usize::from(slot_of(number.to_string().as_bytes()))] = number;
         }
-        numbers.into_iter().flatten().collect()
+        numbers
     });
     NUMBERS[usize::from(slot % SLOTS)]
 }
@@ -57,7 +50,7 @@ fn hash_tag(key: &[u8]) -> &[u8] {
 }
 
 /// The address of a node.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) host: Arc<str>,
     pub(super) port: u16,
@@ -65,26 +58,22 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn new(host: &str, port: u16) -> Self {
-        Self {
-            host: host.into(),
-            port,
-        }
+        let host = host.into();
+        Self { host, port }
     }
 
-    /// Parses `host:port` in a redirection. An empty host is the host of the node `asked`: the
-    /// nodes of the cluster then do not know the name by which clients reach them.
+    /// Parses `host:port` in a redirection.
     fn parse(text: &str, asked: &Self) -> Option<Self> {
         // An IPv6 address comes without brackets.
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        match host {
-            "?" => None,
-            "" => Some(Self {
-                host: asked.host.clone(),
-                port,
-            }),
-            host => Some(Self::new(host, port)),
-        }
+        (host != "?").then(|| Self::named(host, port, asked))
+    }
+
+    /// An address in a reply. An empty host is the host of the node `asked`: the nodes of the
+    /// cluster then do not know the name by which clients reach them.
+    fn named(host: &str, port: u16, asked: &Self) -> Self {
+        Self::new(if host.is_empty() { &asked.host } else { host }, port)
     }
 }
 
@@ -99,17 +88,11 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// The reply of a node that does not execute a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirection {
-    /// Another node serves the slot. `None` if the reply does not name it.
-    Moved(Slot, Option<Address>),
+    /// Another node serves the slot.
+    Moved(Slot, Address),
     /// The slot is migrating to another node. The keys are there already, or do not exist.
     Ask(Address),
     /// Some of the keys have moved to the other node, some have not.
@@ -117,13 +100,17 @@ pub(super) enum Redirection {
     /// The script has deleted a key and accessed it again, which a node refuses while the slot
     /// migrates. The script was not executed to its end.
     HalfWay,
-    /// The node does not serve the slot at present, and its owner is to be looked up.
+    /// The node does not serve the slot at present, and its owner is to be looked up, as the reply
+    /// does not name it.
     Down,
 }
 
 impl Redirection {
-    /// Parses an error reply of the node `asked`; `None` if it is not a redirection.
-    pub(super) fn parse(error: &ServerError, asked: &Address) -> Option<Self> {
+    /// Parses a reply of the node `asked`; `None` if it is not a redirection.
+    pub(super) fn parse(reply: &Value, asked: &Address) -> Option<Self> {
+        let Value::ServerError(error) = reply else {
+            return None;
+        };
         let details = error.details().unwrap_or_default();
         let place = || {
             let (slot, address) = details.split_once(' ')?;
@@ -132,7 +119,10 @@ impl Redirection {
             Some((slot, Address::parse(address.split(' ').next()?, asked)))
         };
         match error.code() {
-            "MOVED" => place().map(|(slot, address)| Self::Moved(slot, address)),
+            "MOVED" => place().map(|(slot, address)| match address {
+                Some(address) => Self::Moved(slot, address),
+                None => Self::Down,
+            }),
             "ASK" => place().and_then(|(_, address)| address).map(Self::Ask),
             "TRYAGAIN" => Some(Self::TryAgain),
             "ERR" if details.contains("non local key") => Some(Self::HalfWay),
@@ -145,7 +135,6 @@ impl Redirection {
 }
 
 /// The slot map.
-#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Slots {
     /// For each slot the index of its owner in `members`, or `NO_OWNER`.
     owners: Vec<u16>,
@@ -157,10 +146,8 @@ const NO_OWNER: u16 = u16::MAX;
 
 impl Slots {
     pub(super) fn empty() -> Self {
-        Self {
-            owners: vec![NO_OWNER; usize::from(SLOTS)],
-            members: Vec::new(),
-        }
+        let (owners, members) = (vec![NO_OWNER; usize::from(SLOTS)], Vec::new());
+        Self { owners, members }
     }
 
     /// Parses the reply of the node `asked` to `CLUSTER SLOTS`, which has for each range of slots
@@ -190,19 +177,17 @@ impl Slots {
     }
 
     fn member(&mut self, address: Address) -> u16 {
-        let known = self
-            .members
-            .iter()
-            .position(|member| *member == address)
-            .unwrap_or_else(|| {
-                self.members.push(address);
-                self.members.len() - 1
-            });
+        let known = self.members.iter().position(|member| *member == address);
+        let index = known.unwrap_or_else(|| {
+            self.members.push(address);
+            self.members.len() - 1
+        });
         // A cluster has a thousand nodes at most.
-        u16::try_from(known).unwrap_or(NO_OWNER)
+        u16::try_from(index).unwrap_or(NO_OWNER)
     }
 
-    fn assign(&mut self, range: RangeInclusive<Slot>, owner: Address) {
+    /// Records that a node serves the slots.
+    pub(super) fn assign(&mut self, range: RangeInclusive<Slot>, owner: Address) {
         let owner = self.member(owner);
         for slot in range {
             if let Some(place) = self.owners.get_mut(usize::from(slot)) {
@@ -211,47 +196,28 @@ impl Slots {
         }
     }
 
-    /// Records that another node serves the slot.
-    pub(super) fn moved(&mut self, slot: Slot, owner: Address) {
-        self.assign(slot..=slot, owner);
-    }
-
     /// The node that serves the slot.
     pub(super) fn owner(&self, slot: Slot) -> Option<&Address> {
-        self.members
-            .get(usize::from(*self.owners.get(usize::from(slot))?))
+        let index = self.owners[usize::from(slot)];
+        self.members.get(usize::from(index))
     }
 
     /// The index of the owner among the members: a number that the keys of one node share.
     pub(super) fn owner_number(&self, slot: Slot) -> u64 {
-        self.owners
-            .get(usize::from(slot))
-            .copied()
-            .unwrap_or(NO_OWNER)
-            .into()
+        self.owners[usize::from(slot)].into()
     }
 
     /// All nodes that serve a slot.
     pub(super) fn owners(&self) -> HashSet<&Address> {
-        let mut places = self.owners.clone();
-        places.dedup();
-        places
-            .into_iter()
-            .filter_map(|place| self.members.get(usize::from(place)))
-            .collect()
+        let mut owners = self.owners.clone();
+        owners.dedup();
+        let owner = |index| self.members.get(usize::from(index));
+        owners.into_iter().filter_map(owner).collect()
     }
 
     /// Whether every slot has the same owner in both maps.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         (0..SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
-    }
-}
-
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slots")
-            .field("members", &self.members)
-            .finish_non_exhaustive()
     }
 }
 
@@ -265,18 +231,14 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
         return None;
     };
     let port = u16::try_from(*port).ok()?;
-    match text(host) {
+    match text(host).unwrap_or_default() {
         // The node is to be announced by its name, and has none.
-        Some("?") => {
+        "?" => {
             let mut names = rest.get(1)?.as_map_iter()?;
             let (_, ip) = names.find(|(name, _)| text(name) == Some("ip"))?;
             Some(Address::new(text(ip)?, port))
         }
-        Some("") | None => Some(Address {
-            host: asked.host.clone(),
-            port,
-        }),
-        Some(host) => Some(Address::new(host, port)),
+        host => Some(Address::named(host, port, asked)),
     }
 }
 
@@ -307,13 +269,8 @@ mod tests {
         Slots::parse(&Value::Array(ranges.into()), &asked())
     }
 
-    fn error(text: &str) -> ServerError {
-        let Ok(Value::ServerError(error)) =
-            redis::parse_redis_value(format!("-{text}\r\n").as_bytes())
-        else {
-            panic!("{text}")
-        };
-        error
+    fn error(text: &str) -> Value {
+        redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap()
     }
 
     fn asked() -> Address {
@@ -331,11 +288,8 @@ mod tests {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
         for whole in ["foo{}{bar}", "{}", "a{b", "a}b"] {
-            assert_eq!(
-                slot_of(whole.as_bytes()),
-                State::<XMODEM>::calculate(whole.as_bytes()) % SLOTS,
-                "{whole}"
-            );
+            let checksum = State::<XMODEM>::calculate(whole.as_bytes());
+            assert_eq!(slot_of(whole.as_bytes()), checksum % SLOTS, "{whole}");
         }
         assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
     }
@@ -343,10 +297,8 @@ mod tests {
     #[test]
     fn each_slot_has_a_number() {
         for slot in 0..SLOTS {
-            assert_eq!(
-                slot_of(format!("ns:random:{{{}}}", number_in(slot)).as_bytes()),
-                slot
-            );
+            let channel = format!("ns:random:{{{}}}", number_in(slot));
+            assert_eq!(slot_of(channel.as_bytes()), slot);
         }
     }
 
@@ -392,12 +344,12 @@ mod tests {
             let slots = parse([range(0, 9, [node_with(bulk("?"), 7, names)])]).unwrap();
             assert_eq!(slots.owner(0), Some(&Address::new("10.0.0.1", 7)));
         }
-        assert_eq!(parse([range(0, 9, [node(bulk("?"), 7)])]), None);
+        assert!(parse([range(0, 9, [node(bulk("?"), 7)])]).is_none());
     }
 
     #[test]
     fn a_reply_that_is_no_map_is_refused() {
-        assert_eq!(Slots::parse(&Value::Nil, &asked()), None);
+        assert!(Slots::parse(&Value::Nil, &asked()).is_none());
         for ranges in [
             vec![],
             vec![Value::Int(1)],
@@ -405,14 +357,14 @@ mod tests {
             vec![range(-1, 1, [node(bulk("a"), 1)])],
             vec![range(0, 1, [node(bulk("a"), 65_536)])],
         ] {
-            assert_eq!(parse(ranges.clone()), None, "{ranges:?}");
+            assert!(parse(ranges.clone()).is_none(), "{ranges:?}");
         }
     }
 
     #[test]
     fn moved_slot_changes_its_owner_alone() {
         let mut slots = parse([range(0, 99, [node(bulk("a"), 1)])]).unwrap();
-        slots.moved(50, Address::new("b", 2));
+        slots.assign(50..=50, Address::new("b", 2));
         for (slot, owner) in [(49, ("a", 1)), (50, ("b", 2)), (51, ("a", 1))] {
             assert_eq!(slots.owner(slot), Some(&Address::new(owner.0, owner.1)));
         }
@@ -422,35 +374,26 @@ mod tests {
     fn redirections_are_understood() {
         use Redirection::*;
         let b = || Address::new("b", 2);
+        let try_again = "TRYAGAIN Multiple keys request during rehashing of slot";
+        let half_way =
+            "ERR Script attempted to access a non local key in a cluster node script: f_1";
         for (text, expected) in [
-            ("MOVED 7 b:2", Some(Moved(7, Some(b())))),
-            ("MOVED 7 b:2 extra", Some(Moved(7, Some(b())))),
-            ("MOVED 7 :2", Some(Moved(7, Some(Address::new("asked", 2))))),
-            ("MOVED 7 ?:2", Some(Moved(7, None))),
-            (
-                "MOVED 7 ::1:2",
-                Some(Moved(7, Some(Address::new("::1", 2)))),
-            ),
+            ("MOVED 7 b:2", Some(Moved(7, b()))),
+            ("MOVED 7 b:2 extra", Some(Moved(7, b()))),
+            ("MOVED 7 :2", Some(Moved(7, Address::new("asked", 2)))),
+            ("MOVED 7 ?:2", Some(Down)),
+            ("MOVED 7 ::1:2", Some(Moved(7, Address::new("::1", 2)))),
             ("MOVED 16384 b:2", None),
             ("MOVED", None),
             ("ASK 7 b:2", Some(Ask(b()))),
             ("ASK 7 ?:2", None),
-            (
-                "TRYAGAIN Multiple keys request during rehashing of slot",
-                Some(TryAgain),
-            ),
-            (
-                "ERR Script attempted to access a non local key in a cluster node script: f_1",
-                Some(HalfWay),
-            ),
+            (try_again, Some(TryAgain)),
+            (half_way, Some(HalfWay)),
             ("CLUSTERDOWN The cluster is down", Some(Down)),
             ("NOSCRIPT No matching script.", None),
         ] {
-            assert_eq!(
-                Redirection::parse(&error(text), &asked()),
-                expected,
-                "{text}"
-            );
+            let found = Redirection::parse(&error(text), &asked());
+            assert_eq!(found, expected, "{text}");
         }
     }
 

@@ -32,7 +32,8 @@ use super::{
     slots::{Address, Slot, number_in, slot_of},
 };
 use crate::{
-    store::{Hold, StoreErrorKind, StoreEvent, Token},
+    store::StoreErrorKind::{Forbidden, WrongServer},
+    store::{Hold, StoreEvent, Token},
     sync::lock,
 };
 
@@ -63,10 +64,8 @@ struct Ear {
 impl Subscriptions {
     /// Creates the subscriptions of a store. Events go to the listeners of `dial`.
     pub(super) fn new(dial: Dial) -> Self {
-        Self {
-            dial,
-            desk: Mutex::default(),
-        }
+        let desk = Mutex::default();
+        Self { dial, desk }
     }
 
     /// The channel of a slot.
@@ -89,20 +88,17 @@ impl Subscriptions {
         };
         let mut desk = lock(&self.desk);
         let todo = desk.audience.waits(slot, hold, node, Instant::now());
-        let before = todo
-            .unsubscribe
-            .and_then(|node| desk.ears.get(&node).cloned());
+        let ear_at = |node| desk.ears.get(&node).cloned();
+        let before = todo.unsubscribe.and_then(ear_at);
         let ear = todo.subscribe.then(|| {
-            desk.ears
-                .entry(node.clone())
-                .or_insert_with(|| {
-                    Arc::new(Ear {
-                        address: node.clone(),
-                        client: client.clone(),
-                        connection: OnceCell::new(),
-                    })
+            let ear = desk.ears.entry(node.clone()).or_insert_with(|| {
+                Arc::new(Ear {
+                    address: node.clone(),
+                    client: client.clone(),
+                    connection: OnceCell::new(),
                 })
-                .clone()
+            });
+            ear.clone()
         });
         let sweep = !std::mem::replace(&mut desk.swept, true);
         drop(desk);
@@ -132,10 +128,8 @@ impl Subscriptions {
         let mut command = redis::cmd("SSUBSCRIBE");
         command.arg(self.channel(slot));
         let answer = async {
-            ear.connection(&self)
-                .await?
-                .req_packed_command(&command)
-                .await
+            let mut connection = ear.connection(&self).await?;
+            connection.req_packed_command(&command).await
         };
         let Ok(Ok(value)) = timeout(PATIENCE, answer).await else {
             self.forget(ear);
@@ -147,16 +141,13 @@ impl Subscriptions {
         if let Value::ServerError(refusal) = value {
             let refusal = error::refused(&refusal, &self.dial.acl);
             // A server before 7.0 does not know the command.
-            forbidden = matches!(
-                refusal.kind(),
-                StoreErrorKind::Forbidden | StoreErrorKind::WrongServer
-            );
+            forbidden = matches!(refusal.kind(), Forbidden | WrongServer);
             if forbidden {
                 self.dial.warn_of_silence(&refusal);
             }
         }
-        let mut desk = lock(&self.desk);
-        desk.audience.failed(slot, &ear.address, forbidden);
+        let audience = &mut lock(&self.desk).audience;
+        audience.failed(slot, &ear.address, forbidden);
     }
 
     /// Handles a message on the connection.
@@ -196,25 +187,20 @@ impl Subscriptions {
 
     /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
+        let (listeners, ttl) = (&self.dial.pushes.listeners, Duration::ZERO);
         for (key, kind) in wanted {
-            self.dial.pushes.listeners.notify(&StoreEvent::FreeIn {
-                key,
-                kind,
-                ttl: Duration::ZERO,
-            });
+            listeners.notify(&StoreEvent::FreeIn { key, kind, ttl });
         }
     }
 
     /// Unsubscribes from channels without waiters, as long as there are any channels.
     fn start_to_sweep(self: &Arc<Self>, runtime: &Handle) {
         let this = Arc::downgrade(self);
+        let cut_off = this.clone();
         // The runtime of the task may end, while another one goes on.
-        let cut_off = OnDrop::new({
-            let this = this.clone();
-            move || {
-                if let Some(all) = this.upgrade() {
-                    lock(&all.desk).swept = false;
-                }
+        let cut_off = OnDrop::new(move || {
+            if let Some(all) = cut_off.upgrade() {
+                lock(&all.desk).swept = false;
             }
         });
         runtime.spawn(async move {
@@ -233,21 +219,17 @@ impl Subscriptions {
     /// Returns the channels without waiters, and closes the connections without channels. `None`
     /// if there are no channels left.
     fn sweep(&self) -> Option<Vec<(Slot, Arc<Ear>)>> {
-        let mut desk = lock(&self.desk);
+        let mut locked = lock(&self.desk);
+        let desk = &mut *locked;
         let left = desk.audience.sweep(Instant::now());
-        let Desk {
-            audience,
-            ears,
-            swept,
-        } = &mut *desk;
         // These are closed after the desk is unlocked, as their end is reported here.
-        let _closed: Vec<_> = ears
-            .extract_if(|node, _| !audience.listens_at(node))
-            .collect();
-        *swept = !audience.is_empty();
-        let open = |(slot, node)| Some((slot, ears.get(&node)?.clone()));
-        let left = swept.then(|| left.into_iter().filter_map(open).collect());
-        drop(desk);
+        let unused = |node: &Address, _: &mut _| !desk.audience.listens_at(node);
+        let _closed: Vec<_> = desk.ears.extract_if(unused).collect();
+        desk.swept = !desk.audience.is_empty();
+        let open = |(slot, node)| Some((slot, desk.ears.get(&node)?.clone()));
+        let left = left.into_iter().filter_map(open).collect();
+        let left = desk.swept.then_some(left);
+        drop(locked);
         left
     }
 }
@@ -262,12 +244,10 @@ impl Ear {
             let both = move || Some((weak_all.upgrade()?, weak_ear.upgrade()?));
             // Belongs to the task that reads from the connection, and is dropped with it, also when
             // the runtime of that task ends.
-            let end = OnDrop::new({
-                let both = both.clone();
-                move || {
-                    if let Some((all, ear)) = both() {
-                        all.lost(&ear);
-                    }
+            let still = both.clone();
+            let end = OnDrop::new(move || {
+                if let Some((all, ear)) = still() {
+                    all.lost(&ear);
                 }
             });
             let config = AsyncConnectionConfig::new()
@@ -280,7 +260,8 @@ impl Ear {
                     }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            self.client
+            let client = &self.client;
+            client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await
         };

@@ -55,9 +55,10 @@ local function settle(lock)
   end
 end
 
--- Adds a holder to a set. If the server's access rules forbid one of the commands, the script
--- fails before it has created a set that never ends, or that does not end with its longest holder:
--- the first PEXPIREAT changes nothing.
+-- Adds a holder to a set, or extends its lease. If the server's access rules forbid one of the
+-- commands, the script fails before it has created a set that never ends, or that does not end with
+-- its longest holder: the first PEXPIREAT changes nothing. A server that is out of memory accepts
+-- it for a set that exists, and then also the later writes of the script.
 local function join(lock, member, expiry)
   local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2] or expiry)
   redis.call('PEXPIREAT', lock, whole(last))

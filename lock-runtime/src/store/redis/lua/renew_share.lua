@@ -11,12 +11,5 @@ end
 if lease <= ttl then
   return ttl
 end
--- The first PEXPIREAT changes nothing: a server that is out of memory accepts it, and then also
--- the later writes of the script. If the server's access rules forbid ZADD, the script fails
--- before the end of the set differs from that of its longest holder.
-local expiry = now + lease
-local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2])
-redis.call('PEXPIREAT', lock, whole(last))
-redis.call('ZADD', lock, 'XX', whole(expiry), member)
-redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
+join(lock, member, now + lease)
 return lease

@@ -41,9 +41,8 @@ impl fmt::Display for Named {
 
 impl Votes {
     pub(super) fn new(sentinels: usize) -> Self {
-        Self {
-            answers: (0..sentinels).map(|_| None).collect(),
-        }
+        let answers = (0..sentinels).map(|_| None).collect();
+        Self { answers }
     }
 
     /// Records an answer. Returns whether it decides the vote, whatever the other answers are.
@@ -64,9 +63,8 @@ impl Votes {
     /// have known yet.
     pub(super) fn elected<'a>(&'a self, heard: Option<&'a Named>) -> Option<&'a Named> {
         let votes = |named: &Named| self.named().filter(|other| *other == named).count();
-        self.named()
-            .chain(heard)
-            .max_by_key(|named| (named.epoch, votes(named)))
+        let candidates = self.named().chain(heard);
+        candidates.max_by_key(|named| (named.epoch, votes(named)))
     }
 
     /// The kind of the error if no Sentinel names a primary.
@@ -75,12 +73,9 @@ impl Votes {
             Some(Answer::Failed(error)) => error.kind(),
             _ => StoreErrorKind::Unavailable,
         });
-        let first = kinds.next().unwrap_or(StoreErrorKind::Unavailable);
-        if kinds.all(|kind| kind == first) {
-            first
-        } else {
-            StoreErrorKind::Unavailable
-        }
+        let first = kinds.next();
+        let common = first.filter(|first| kinds.all(|kind| kind == *first));
+        common.unwrap_or(StoreErrorKind::Unavailable)
     }
 }
 
@@ -89,11 +84,8 @@ mod tests {
     use super::*;
 
     fn primary(host: &str, epoch: u64) -> Named {
-        Named {
-            host: host.into(),
-            port: 6379,
-            epoch,
-        }
+        let (host, port) = (host.into(), 6379);
+        Named { host, port, epoch }
     }
 
     fn named(host: &str, epoch: u64) -> Answer {
@@ -119,11 +111,8 @@ mod tests {
         assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
         assert!(!votes.take(2, named("a", 1)));
         assert!(!votes.take(3, named("a", 1)));
-        assert_eq!(
-            votes.elected(None).unwrap().host,
-            "a",
-            "when no Sentinel is left to ask"
-        );
+        let so_far = &votes.elected(None).unwrap().host;
+        assert_eq!(so_far, "a", "when no Sentinel is left to ask");
         assert!(votes.take(4, named("b", 2)));
         assert_eq!(votes.elected(None).unwrap().host, "b");
     }
@@ -165,13 +154,11 @@ mod tests {
     #[test]
     fn nobody_is_elected_where_nobody_is_named() {
         use StoreErrorKind::*;
+        let unauthenticated = || failed(Unauthenticated);
         for (answers, kind) in [
             ([Answer::Unknown, Answer::Unknown], Unavailable),
-            (
-                [failed(Unauthenticated), failed(Unauthenticated)],
-                Unauthenticated,
-            ),
-            ([failed(Unauthenticated), failed(Unavailable)], Unavailable),
+            ([unauthenticated(), unauthenticated()], Unauthenticated),
+            ([unauthenticated(), failed(Unavailable)], Unavailable),
             ([failed(Forbidden), Answer::Unknown], Unavailable),
         ] {
             let mut votes = Votes::new(2);

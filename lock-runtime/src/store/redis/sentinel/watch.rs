@@ -32,12 +32,9 @@ impl Sentinels {
     ) -> AbortHandle {
         let sentinels = self.clone();
         let watching = tokio::spawn(async move {
-            let mut each: FuturesUnordered<_> = sentinels
-                .sentinels
-                .iter()
-                .map(|sentinel| sentinels.successor(&current, sentinel))
-                .collect();
-            let Some(named) = each.next().await else {
+            let each = sentinels.sentinels.iter();
+            let each = each.map(|sentinel| sentinels.successor(&current, sentinel));
+            let Some(named) = each.collect::<FuturesUnordered<_>>().next().await else {
                 return;
             };
             tracing::info!(primary = %named, before = %current, name = sentinels.name, "the Sentinels name another primary");
@@ -81,14 +78,9 @@ impl Sentinels {
                 Answer::Named(_) => {}
                 Answer::Unknown | Answer::Failed(_) => return None,
             }
-            loop {
-                let message: String = messages.next().await?.get_payload().unwrap_or_default();
-                if message
-                    .strip_prefix(&self.name)
-                    .is_some_and(|rest| rest.starts_with(' '))
-                {
-                    break;
-                }
+            let mut message = String::new();
+            while !message.starts_with(&format!("{} ", self.name)) {
+                message = messages.next().await?.get_payload().unwrap_or_default();
             }
         }
     }
