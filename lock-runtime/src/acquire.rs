@@ -71,7 +71,7 @@ pub(crate) async fn acquire(
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
-    let effort = Effort {
+    let acquiring = Acquiring {
         core,
         terms,
         since: Instant::now(),
@@ -79,25 +79,25 @@ pub(crate) async fn acquire(
     };
     let [key] = keys else {
         // Boxed: this is rare, and would enlarge the future of every other request.
-        return Box::pin(effort.acquire_several(keys)).await;
+        return Box::pin(acquiring.acquire_several(keys)).await;
     };
-    let entry = match effort.reenter(key)? {
+    let entry = match acquiring.reenter(key)? {
         Some(entry) => entry,
-        None => effort.acquire_one(key, effort.since).await?,
+        None => acquiring.acquire_one(key, acquiring.since).await?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
 
-/// A request: its terms, the time that it has taken, and the number of calls that it has made to
-/// the store.
-struct Effort<'a> {
+/// A request that is being acquired, the time that it has taken, and the number of calls that it
+/// has made to the store.
+struct Acquiring<'a> {
     core: &'a Arc<Core>,
     terms: &'a Terms,
     since: Instant,
     attempts: AtomicU32,
 }
 
-impl fmt::Display for Effort<'_> {
+impl fmt::Display for Acquiring<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "waited {:.1?}", self.since.elapsed())?;
         match self.attempts.load(Ordering::Relaxed) {
@@ -108,7 +108,7 @@ impl fmt::Display for Effort<'_> {
     }
 }
 
-impl Effort<'_> {
+impl Acquiring<'_> {
     /// Counts one more call to the store.
     fn attempt(&self) {
         self.attempts.fetch_add(1, Ordering::Relaxed);
@@ -159,8 +159,8 @@ impl Effort<'_> {
             Ok((id, self.with_guard(state, key, step)))
         });
         let (id, mut next) = begun.map_err(|refused| self.error_of(key, refused))?;
-        let effort = self;
-        let pending = Pending { effort, key, id };
+        let acquiring = self;
+        let pending = Pending { acquiring, key, id };
         let cancels = OnDrop::new(|| pending.cancel());
         let outcome = loop {
             next = match next {
@@ -232,33 +232,30 @@ impl Effort<'_> {
 
     /// The error of a request that was not granted.
     fn error_of(&self, key: &LockKey, refused: Refused) -> LockError {
-        let (kind, message) = match refused {
-            Refused::ShuttingDown => (LockErrorKind::ShuttingDown, "the client was shut down"),
-            Refused::Full => (
+        let error = |kind, message: &'static str| LockError::new(kind, message).with_key(key);
+        match refused {
+            Refused::ShuttingDown => error(LockErrorKind::ShuttingDown, "the client was shut down"),
+            Refused::Full => error(
                 LockErrorKind::Overloaded,
                 "too many requests wait for it in this process; `max_waiters` is the limit",
             ),
-            Refused::FullInAll => (
+            Refused::FullInAll => error(
                 LockErrorKind::Overloaded,
                 "too many requests wait in this process, for all locks together; \
                  `LockClientBuilder::max_waiters_in_all` is the limit",
             ),
-            Refused::ModeMismatch => (
+            Refused::Contended(holder_ttl) => {
+                let held = error(LockErrorKind::Contended, "another task or process holds it");
+                held.with_retry_after(holder_ttl)
+            }
+            Refused::TimedOut(last) => self.timed_out(key, last),
+            Refused::Store(error) => self.failed(key, error),
+            Refused::ForeignKey(part) => self.core.foreign(key, self.terms.mode.kind(), part),
+            Refused::ModeMismatch => error(
                 LockErrorKind::ModeMismatch,
                 "it is held with another number of permits, or by something that is not a permit; use the same number everywhere",
             ),
-            Refused::Contended(holder_ttl) => {
-                let message = "another task or process holds it";
-                let error = LockError::new(LockErrorKind::Contended, message).with_key(key);
-                return error.with_retry_after(holder_ttl);
-            }
-            Refused::TimedOut(last) => return self.timed_out(key, last),
-            Refused::Store(error) => return self.failed(key, error),
-            Refused::ForeignKey(part) => {
-                return self.core.foreign(key, self.terms.mode.kind(), part);
-            }
-        };
-        LockError::new(kind, message).with_key(key)
+        }
     }
 
     /// The error of a request whose wait has ended.
@@ -288,7 +285,7 @@ impl Effort<'_> {
 
 /// A request that the session knows.
 struct Pending<'a> {
-    effort: &'a Effort<'a>,
+    acquiring: &'a Acquiring<'a>,
     key: &'a LockKey,
     id: AcquireId,
 }
@@ -296,15 +293,15 @@ struct Pending<'a> {
 impl Pending<'_> {
     /// Passes one input to the session.
     fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Step<Entry> {
-        self.effort.core.visit(|state, cx| {
+        self.acquiring.core.visit(|state, cx| {
             let step = input(state, cx);
-            self.effort.with_guard(state, self.key, step)
+            self.acquiring.with_guard(state, self.key, step)
         })
     }
 
     /// Ends a request whose future is dropped before its end.
     fn cancel(&self) {
-        self.effort.core.visit(|state, cx| {
+        self.acquiring.core.visit(|state, cx| {
             state.discard_waker(self.id);
             state.session.cancel(self.id, cx);
         });
@@ -312,8 +309,8 @@ impl Pending<'_> {
 
     /// Makes a call and passes its answer to the session.
     async fn call(&self, call: Call) -> Step<Entry> {
-        self.effort.attempt();
-        let answer = perform(&*self.effort.core.store, &call).await;
+        self.acquiring.attempt();
+        let answer = perform(&*self.acquiring.core.store, &call).await;
         self.input(|state, cx| state.session.replied(self.id, answer, cx))
     }
 
@@ -352,8 +349,8 @@ impl Pending<'_> {
 
     /// Makes a call that a wake-up may end.
     async fn call_or_wake(&self, call: Call) -> Step<Entry> {
-        self.effort.attempt();
-        let mut calling = pin!(perform(&*self.effort.core.store, &call));
+        self.acquiring.attempt();
+        let mut calling = pin!(perform(&*self.acquiring.core.store, &call));
         let answer = poll_fn(|cx| {
             match self.resume(cx) {
                 Step::Wait(_) => {}

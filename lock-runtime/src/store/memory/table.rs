@@ -151,7 +151,7 @@ impl Table {
     fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
         let kind = hold.mode.kind();
         let entry = self.map(kind).get_mut(&hold.key)?;
-        entry.line.retain(|place| place.is_kept(step.now));
+        entry.line.retain(|place| place.is_queued(step.now));
         if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
             place.seen = step.now;
         }
@@ -359,7 +359,7 @@ impl Table {
         };
         Inspection {
             holders,
-            waiters: entry.kept(now).map(waiter).collect(),
+            waiters: entry.queued(now).map(waiter).collect(),
             fence: entry.living(now).map(|slot| slot.fence).max(),
         }
     }

@@ -59,7 +59,7 @@ impl Place {
         now < self.seen + ENTRY_STALE_AFTER
     }
 
-    pub(super) fn is_kept(&self, now: Instant) -> bool {
+    pub(super) fn is_queued(&self, now: Instant) -> bool {
         now < self.seen + ENTRY_TTL
     }
 
@@ -85,13 +85,13 @@ impl Entry {
     }
 
     /// Returns the queue entries that have not expired.
-    pub(super) fn kept(&self, now: Instant) -> impl Iterator<Item = &Place> {
-        self.line.iter().filter(move |place| place.is_kept(now))
+    pub(super) fn queued(&self, now: Instant) -> impl Iterator<Item = &Place> {
+        self.line.iter().filter(move |place| place.is_queued(now))
     }
 
     /// Returns whether there is a holder, a reservation or a waiter.
     pub(super) fn is_taken(&self, now: Instant) -> bool {
-        self.living(now).next().is_some() || self.kept(now).next().is_some()
+        self.living(now).next().is_some() || self.queued(now).next().is_some()
     }
 
     pub(super) fn is_held_by(&self, token: Token) -> bool {
@@ -152,7 +152,7 @@ impl Entry {
         if self.line.is_empty() {
             return;
         }
-        self.line.retain(|place| place.is_kept(now));
+        self.line.retain(|place| place.is_queued(now));
         #[cfg(test)]
         if step.lets_nobody_in {
             return;

@@ -25,7 +25,7 @@ impl Table {
         self.entry(key, kind).into_iter().flat_map(move |entry| {
             let holders = entry.living(now).filter(|slot| !slot.kept);
             let holders = holders.map(|slot| (slot.token, Some(entry.mode)));
-            let waiters = entry.kept(now).map(|place| (place.request.token, None));
+            let waiters = entry.queued(now).map(|place| (place.request.token, None));
             holders.chain(waiters)
         })
     }
