@@ -17,7 +17,7 @@ use super::{
 use crate::{
     protocol::{
         self, Request,
-        quorum::{Cx, LONGEST_CALL, Reply, RequestId, ServerReply, Session, Step},
+        quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
     },
     store::{
         AcquireReply, Grant, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
@@ -307,12 +307,7 @@ impl Client {
     }
 
     /// Handles the end of a call.
-    pub(super) fn done(
-        &mut self,
-        net: &mut Network,
-        id: Call,
-        result: Result<ServerReply, StoreError>,
-    ) {
+    pub(super) fn done(&mut self, net: &mut Network, id: Call, result: Result<Reply, StoreError>) {
         if let Some(call) = self.calls.remove(&id) {
             self.replied_to(net, id, call, result);
         }
@@ -323,7 +318,7 @@ impl Client {
         net: &mut Network,
         id: Call,
         call: Calling,
-        result: Result<ServerReply, StoreError>,
+        result: Result<Reply, StoreError>,
     ) {
         if let Err(error) = &result {
             net.say(|_| format!("{} #{id} failed: {error}", self.who));
@@ -403,7 +398,7 @@ fn answer(net: &Network, reply: Reply) -> Option<StoreReply> {
         Reply::Abandoned => One::Abandoned,
         Reply::AcquireAll(reply) => return Some(StoreReply::All(reply)),
         Reply::Revoke(reply) => return Some(StoreReply::Revoke(reply)),
-        Reply::NotAbandoned(..) | Reply::Inspect(_) => return None,
+        Reply::NotAbandoned(..) | Reply::Inspect(_) | Reply::Raise(..) => return None,
     };
     match &mut one {
         One::Acquire(AcquireReply::Granted(Grant { ttl, .. }))

@@ -11,7 +11,7 @@ use super::{
     network::{Conn, Event, Network},
 };
 use crate::{
-    protocol::quorum::{Send, ServerReply, ServerRequest, Ticket},
+    protocol::quorum::{self, Send, ServerRequest, Ticket},
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
@@ -278,7 +278,7 @@ impl Client {
             link.silent_since = None;
         }
         if let (
-            Reply::Call(ServerReply::Acquire(_), micros) | Reply::Strange(micros),
+            Reply::Call(quorum::Reply::Acquire(_), micros) | Reply::Strange(micros),
             Some(clock),
         ) = (&reply, &link.clock)
         {
@@ -287,7 +287,7 @@ impl Client {
         match (reply, &call.request) {
             // The estimate of the server's clock was wrong: repeat the request.
             (
-                Reply::Call(ServerReply::Acquire(AcquireReply::Late), _),
+                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), _),
                 ServerRequest::Acquire(request, _),
             ) if !call.asked_again && request.deadline > now => {
                 call.conditions.deadline = None;

@@ -12,7 +12,7 @@ use crate::{
     fence::FencingToken,
     protocol::{
         self,
-        quorum::{ServerReply, ServerRequest},
+        quorum::{self, ServerRequest},
     },
     store::{AcquireReply, Grant, Hold, PollReply, StoreEvent, Token},
 };
@@ -45,7 +45,7 @@ pub(super) struct Conditions {
 pub(super) enum Reply {
     Greeted(Greeted),
     /// With the server's time.
-    Call(ServerReply, u64),
+    Call(quorum::Reply, u64),
     /// The server has another marker.
     Strange(u64),
     Direct(StoreReply),
@@ -143,8 +143,8 @@ impl Network {
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
-            Reply::Call(ServerReply::Acquire(AcquireReply::Granted(grant)), _)
-            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
+            Reply::Call(quorum::Reply::Acquire(AcquireReply::Granted(grant)), _)
+            | Reply::Call(quorum::Reply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
             Reply::Call(reply, _) => format!("{reply:?}"),
             other => format!("{other:?}"),
         }

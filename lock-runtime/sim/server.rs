@@ -15,7 +15,7 @@ use crate::{
     key::LockKey,
     protocol::{
         self, Mutation,
-        quorum::{ServerReply, ServerRequest},
+        quorum::{self, ServerRequest},
     },
     spec::LockKind,
     store::{
@@ -219,7 +219,7 @@ impl Server {
             Request::Call(_, Conditions { deadline, .. })
                 if deadline.is_some_and(|deadline| micros > deadline) =>
             {
-                Reply::Call(ServerReply::Acquire(AcquireReply::Late), micros)
+                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), micros)
             }
             Request::Call(_, conditions)
                 if conditions.marker.is_some()
@@ -294,7 +294,7 @@ fn vote(
     fences: &Fences,
     request: &ServerRequest,
     step: &mut Step<'_>,
-) -> ServerReply {
+) -> quorum::Reply {
     match request {
         ServerRequest::Acquire(request, proposal) => {
             step.proposal = Some(*proposal);
@@ -303,22 +303,22 @@ fn vote(
                 deadline: step.now,
                 ..request.clone()
             };
-            ServerReply::Acquire(table.acquire(&request, step))
+            quorum::Reply::Acquire(table.acquire(&request, step))
         }
-        ServerRequest::Poll(hold) => ServerReply::Poll(table.poll(hold, step)),
+        ServerRequest::Poll(hold) => quorum::Reply::Poll(table.poll(hold, step)),
         ServerRequest::Renew(renewals) => {
             let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
-            ServerReply::Renew(renewed.collect())
+            quorum::Reply::Renew(renewed.collect())
         }
-        ServerRequest::Release(release) => ServerReply::Release(table.release(release, step)),
-        ServerRequest::Convert(hold) => ServerReply::Convert(table.convert(hold, step)),
+        ServerRequest::Release(release) => quorum::Reply::Release(table.release(release, step)),
+        ServerRequest::Convert(hold) => quorum::Reply::Convert(table.convert(hold, step)),
         ServerRequest::Abandon(hold) => {
             table.abandon(hold, step);
-            ServerReply::Abandoned
+            quorum::Reply::Abandoned
         }
-        ServerRequest::Raise(_, _, fence) => ServerReply::Raise(*fence, fences.raise(*fence)),
+        ServerRequest::Raise(_, _, fence) => quorum::Reply::Raise(*fence, fences.raise(*fence)),
         ServerRequest::Inspect(key, kind) => {
-            ServerReply::Inspect(table.inspect(key, *kind, step.now))
+            quorum::Reply::Inspect(table.inspect(key, *kind, step.now))
         }
         ServerRequest::Revoke(..) => unreachable!("no lock of a majority is revoked"),
     }

@@ -220,7 +220,7 @@ impl Inner {
             StoreEvent::Revoked { token } => {
                 let token = lock(&self.session)
                     .round(*token)
-                    .map(|round| round.hold().token);
+                    .map(|round| round.hold.token);
                 if let Some(token) = token {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerReply,
-    ServerRequest, Session,
+    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
 };
 use crate::{
     protocol::{Abandonment, Ending, Latest, SHORTEST_CALL},
@@ -46,7 +45,7 @@ impl Session {
         if aliases.is_empty() {
             return;
         }
-        let (hold, lease) = (round.hold().clone(), round.longest_lease);
+        let (hold, lease) = (round.hold.clone(), round.longest_lease);
         for alias in &aliases {
             self.abandon_alias(alias, &hold, lease, cx);
         }
@@ -67,10 +66,8 @@ impl Session {
         let mut begin = |hold: Hold, afterwards| {
             let ending = Ending::Abandon(hold);
             let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-            let id = self.begin(Request::Abandonment {
-                server: alias.server,
-                abandonment: abandonment.then(afterwards),
-            });
+            let abandonment = abandonment.then(afterwards);
+            let id = self.begin(Request::Abandonment(alias.server, abandonment));
             cx.out.abandonments.push(id);
         };
         let hold = hold.alias(alias.token);
@@ -90,31 +87,23 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
-            let timeout = abandonment.call(cx.now).timeout;
+            let timeout = Some(abandonment.call(cx.now).timeout);
             let request = ServerRequest::Abandon(abandonment.hold().clone());
-            let send = Send::new(id, server, request, Purpose::Abandon);
-            cx.out.sends.push(send.timeout(timeout));
+            let send = Send::new(id, server, request, timeout, Purpose::Abandon);
+            cx.out.sends.push(send);
         }
         let due = abandonment.due();
-        let request = Request::Abandonment {
-            server,
-            abandonment,
-        };
-        (request, due)
+        (Request::Abandonment(server, abandonment), due)
     }
 
     /// Applies the reply to the call of an abandonment.
     pub(super) fn abandoned(
         &mut self,
         id: RequestId,
-        reply: Result<ServerReply, StoreError>,
+        reply: Result<Reply, StoreError>,
         cx: &mut Cx<'_>,
     ) {
-        let Some(Request::Abandonment {
-            server,
-            abandonment,
-        }) = self.requests.get_mut(&id)
-        else {
+        let Some(Request::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
             return;
         };
         let jitter = cx.jitter();

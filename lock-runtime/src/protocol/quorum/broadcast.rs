@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
+    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     abandon::ending_timeout,
     convert::Conversion,
     over,
@@ -92,11 +92,11 @@ impl Session {
         for (server, request, purpose) in calls {
             awaited.push(server);
             let timeout = match &purpose {
-                Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
+                Purpose::Release(_, _, lease) => Some(ending_timeout(*lease)),
                 _ => None,
             };
-            let send = Send::new(id, server, request, purpose);
-            cx.out.sends.push(Send { timeout, ..send });
+            let send = Send::new(id, server, request, timeout, purpose);
+            cx.out.sends.push(send);
         }
         let broadcast = Broadcast {
             count,
@@ -118,7 +118,7 @@ impl Session {
         id: RequestId,
         server: usize,
         batch: &[(usize, Token)],
-        reply: Result<ServerReply, StoreError>,
+        reply: Result<Reply, StoreError>,
         cx: &Cx<'_>,
     ) {
         let Some(Request::Broadcast(broadcast)) = self.requests.get_mut(&id) else {
@@ -132,23 +132,23 @@ impl Session {
         };
         let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
-            (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
+            (Count::Renewals(renewals), Reply::Renew(replies)) => {
                 renewals.count(server, batch, replies, cx)
             }
-            (Count::Release(_), ServerReply::Release(reply)) => {
+            (Count::Release(_), Reply::Release(reply)) => {
                 ballot.count(reply == ReleaseReply::Released)
             }
-            (Count::Conversion(conversion), ServerReply::Convert(reply)) => {
+            (Count::Conversion(conversion), Reply::Convert(reply)) => {
                 if let ConvertReply::Converted(grant) = reply {
                     conversion.grants.push((server, grant));
                 }
                 ballot.count(reply != ConvertReply::NotHeld)
             }
-            (Count::Inspection(seen), ServerReply::Inspect(inspection)) => {
+            (Count::Inspection(seen), Reply::Inspect(inspection)) => {
                 seen.push(inspection);
                 false
             }
-            (Count::Revocation(replies), ServerReply::Revoke(reply)) => {
+            (Count::Revocation(replies), Reply::Revoke(reply)) => {
                 replies.push(reply);
                 false
             }
@@ -213,11 +213,9 @@ impl Session {
 
     /// The error if too few servers have replied.
     pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
-        let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
-        let reply = |server| {
+        self.too_few(|server| {
             let error = failed.iter().find(|(failed, _)| *failed == server);
-            error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string())
-        };
-        self.too_few(reply, &kinds)
+            error.map_or(Ok("has answered"), |(_, error)| Err(error))
+        })
     }
 }

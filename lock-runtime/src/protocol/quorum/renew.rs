@@ -64,7 +64,7 @@ impl Session {
                     earlier.for_each(|until| tally.renewed(until, Duration::ZERO));
                 }
                 if !lease.is_zero() {
-                    round.extends(*lease);
+                    round.longest_lease = round.longest_lease.max(*lease);
                 }
             }
             (known.len()..servers).for_each(|_| tally.gone());
@@ -82,7 +82,7 @@ impl Session {
         let batches = batches.into_iter().enumerate();
         let calls = batches.filter(|(_, (aliases, _))| !aliases.is_empty());
         let calls = calls.map(|(server, (aliases, renewals))| {
-            let purpose = Purpose::Renewal { aliases, sent };
+            let purpose = Purpose::Renewal(aliases, sent);
             (server, ServerRequest::Renew(renewals), purpose)
         });
         self.broadcast(count, majority_timeout(shortest), None, calls, cx)
@@ -121,7 +121,7 @@ impl Session {
             };
             let is_used = round.known().any(|known| known == (server, token));
             if is_used || cx.breaks(Mutation::BelievesTheAbandoned) {
-                let exchange = round.exchange();
+                let exchange = round.exchange;
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
                 self.abandon_unused(token.stem(), cx);
             } else {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step};
+use super::{Cx, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(30);
-const QUEUED: ServerReply = ServerReply::Acquire(AcquireReply::Queued {
+const QUEUED: Reply = Reply::Acquire(AcquireReply::Queued {
     counter: None,
     holder_ttl: Some(LEASE),
 });
@@ -25,12 +25,12 @@ fn grant() -> Grant {
     Grant::new(FencingToken::new(7).unwrap(), LEASE)
 }
 
-fn granted() -> ServerReply {
-    ServerReply::Acquire(AcquireReply::Granted(grant()))
+fn granted() -> Reply {
+    Reply::Acquire(AcquireReply::Granted(grant()))
 }
 
-fn renewed() -> ServerReply {
-    ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })])
+fn renewed() -> Reply {
+    Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })])
 }
 
 /// The client of three servers, and its acquisition.
@@ -64,7 +64,7 @@ impl Client {
         let (mut client, id, sends) = Self::acquire(mode);
         let coordinator = sends[0].ticket.server;
         for send in sends {
-            let busy = ServerReply::Acquire(AcquireReply::Busy {
+            let busy = Reply::Acquire(AcquireReply::Busy {
                 holder_ttl: Some(LEASE),
                 has_waiters: false,
             });
@@ -86,7 +86,7 @@ impl Client {
         (result, cx.out)
     }
 
-    fn reply(&mut self, send: Send, reply: ServerReply) -> Output {
+    fn reply(&mut self, send: Send, reply: Reply) -> Output {
         self.visit(|session, cx| session.replied(send.ticket, Ok(reply), cx))
             .1
     }
@@ -180,7 +180,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     }
     client.step(id);
     let [late] = late.try_into().unwrap();
-    let out = client.reply(late, ServerReply::Poll(PollReply::Gone));
+    let out = client.reply(late, Reply::Poll(PollReply::Gone));
     assert_eq!(out.abandonments.len(), 1);
 }
 

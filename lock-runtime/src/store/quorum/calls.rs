@@ -2,6 +2,7 @@
 
 use std::{
     pin::pin,
+    slice::from_ref,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -21,7 +22,7 @@ use super::Inner;
 use crate::{
     call::only,
     protocol::quorum::{
-        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step,
+        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
     store::{QuorumMember, StoreError},
     sync::lock,
@@ -211,34 +212,22 @@ impl Inner {
 }
 
 /// Sends a request to a server.
-async fn perform(
-    server: &dyn QuorumMember,
-    request: &ServerRequest,
-) -> Result<ServerReply, StoreError> {
-    use std::slice::from_ref;
-    match request {
+async fn perform(server: &dyn QuorumMember, request: &ServerRequest) -> Result<Reply, StoreError> {
+    Ok(match request {
         ServerRequest::Acquire(request, proposal) => {
-            let reply = server.acquire_proposed(request, *proposal).await;
-            reply.map(ServerReply::Acquire)
+            Reply::Acquire(server.acquire_proposed(request, *proposal).await?)
         }
-        ServerRequest::Poll(hold) => only(server.poll(from_ref(hold)))
-            .await
-            .map(ServerReply::Poll),
-        ServerRequest::Renew(renewals) => Ok(ServerReply::Renew(server.renew(renewals).await)),
+        ServerRequest::Poll(hold) => Reply::Poll(only(server.poll(from_ref(hold))).await?),
+        ServerRequest::Renew(renewals) => Reply::Renew(server.renew(renewals).await),
         ServerRequest::Raise(key, kind, fence) => {
-            let reply = server.raise(key, *kind, *fence).await;
-            reply.map(|reply| ServerReply::Raise(*fence, reply))
+            Reply::Raise(*fence, server.raise(key, *kind, *fence).await?)
         }
-        ServerRequest::Release(release) => server.release(release).await.map(ServerReply::Release),
-        ServerRequest::Convert(hold) => server.convert(hold).await.map(ServerReply::Convert),
-        ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| ServerReply::Abandoned),
-        ServerRequest::Inspect(key, kind) => {
-            let reply = server.inspect(key, *kind).await;
-            reply.map(ServerReply::Inspect)
-        }
+        ServerRequest::Release(release) => Reply::Release(server.release(release).await?),
+        ServerRequest::Convert(hold) => Reply::Convert(server.convert(hold).await?),
+        ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| Reply::Abandoned)?,
+        ServerRequest::Inspect(key, kind) => Reply::Inspect(server.inspect(key, *kind).await?),
         ServerRequest::Revoke(key, kind, scope) => {
-            let reply = server.revoke(key, *kind, *scope).await;
-            reply.map(ServerReply::Revoke)
+            Reply::Revoke(server.revoke(key, *kind, *scope).await?)
         }
-    }
+    })
 }

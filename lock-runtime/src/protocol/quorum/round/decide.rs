@@ -51,9 +51,14 @@ impl Round {
         }
     }
 
-    pub(super) fn coordinator_status(&self) -> Option<&Status> {
-        self.coordinator
-            .map(|coordinator| &self.states[coordinator].status)
+    fn coordinator_status(&self) -> Option<&Status> {
+        Some(&self.states[self.coordinator?].status)
+    }
+
+    /// The coordinator, if the acquisition waits in its queue.
+    pub(super) fn waits_at(&self) -> Option<usize> {
+        (self.coordinator)
+            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued)
     }
 
     pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
@@ -63,7 +68,7 @@ impl Round {
                 self.phase = Phase::Head;
                 self.ask_others(IfBusy::Queue, deadline)
             }
-            Some(Status::Queued { holder_ttl, .. }) => {
+            Some(Status::Denied(AcquireReply::Queued { holder_ttl, .. })) => {
                 let stands_still = self.stands_still(cx);
                 if stands_still && cx.now >= self.check_at
                     || cx.now - self.asked_all_at >= CHECK_OTHERS_EVERY
@@ -77,15 +82,15 @@ impl Round {
                     self.waits_in_queue(holder_ttl, cx)
                 }
             }
-            Some(Status::Refused(reply @ AcquireReply::Busy { .. })) => {
+            Some(Status::Denied(reply @ AcquireReply::Busy { .. })) => {
                 self.give_up(Outcome::Refused(reply))
             }
             // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
-            Some(Status::Failed(_) | Status::Refused(_)) if !self.polls => {
+            Some(Status::Failed(_) | Status::Denied(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(IfBusy::Refuse, deadline)
             }
-            Some(Status::Gone | Status::Failed(_) | Status::Refused(_) | Status::None) | None => {
+            Some(Status::Gone | Status::Failed(_) | Status::Denied(_) | Status::None) | None => {
                 self.give_up(Outcome::Gone)
             }
         }
@@ -115,9 +120,7 @@ impl Round {
                         self.has_majority(cx)
                     }
                 }
-                Some(Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. })) => {
-                    self.free_but_for_coordinator(cx)
-                }
+                Some(status) if status.taken().is_some() => self.free_but_for_coordinator(cx),
                 _ => self.has_majority(cx),
             };
         }
@@ -130,11 +133,11 @@ impl Round {
                 self.phase = Phase::Head;
                 Next::Send(self.ask_each(|round, server| {
                     let status = &round.states[server].status;
-                    let is_taken = matches!(status, Status::Refused(AcquireReply::Busy { .. }));
-                    is_taken.then(|| round.ask(server, IfBusy::Queue, deadline))
+                    let is_busy = matches!(status, Status::Denied(AcquireReply::Busy { .. }));
+                    is_busy.then(|| round.ask(server, IfBusy::Queue, deadline))
                 }))
             }
-            Some(Status::Queued { .. }) => self.yield_to_queue(cx),
+            Some(Status::Denied(AcquireReply::Queued { .. })) => self.yield_to_queue(cx),
             _ if self.is_beaten(cx) => {
                 let reply = self.refusal(cx);
                 self.give_up(Outcome::Refused(reply))
@@ -167,9 +170,7 @@ impl Round {
             Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
                 // Some of the votes for others may expire earlier.
                 let holder_ttl = self.free_in(cx).map_or(left, |ends| ends.min(left));
-                self.over(Outcome::Queued {
-                    holder_ttl: Some(holder_ttl),
-                })
+                self.over(Outcome::Queued(holder_ttl))
             }
             _ => self.give_up(Outcome::Gone),
         }
@@ -240,11 +241,9 @@ impl Round {
     /// Grants the lock with this fencing token, or writes it back to voters with another number.
     fn agree(&mut self, fence: FencingToken, cx: &Cx<'_>) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence, cx);
-        let agreed = nth_largest(
-            self.votes().filter(is_for).map(|vote| vote.until),
-            self.majority(cx),
-        );
-        let kept = nth_largest(self.votes().map(|vote| vote.until), self.majority(cx));
+        let (votes, majority) = (self.votes(), self.majority(cx));
+        let agreed = nth_largest(votes.filter(is_for).map(|vote| vote.until), majority);
+        let kept = nth_largest(self.votes().map(|vote| vote.until), majority);
         match (agreed, kept) {
             (Some(until), _) if until > cx.now => return self.granted(fence, until),
             (None, Some(until)) if until > cx.now => {}
@@ -294,7 +293,7 @@ impl Round {
         let has_replied = |state: &VoteState| {
             matches!(
                 state.status,
-                Status::Voted | Status::Queued { .. } | Status::Refused(_) | Status::Gone
+                Status::Voted | Status::Denied(_) | Status::Gone
             )
         };
         self.count_of(has_replied) >= self.majority(cx)
@@ -302,22 +301,20 @@ impl Round {
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
     pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
-        let (mut busy, mut has_waiters, mut late, mut unfit) =
-            (false, false, false, PerServer::new());
+        let (mut busy, mut waited_for, mut late) = (false, false, false);
+        let mut unfit = PerServer::new();
         for state in &self.states {
-            match state.status {
-                Status::Refused(
-                    reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch),
-                ) => unfit.push(reply),
-                Status::Refused(AcquireReply::Busy {
-                    has_waiters: waited_for,
-                    ..
-                }) => {
-                    (busy, has_waiters) = (true, has_waiters || waited_for);
+            let Status::Denied(reply) = state.status else {
+                continue;
+            };
+            match reply {
+                AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch => unfit.push(reply),
+                AcquireReply::Busy { has_waiters, .. } => {
+                    (busy, waited_for) = (true, waited_for || has_waiters);
                 }
-                Status::Queued { .. } => busy = true,
-                Status::Refused(AcquireReply::Late) => late = true,
-                _ => {}
+                AcquireReply::Queued { .. } => busy = true,
+                AcquireReply::Late => late = true,
+                AcquireReply::Granted(_) => {}
             }
         }
         // A minority of servers with unfit data does not affect the others.
@@ -329,7 +326,7 @@ impl Round {
         }
         AcquireReply::Busy {
             holder_ttl: self.free_in(cx),
-            has_waiters,
+            has_waiters: waited_for,
         }
     }
 
@@ -351,7 +348,7 @@ impl Round {
         let state = &self.states[self.coordinator?];
         let holder_ttl = state.status.taken()?;
         let counter = match state.status {
-            Status::Queued { counter, .. } => counter,
+            Status::Denied(AcquireReply::Queued { counter, .. }) => counter,
             _ => None,
         };
         // The server read its clock at some time between the request and the reply.
@@ -392,7 +389,7 @@ impl Round {
         }
         let pause = match self.coordinator_status() {
             // A waiter takes precedence over a request that does not wait.
-            Some(Status::Refused(AcquireReply::Busy {
+            Some(Status::Denied(AcquireReply::Busy {
                 has_waiters: true, ..
             })) => return self.yield_to_queue(cx),
             // Leaves time for a second check.
@@ -408,7 +405,7 @@ impl Round {
         let next = self.yield_to_queue(cx);
         (self.was_free, self.check_at) = (obstacle, check_at);
         match next {
-            Next::Done(Outcome::Queued { holder_ttl }) => self.waits_in_queue(holder_ttl, cx),
+            Next::Done(Outcome::Queued(ttl)) => self.waits_in_queue(Some(ttl), cx),
             Next::Done(Outcome::Refused(_)) if cx.now < check_at && !self.then_queues => {
                 self.phase = Phase::Aside(check_at);
                 Next::Pause(check_at)
@@ -425,29 +422,21 @@ impl Round {
             .saturating_duration_since(cx.now)
             .min(self.time_outs.poll);
         let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
-        self.over(Outcome::Queued {
-            holder_ttl: Some(holder_ttl),
-        })
+        self.over(Outcome::Queued(holder_ttl))
     }
 
     /// Abandons the votes of the other servers and waits in the coordinator's queue. Without an
     /// entry in that queue the request is refused.
     pub(super) fn yield_to_queue(&mut self, cx: &Cx<'_>) -> Next {
         self.stands_still(cx);
-        let status = self.coordinator_status().cloned();
-        let waits = self
-            .coordinator
-            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
-        let refusal = self.refusal(cx);
-        for server in (0..self.states.len()).filter(|server| Some(*server) != waits) {
+        let holder_ttl = self.coordinator_status().and_then(Status::taken);
+        let (waits_at, refusal) = (self.waits_at(), self.refusal(cx));
+        for server in (0..self.states.len()).filter(|server| Some(*server) != waits_at) {
             self.abandon_at(server);
         }
-        match (status, waits) {
-            (Some(Status::Queued { holder_ttl, .. }), Some(_)) => {
-                self.waits_in_queue(holder_ttl, cx)
-            }
-            (_, Some(_)) => self.waits_in_queue(None, cx),
-            (_, None) => self.over(Outcome::Refused(refusal)),
+        match waits_at {
+            Some(_) => self.waits_in_queue(holder_ttl.flatten(), cx),
+            None => self.over(Outcome::Refused(refusal)),
         }
     }
 
@@ -457,27 +446,16 @@ impl Round {
     }
 
     /// The reply of a server, for an error message.
-    pub(crate) fn complaint(&self, server: usize) -> String {
-        let text = match &self.states[server].status {
+    pub(crate) fn complaint(&self, server: usize) -> Result<&str, &StoreError> {
+        Ok(match &self.states[server].status {
             Status::None => "was not asked",
             Status::Awaited => "has not answered yet",
             Status::Voted => "granted it",
-            Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
-                "granted it to another client"
-            }
-            Status::Refused(AcquireReply::Late) => "received the request too late",
-            Status::Refused(_) => "holds other data under the key of the lock",
+            status if status.taken().is_some() => "granted it to another client",
+            Status::Denied(AcquireReply::Late) => "received the request too late",
+            Status::Denied(_) => "holds other data under the key of the lock",
             Status::Gone => "no longer knows the request",
-            Status::Failed(error) => return error.to_string(),
-        };
-        text.into()
-    }
-
-    /// The errors among the replies.
-    pub(crate) fn errors(&self) -> impl Iterator<Item = &StoreError> {
-        self.states.iter().filter_map(|state| match &state.status {
-            Status::Failed(error) => Some(error),
-            _ => None,
+            Status::Failed(error) => return Err(error),
         })
     }
 }
