@@ -10,9 +10,9 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     protocol::{
-        AcquireId, AllStep, Answer, Call, ConversionId, Cx, Effect, Effects, Entropy, Granted,
-        HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request, Session,
-        Step, Together, WaiterLimits,
+        AcquireId, AllStep, Answer, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
+        Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
+        Session, Step, Together, WaiterLimits,
     },
     spec::{LockKind, Mode, Terms, Wait},
     store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
@@ -46,6 +46,17 @@ pub(super) enum Ending {
     Drop,
 }
 
+/// The use of a guard while it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Extends the hold to this number of leases.
+    Extend(u32),
+    /// Converts the writer to a reader. The future may be dropped.
+    Convert { is_dropped: bool },
+    /// Adds a guard.
+    Reenter,
+}
+
 /// Terms without any option.
 pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
     Terms {
@@ -71,12 +82,8 @@ pub(super) struct Arrival {
     pub(super) hold_for: Duration,
     pub(super) ending: Ending,
     pub(super) cancel_after: Option<Duration>,
-    /// Extends the hold to this number of leases, this time after the grant.
-    pub(super) extend: Option<(Duration, u32)>,
-    /// Converts the writer to a reader, this time after the grant. The future may be dropped.
-    pub(super) convert: Option<(Duration, bool)>,
-    /// Adds a guard, this time after the grant.
-    pub(super) reenter: Option<Duration>,
+    /// Each this time after the grant.
+    pub(super) acts: Vec<(Duration, Act)>,
     /// Repeats the request this often.
     pub(super) again: usize,
     /// The longest pause before a repetition.
@@ -112,9 +119,7 @@ pub(super) enum Event {
     Cancel(AcquireId),
     /// The use of a lock ends.
     Done(u32),
-    Extend(u32),
-    Convert(u32),
-    Reenter(u32),
+    Act(u32, Act),
     /// The future that awaits a call is dropped.
     DropCall(u32),
     Driver,
@@ -356,10 +361,7 @@ impl Process {
                 };
                 waiter.is_woken = false;
                 // A task that awaits any other call is not affected by the wake-up.
-                if waiter
-                    .call
-                    .is_none_or(|(_, is_interruptible)| is_interruptible)
-                {
+                if waiter.call.is_none_or(|(_, may_wake)| may_wake) {
                     self.resume(id);
                 }
             }
@@ -371,9 +373,7 @@ impl Process {
             }
             Event::Cancel(id) => self.cancel(id),
             Event::Done(guard) => self.done(guard),
-            Event::Extend(guard) => self.extend(guard),
-            Event::Convert(guard) => self.convert(guard),
-            Event::Reenter(guard) => self.reenter(guard),
+            Event::Act(guard, act) => self.act(guard, act),
             Event::DropCall(call) => match self.calls.remove(&call) {
                 Some((Purpose::All(together, ..), _)) => {
                     self.visit(|session, cx| session.cancel_all(&together, cx));
@@ -432,38 +432,28 @@ impl Process {
     }
 
     fn arrive(&mut self, arrival: Arrival) {
-        let (now, terms) = (self.now, arrival.terms);
-        self.say(|| {
-            format!(
-                "a request for {:?} arrives: {:?} {:?}",
-                arrival.keys, terms.mode, terms.wait
-            )
-        });
-        if arrival.keys.len() > 1 {
-            let keys: Vec<_> = arrival
-                .keys
-                .iter()
-                .map(|key| self.keys[*key].clone())
-                .collect();
-            let begun = self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx));
-            match begun {
+        let (now, terms, cancel_after) = (self.now, arrival.terms, arrival.cancel_after);
+        let (asked, mode, wait) = (&arrival.keys, terms.mode, terms.wait);
+        self.say(|| format!("a request for {asked:?} arrives: {mode:?} {wait:?}"));
+        let keys: Vec<_> = asked.iter().map(|key| self.keys[*key].clone()).collect();
+        let [key] = &keys[..] else {
+            match self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx)) {
                 Ok((together, requests)) => {
                     let step = AllStep::Call(requests);
-                    let call = self.all_step(together, arrival.clone(), self.now, step);
-                    if let (Some(call), Some(pause)) = (call, arrival.cancel_after) {
+                    let call = self.all_step(together, arrival, now, step);
+                    if let (Some(call), Some(pause)) = (call, cancel_after) {
                         self.after(pause, Event::DropCall(call));
                     }
                 }
                 Err((index, refused)) => self.refused(&arrival, index, &refused),
             }
             return;
-        }
-        let key = self.keys[arrival.keys[0]].clone();
-        match self.visit(|session, cx| session.begin(&key, &terms, now, cx)) {
+        };
+        match self.visit(|session, cx| session.begin(key, &terms, now, cx)) {
             Ok((id, step)) => {
                 let waiter = Waiter {
-                    arrival: arrival.clone(),
-                    since: self.now,
+                    arrival,
+                    since: now,
                     call: None,
                     wait: 0,
                     sleeps: false,
@@ -471,7 +461,7 @@ impl Process {
                 };
                 self.waiters.insert(id, waiter);
                 self.perform(id, step);
-                if let Some(pause) = arrival.cancel_after.filter(|_| !self.is_quiet) {
+                if let Some(pause) = cancel_after.filter(|_| !self.is_quiet) {
                     self.after(pause, Event::Cancel(id));
                 }
             }
@@ -514,10 +504,8 @@ impl Process {
                 waiter.sleeps = true;
                 if waiter.call.is_none() {
                     waiter.wait += 1;
-                    let wait = waiter.wait;
-                    self.out
-                        .timers
-                        .push((at.max(self.now), Event::Timer(id, wait)));
+                    let timer = Event::Timer(id, waiter.wait);
+                    self.out.timers.push((at.max(self.now), timer));
                 }
             }
             Step::Done(outcome) => {
@@ -580,50 +568,32 @@ impl Process {
     /// A guard is handed out.
     fn begins(&mut self, key: usize, arrival: Arrival, granted: Granted, asked_at: Instant) {
         self.served += 1;
-        let Some((_, hold, until)) = self
-            .session
-            .valid(self.now)
-            .find(|(id, ..)| *id == granted.held)
-        else {
+        let (held, fence) = (granted.held, granted.fence);
+        let valid = self.session.valid(self.now).find(|(id, ..)| *id == held);
+        let Some((hold, until)) = valid.map(|(_, hold, until)| (hold.clone(), until)) else {
             // It was lost in the same instant.
-            self.visit(|session, cx| session.guard_dropped(granted.held, cx));
+            self.visit(|session, cx| session.guard_dropped(held, cx));
             return;
         };
-        let hold = hold.clone();
         let guard = self.number();
-        self.say(|| {
-            format!(
-                "HOLDS {} as {:?}, guard {guard}, fence {}",
-                hold.key, granted.held, granted.fence
-            )
-        });
+        let key_name = &hold.key;
+        self.say(|| format!("HOLDS {key_name} as {held:?}, guard {guard}, fence {fence}"));
         self.out.began.push(Began {
             hold,
-            fence: granted.fence,
+            fence,
             asked_at,
             is_long_enough: self.is_direct
                 || granted.ends_at.is_some()
                 || until + Duration::from_millis(1) - self.now > arrival.terms.call_timeout(),
         });
-        let hold_for = if self.is_quiet {
-            Duration::from_millis(5)
+        if self.is_quiet {
+            self.after(Duration::from_millis(5), Event::Done(guard));
         } else {
-            arrival.hold_for
-        };
-        self.after(hold_for, Event::Done(guard));
-        if !self.is_quiet {
-            let extends = arrival
-                .extend
-                .map(|(pause, _)| (pause, Event::Extend(guard)));
-            let converts = arrival
-                .convert
-                .map(|(pause, _)| (pause, Event::Convert(guard)));
-            let reenters = arrival.reenter.map(|pause| (pause, Event::Reenter(guard)));
-            for (pause, event) in [extends, converts, reenters].into_iter().flatten() {
-                self.after(pause, event);
+            self.after(arrival.hold_for, Event::Done(guard));
+            for (pause, act) in &arrival.acts {
+                self.after(*pause, Event::Act(guard, *act));
             }
         }
-        let held = granted.held;
         self.guards.insert(guard, Guard { held, key, arrival });
     }
 
@@ -665,15 +635,13 @@ impl Process {
                 self.say(|| format!("released: {released:?}"));
             }
             Purpose::Convert(id, guard) => {
-                let converted = self.visit(|session, cx| session.convert_replied(id, answer, cx));
-                match converted {
+                match self.visit(|session, cx| session.convert_replied(id, answer, cx)) {
                     Ok(granted) => {
-                        let arrival = Arrival {
-                            convert: None,
-                            extend: None,
-                            ..guard.arrival
-                        };
-                        self.begins(guard.key, arrival, granted, sent);
+                        let Guard {
+                            key, mut arrival, ..
+                        } = guard;
+                        arrival.acts.retain(|(_, act)| *act == Act::Reenter);
+                        self.begins(key, arrival, granted, sent);
                     }
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
                 }
@@ -688,18 +656,14 @@ impl Process {
                     Ok(Reply::Renew(reply)) => Ok(reply),
                     other => Err(other.err().unwrap_or_else(silent)),
                 };
-                self.visit(|session, cx| {
-                    session.renewal_replied(held, answer, sent, cx);
-                });
+                self.visit(|session, cx| session.renewal_replied(held, answer, sent, cx));
             }
             Purpose::Job(job) => {
                 self.visit(|session, cx| session.job_replied(job, answer, cx));
             }
             Purpose::Revoke(kind, key, holders) => {
                 if let Some(StoreReply::Revoke(RevokeReply::Revoked)) = reply {
-                    self.visit(|session, cx| {
-                        session.revoked(kind, &key, &holders, cx);
-                    });
+                    self.visit(|session, cx| session.revoked(kind, &key, &holders, cx));
                 }
             }
         }
@@ -727,16 +691,13 @@ impl Process {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
                 ReleaseStep::Call(id, call) => {
                     let call = self.call(Purpose::Release(id), call);
-                    let pause = match arrival.ending {
-                        Ending::DropRelease(pause) => Some(pause),
+                    match arrival.ending {
+                        Ending::DropRelease(pause) => self.after(pause, Event::DropCall(call)),
                         Ending::NeglectRelease => {
                             self.neglected.push(call);
-                            Some(NEGLECTED_FOR)
+                            self.after(NEGLECTED_FOR, Event::DropCall(call));
                         }
-                        Ending::Release | Ending::Drop => None,
-                    };
-                    if let Some(pause) = pause {
-                        self.after(pause, Event::DropCall(call));
+                        Ending::Release | Ending::Drop => {}
                     }
                 }
             }
@@ -749,51 +710,44 @@ impl Process {
         }
     }
 
-    fn extend(&mut self, guard: u32) {
-        let Some(Guard { held, arrival, .. }) = self.guards.get(&guard).cloned() else {
+    fn act(&mut self, number: u32, act: Act) {
+        let Some(mut guard) = self.guards.get(&number).cloned() else {
             return;
         };
-        let lease = arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
-        match self.visit(|session, cx| session.extend(held, lease, cx)) {
-            Ok(call) => drop(self.call(Purpose::Extend(held), call)),
-            Err(error) => self.say(|| format!("not extended: {error:?}")),
-        }
-    }
-
-    fn convert(&mut self, guard: u32) {
-        let Some(guard) = self.guards.remove(&guard) else {
-            return;
-        };
-        match self.visit(|session, cx| session.convert(guard.held, cx)) {
-            Ok((id, call)) => {
-                let is_dropped = guard.arrival.convert.is_some_and(|(_, dropped)| dropped);
-                let number = self.call(Purpose::Convert(id, guard), call);
-                if is_dropped {
-                    let pause = self.entropy.up_to(Duration::from_millis(3));
-                    self.after(pause, Event::DropCall(number));
+        let held = guard.held;
+        match act {
+            Act::Extend(times) => {
+                let lease = guard.arrival.terms.lease * times;
+                match self.visit(|session, cx| session.extend(held, lease, cx)) {
+                    Ok(call) => drop(self.call(Purpose::Extend(held), call)),
+                    Err(error) => self.say(|| format!("not extended: {error:?}")),
                 }
             }
-            Err(crate::protocol::ConvertError::Reentered) => {
-                self.visit(|session, cx| session.guard_dropped(guard.held, cx));
+            Act::Convert { is_dropped } => {
+                self.guards.remove(&number);
+                match self.visit(|session, cx| session.convert(held, cx)) {
+                    Ok((id, call)) => {
+                        let call = self.call(Purpose::Convert(id, guard), call);
+                        if is_dropped {
+                            let pause = self.entropy.up_to(Duration::from_millis(3));
+                            self.after(pause, Event::DropCall(call));
+                        }
+                    }
+                    Err(ConvertError::Reentered) => {
+                        self.visit(|session, cx| session.guard_dropped(held, cx));
+                    }
+                    Err(error) => self.say(|| format!("not converted: {error:?}")),
+                }
             }
-            Err(error) => self.say(|| format!("not converted: {error:?}")),
-        }
-    }
-
-    fn reenter(&mut self, guard: u32) {
-        let Some(outer) = self.guards.get(&guard).cloned() else {
-            return;
-        };
-        let reentered = self.visit(|session, cx| session.reenter(outer.held, cx));
-        if let Ok(true) = reentered {
-            let inner = self.number();
-            let pause = self.entropy.up_to(outer.arrival.hold_for * 2);
-            self.after(pause, Event::Done(inner));
-            let arrival = Arrival {
-                again: 0,
-                ..outer.arrival
-            };
-            self.guards.insert(inner, Guard { arrival, ..outer });
+            Act::Reenter => {
+                if let Ok(true) = self.visit(|session, cx| session.reenter(held, cx)) {
+                    let inner = self.number();
+                    let pause = self.entropy.up_to(guard.arrival.hold_for * 2);
+                    self.after(pause, Event::Done(inner));
+                    guard.arrival.again = 0;
+                    self.guards.insert(inner, guard);
+                }
+            }
         }
     }
 
@@ -820,16 +774,15 @@ impl Process {
                 let waiter = self.waiters.get(id);
                 waiter.is_none_or(|it| it.call.is_some() || it.wait != *wait)
             }
-            Event::Done(guard) | Event::Extend(guard) => !self.guards.contains_key(guard),
+            Event::Done(guard) | Event::Act(guard, _) => !self.guards.contains_key(guard),
             Event::Driver => self.driver_at.is_none_or(|at| at > now),
             _ => false,
         }
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.waiters
-            .values()
-            .any(|waiter| waiter.arrival.terms.wait != Wait::No)
+        let mut waiters = self.waiters.values();
+        waiters.any(|waiter| waiter.arrival.terms.wait != Wait::No)
     }
 
     /// Returns a waiting task that sleeps although it has something to do, or work that the driver

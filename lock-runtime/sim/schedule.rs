@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use super::{
     dice::Dice,
     network::Rates,
-    process::{Arrival, Ending, Event, terms},
+    process::{Act, Arrival, Ending, Event, terms},
     server::Left,
 };
 use crate::{
@@ -80,9 +80,7 @@ pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arriv
         hold_for,
         ending: Ending::Release,
         cancel_after: None,
-        extend: None,
-        convert: None,
-        reenter: None,
+        acts: Vec::new(),
         again: 0,
         pause: PAUSE,
     }
@@ -418,8 +416,13 @@ impl Crowd {
         let millis = Duration::from_millis;
         let arrivals = (0..requests).map(|number| self.arrival(dice, number));
         let arrivals: Vec<_> = arrivals.collect();
-        let extended =
-            |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
+        let extended = |arrival: &Arrival| {
+            let times = arrival.acts.iter().map(|(_, act)| match act {
+                Act::Extend(times) => *times,
+                _ => 1,
+            });
+            arrival.terms.lease * times.max().unwrap_or(1)
+        };
         let longest_lease = arrivals.iter().map(extended).max().unwrap_or_default();
         let turns: usize = arrivals.iter().map(|arrival| arrival.again + 1).sum();
         let (rush, are_apart) = (dice.up_to(self.horizon), matches!(self.kind, Kind::Readers));
@@ -489,7 +492,7 @@ impl Crowd {
         }
         let extend = dice
             .chance(self.extended)
-            .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32));
+            .then(|| (dice.up_to(lease), Act::Extend(2 + dice.below(2) as u32)));
         let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed | Kind::Readers);
         // The longest sequences are those of waiters that stay.
         let may_repeat = self.again <= 60 || (wait != Wait::No && cancel_after.is_none());
@@ -513,10 +516,15 @@ impl Crowd {
                 _ => Ending::Release,
             },
             cancel_after,
-            extend,
-            convert: (is_writer && dice.chance(300))
-                .then(|| (dice.up_to(longest_hold), dice.chance(300))),
-            reenter: dice.chance(50).then(|| dice.up_to(longest_hold)),
+            acts: {
+                let convert = (is_writer && dice.chance(300)).then(|| {
+                    let (when, is_dropped) = (dice.up_to(longest_hold), dice.chance(300));
+                    (when, Act::Convert { is_dropped })
+                });
+                let reenters = dice.chance(50);
+                let reenter = reenters.then(|| (dice.up_to(longest_hold), Act::Reenter));
+                [extend, convert, reenter].into_iter().flatten().collect()
+            },
             again: if may_repeat && dice.chance(self.repeated) {
                 self.again
             } else {
