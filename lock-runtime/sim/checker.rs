@@ -9,7 +9,7 @@ use super::{
     explore::Violation,
     network::Network,
     process::Began,
-    server::{KINDS, Server},
+    server::Server,
 };
 use crate::{
     fence::FencingToken,
@@ -88,10 +88,8 @@ pub(super) struct Checker {
 impl Checker {
     pub(super) fn report(&mut self, wrong: Wrong, what: impl FnOnce() -> String) {
         if self.only.is_none_or(|only| only == wrong) && self.found.is_none() {
-            self.found = Some(Violation {
-                wrong,
-                what: what(),
-            });
+            let what = what();
+            self.found = Some(Violation { wrong, what });
         }
     }
 
@@ -114,7 +112,7 @@ impl Checker {
     /// Checks that requests are refused as contended only if the store had something to refuse them
     /// for. A reply that the store did not give proves nothing.
     fn contended(&mut self, net: &mut Network, server: &Server) {
-        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+        for (key, kind) in net.locks() {
             if server.table().is_taken(key, kind, server.clock.at(net.now)) {
                 self.taken_at.insert((kind, key.clone()), net.now);
             }
@@ -240,7 +238,7 @@ impl Checker {
         wrong: Wrong,
     ) {
         let now = server.clock.at(net.now);
-        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+        for (key, kind) in net.locks() {
             for (token, mode) in server.table().tokens(key, kind, now) {
                 let owner = net.whose(token).map(|who| (who, &clients[who.process]));
                 let living = owner.filter(|(who, client)| client.who == *who);
@@ -287,7 +285,7 @@ fn is_kept(net: &Network, servers: &[Server], holder: &Holder) -> bool {
     };
     let keeps = |(number, server): &(usize, &Server)| {
         let forgot = !net.is_single
-            && (server.lost_data_at).is_some_and(|at| at >= since - net.longest_lease);
+            && (server.lost_data_at).is_some_and(|at| at >= since - net.schedule.longest_lease);
         let mut aliases = aliases.iter().filter(|(at, _)| at == number);
         aliases.any(|(_, token)| {
             let name = Hold::new(hold.key.clone(), hold.mode, *token);

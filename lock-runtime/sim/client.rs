@@ -50,12 +50,10 @@ pub(super) enum Input {
 
 impl Input {
     pub(super) fn reply(conn: Conn, call: Call, reply: message::Reply) -> Self {
-        match reply {
-            message::Reply::Direct(reply) => {
-                Self::Process(process::Event::Replied(call, Some(reply)))
-            }
-            reply => Self::Replied(conn, call, reply),
+        if let message::Reply::Direct(reply) = reply {
+            return Self::Process(process::Event::Replied(call, Some(reply)));
         }
+        Self::Replied(conn, call, reply)
     }
 
     pub(super) fn from_store(event: StoreEvent) -> Self {
@@ -64,6 +62,7 @@ impl Input {
 }
 
 /// A request to the session of the store.
+#[derive(Default)]
 struct Asked {
     /// The call of the process that it belongs to. `None` if the session began it.
     call: Option<u32>,
@@ -100,20 +99,15 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// A client of a single store, to which `direct` leads, or of a majority of these servers.
-    pub(super) fn new(
-        process: Process,
-        clock: Clock,
-        ahead: i64,
-        direct: Option<Conn>,
-        servers: usize,
-    ) -> Self {
+    /// A client of a single store or of a majority of servers.
+    pub(super) fn new(net: &mut Network, who: Who, clock: Clock, ahead: i64) -> Self {
+        let servers = net.schedule.servers.len();
         Self {
-            who: process.who,
+            who,
             clock,
             ahead,
-            process,
-            direct,
+            process: Process::new(net, who),
+            direct: net.is_single.then(|| net.connect(who, 0)),
             session: Session::new((0..servers).map(|server| format!("s{server}"))),
             asked: BTreeMap::new(),
             links: (0..servers).map(|_| Link::default()).collect(),
@@ -153,12 +147,9 @@ impl Client {
                 }
             }
             Input::Forget(id) => {
-                let calls = self.calls.iter();
-                let calls = calls.filter(|(_, call)| call.ticket.id == id && !call.is_limited);
-                let calls: Vec<_> = calls.map(|(call, _)| *call).collect();
-                calls
-                    .into_iter()
-                    .for_each(|call| drop(self.drop_call(net, call)));
+                for call in self.calls_of(|call| call.ticket.id == id && !call.is_limited) {
+                    self.drop_call(net, call);
+                }
             }
             Input::Call(call, timeout) => {
                 if let Some(calling) = self.drop_call(net, call) {
@@ -181,13 +172,7 @@ impl Client {
         let result = visit(&mut self.session, &mut cx);
         let out = cx.out;
         for id in out.abandonments {
-            self.asked.insert(
-                id,
-                Asked {
-                    call: None,
-                    plan: 0,
-                },
-            );
+            self.asked.insert(id, Asked::default());
             self.advance(net, id);
         }
         for send in out.background.into_iter().chain(out.sends) {
@@ -210,21 +195,17 @@ impl Client {
                     self.at(net, until, Input::Request(id, plan));
                 }
             }
-            Step::Done(reply, _) => match (self.forget(net, id), reply) {
-                (Some(Asked { call: None, .. }), Ok(Reply::NotAbandoned(_, hold, _))) => {
-                    net.leave(self.who, &hold);
+            Step::Done(reply, _) => {
+                let call = self.forget(net, id).and_then(|asked| asked.call);
+                match (call, reply) {
+                    (None, Ok(Reply::NotAbandoned(_, hold, _))) => net.leave(self.who, &hold),
+                    (None, _) => {}
+                    (Some(call), reply) => {
+                        let reply = reply.ok().and_then(|reply| answer(net, reply));
+                        self.happens(net, process::Event::Replied(call, reply));
+                    }
                 }
-                (
-                    Some(Asked {
-                        call: Some(call), ..
-                    }),
-                    reply,
-                ) => {
-                    let reply = reply.ok().and_then(|reply| answer(net, reply));
-                    self.happens(net, process::Event::Replied(call, reply));
-                }
-                _ => {}
-            },
+            }
         }
     }
 
@@ -258,12 +239,9 @@ impl Client {
             net.began.push((self.who, Began { asked_at, ..began }));
         }
         // The futures of calls that the process no longer awaits are dropped.
-        let dropped: Vec<_> = self
-            .asked
-            .iter()
-            .filter(|(_, asked)| asked.call.is_some_and(|call| !self.process.awaits(call)))
-            .map(|(id, _)| *id)
-            .collect();
+        let is_dropped = |asked: &Asked| asked.call.is_some_and(|call| !self.process.awaits(call));
+        let dropped = self.asked.iter().filter(|(_, asked)| is_dropped(asked));
+        let dropped: Vec<_> = dropped.map(|(id, _)| *id).collect();
         for id in dropped {
             self.session.cancel(id, self.clock.at(net.now));
             self.forget(net, id);
@@ -377,7 +355,7 @@ impl Client {
     /// Describes the state that is left in the client, or returns `None` if there is none.
     pub(super) fn unrest(&mut self, net: &Network) -> Option<String> {
         // The round of a release that was given up stays until its votes have expired.
-        let later = self.clock.at(net.now + net.longest_lease);
+        let later = self.clock.at(net.now + net.schedule.longest_lease);
         let (rounds, requests) = self.session.rest(later);
         let rounds: Vec<_> = rounds.into_iter().map(|token| net.name(token)).collect();
         let left = self.process.session.rest();

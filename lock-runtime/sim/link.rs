@@ -67,8 +67,7 @@ pub(super) struct Calling {
     conditions: Conditions,
     /// `None` while it waits for a connection.
     conn: Option<Conn>,
-    /// It is repeated once if its connection is lost.
-    may_repeat: bool,
+    /// It was repeated because its connection was lost.
     was_repeated: bool,
     sent: Instant,
     /// It has a shorter time-out than the other calls of its request.
@@ -85,12 +84,8 @@ impl Client {
     /// Makes a call of the session.
     pub(super) fn call(&mut self, net: &mut Network, send: Send) {
         let (id, now) = (net.number(), self.now(net));
-        let Send {
-            request,
-            timeout,
-            ticket,
-        } = send;
-        if let Some(timeout) = timeout {
+        let (request, server) = (send.request, send.ticket.server);
+        if let Some(timeout) = send.timeout {
             self.at(net, now + timeout, Input::Call(id, timeout));
         }
         let mut conditions = Conditions::default();
@@ -99,19 +94,18 @@ impl Client {
                 conditions.deadline_there = Some(self.clock.when(request.deadline));
             }
             ServerRequest::Raise(..) => {
-                conditions.marker = self.links[ticket.server].marker(net);
+                conditions.marker = self.links[server].marker(net);
             }
             _ => {}
         }
         let calling = Calling {
-            ticket,
+            ticket: send.ticket,
             conditions,
             conn: None,
-            may_repeat: is_repeated(&request),
             was_repeated: false,
             request,
             sent: now,
-            is_limited: timeout.is_some(),
+            is_limited: send.timeout.is_some(),
             asked_again: false,
         };
         self.calls.insert(id, calling);
@@ -156,47 +150,35 @@ impl Client {
         self.at(net, sent + ATTEMPT, Input::Attempt(conn));
     }
 
-    /// The calls to a server that were sent on this connection, or that wait for one.
-    fn calls_on(&self, server: usize, conn: Option<Conn>) -> Vec<Call> {
-        let calls = self.calls.iter();
-        let calls = calls.filter(|(_, call)| call.ticket.server == server && call.conn == conn);
+    pub(super) fn calls_of(&self, is_one: impl Fn(&Calling) -> bool) -> Vec<Call> {
+        let calls = self.calls.iter().filter(|(_, call)| is_one(call));
         calls.map(|(id, _)| *id).collect()
     }
 
-    fn greeted(&mut self, net: &mut Network, conn: Conn, greeted: Greeted) {
+    /// The calls to a server that were sent on this connection, or that wait for one.
+    fn calls_on(&self, server: usize, conn: Option<Conn>) -> Vec<Call> {
+        self.calls_of(|call| call.ticket.server == server && call.conn == conn)
+    }
+
+    fn greeted(&mut self, net: &mut Network, conn: Conn, mut greeted: Greeted) {
         let now = self.now(net);
         let server = net.connections[conn].server;
         let waiting = self.calls_on(server, None);
         let link = &mut self.links[server];
-        let State::Connecting { sent, .. } = link.state else {
+        let (&State::Connecting { sent, .. }, true) = (&link.state, link.conn == Some(conn)) else {
             return;
         };
-        if link.conn != Some(conn) {
-            return;
-        }
-        let Greeted {
-            micros,
-            mut uptime,
-            marker,
-            mut with_data,
-        } = greeted;
         if net.is_broken(Broken::MarkerOnly) {
-            uptime = LONG;
+            greeted.uptime = LONG;
         }
         if net.is_broken(Broken::UptimeOnly) {
-            with_data = LONG;
+            greeted.with_data = LONG;
         }
-        let clock = link
-            .clock
-            .get_or_insert_with(|| ServerClock::new(micros, now));
+        let (micros, marker) = (greeted.micros, greeted.marker);
+        let clock = link.clock.get_or_insert(ServerClock::new(micros, now));
         clock.observe(micros, sent, now);
-        let tenure = Tenure::new(
-            net.longest_lease,
-            uptime,
-            with_data,
-            marker.to_string(),
-            sent,
-        );
+        let (longest_lease, name) = (net.schedule.longest_lease, marker.to_string());
+        let tenure = Tenure::new(longest_lease, greeted.uptime, greeted.with_data, name, sent);
         if let Some(left) = tenure.keeps_away(now) {
             net.say(|_| format!("{}: s{server} does not vote for {left:?}", self.who));
         }
@@ -209,12 +191,10 @@ impl Client {
     pub(super) fn attempt_over(&mut self, net: &mut Network, conn: Conn) {
         let server = net.connections[conn].server;
         let link = &mut self.links[server];
-        let State::Connecting { is_second, .. } = link.state else {
+        let (&State::Connecting { is_second, .. }, true) = (&link.state, link.conn == Some(conn))
+        else {
             return;
         };
-        if link.conn != Some(conn) {
-            return;
-        }
         link.conn = None;
         if !is_second {
             return self.at(net, self.now(net) + PAUSE, Input::Redial(server));
@@ -232,9 +212,8 @@ impl Client {
         self.end(net, server, conn);
         for id in calls {
             match self.calls.get_mut(&id) {
-                Some(call) if call.may_repeat => {
-                    (call.may_repeat, call.was_repeated) = (false, true);
-                    call.conn = None;
+                Some(call) if is_repeated(&call.request) && !call.was_repeated => {
+                    (call.conn, call.was_repeated) = (None, true);
                     self.transmit(net, id);
                 }
                 _ => self.failed(net, id, broken("the connection was lost")),
@@ -255,12 +234,8 @@ impl Client {
     /// Ends a call. An earlier execution of one that was repeated may have had an effect.
     pub(super) fn failed(&mut self, net: &mut Network, id: Call, error: StoreError) {
         if let Some(call) = self.calls.get(&id) {
-            let error = if call.was_repeated {
-                error.with_unsent(false)
-            } else {
-                error
-            };
-            self.done(net, id, Err(error));
+            let is_unsent = error.is_unsent() && !call.was_repeated;
+            self.done(net, id, Err(error.with_unsent(is_unsent)));
         }
     }
 

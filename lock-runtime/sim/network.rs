@@ -12,6 +12,7 @@ use super::{
     process::{Began, Who},
     schedule::{Action, Schedule},
     search::Search,
+    server::KINDS,
 };
 use crate::{
     key::LockKey,
@@ -88,7 +89,8 @@ pub(super) struct Network {
     pub(super) events: BTreeMap<(Instant, u64), Event>,
     numbers: u64,
     pub(super) dice: Dice,
-    rates: Rates,
+    /// Without its actions.
+    pub(super) schedule: Schedule,
     /// It leads to a single store, and not to a majority of servers.
     pub(super) is_single: bool,
     pub(super) connections: Vec<Connection>,
@@ -98,7 +100,6 @@ pub(super) struct Network {
     pub(super) is_quiet: bool,
     pub(super) broken: Option<Broken>,
     pub(super) keys: Vec<LockKey>,
-    pub(super) longest_lease: Duration,
     /// Makes all choices, in place of the dice.
     pub(super) search: Option<Search>,
     /// By the stems of their tokens.
@@ -124,7 +125,7 @@ pub(super) struct Network {
 
 impl Network {
     pub(super) fn new(
-        schedule: &Schedule,
+        schedule: Schedule,
         dice: Dice,
         broken: Option<Broken>,
         is_traced: bool,
@@ -137,14 +138,13 @@ impl Network {
             events: BTreeMap::new(),
             numbers: 0,
             dice,
-            rates: schedule.rates,
             is_single: schedule.servers.len() == 1,
             connections: Vec::new(),
             parted: Vec::new(),
             is_quiet: false,
             broken,
             keys: keys.filter_map(|name| LockKey::new(name).ok()).collect(),
-            longest_lease: schedule.longest_lease,
+            schedule,
             search: None,
             origins: BTreeMap::new(),
             excused: Vec::new(),
@@ -212,11 +212,8 @@ impl Network {
             Request::Call(..) | Request::Direct(_) => true,
         };
         let copies = self.copies(conn, Way::Request, may_double, |net| {
-            format!(
-                "to s{} #{call} {}",
-                net.connections[conn].server,
-                net.show(&request)
-            )
+            let (server, request) = (net.connections[conn].server, net.show(&request));
+            format!("to s{server} #{call} {request}")
         });
         // The reply to the copy of a request to a majority is not awaited.
         let mut of_copy = 0;
@@ -274,13 +271,13 @@ impl Network {
         may_double: bool,
         what: impl FnOnce(&Self) -> String,
     ) -> [Option<Instant>; 2] {
-        let now = self.now;
+        let (now, rates) = (self.now, self.schedule.rates);
         let copies = if let Some(search) = &mut self.search {
             let copies = search.copies();
             [copies > 0, copies > 1].map(|arrives| arrives.then_some(now))
         } else {
-            let is_doubled = may_double && !self.is_quiet && self.dice.chance(self.rates.doubled);
-            let copy = is_doubled.then(|| now + self.dice.up_to(self.rates.longest));
+            let is_doubled = may_double && !self.is_quiet && self.dice.chance(rates.doubled);
+            let copy = is_doubled.then(|| now + self.dice.up_to(rates.longest));
             [self.arrival(conn, way), copy]
         };
         self.say(|net| {
@@ -293,9 +290,8 @@ impl Network {
 
     fn arrival(&mut self, conn: Conn, way: Way) -> Option<Instant> {
         let Connection { who, server, .. } = self.connections[conn];
-        let (mut sent, mut longest) = (self.now, AT_LAST);
+        let (mut sent, mut longest, rates) = (self.now, AT_LAST, self.schedule.rates);
         if !self.is_quiet {
-            let rates = self.rates;
             let parted = |(client, other, until): &&(usize, usize, Instant)| {
                 *client == who.process && *other == server && *until > self.now
             };
@@ -322,7 +318,7 @@ impl Network {
                 self.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
-        let mut when = sent + self.rates.shortest + self.dice.up_to(longest);
+        let mut when = sent + rates.shortest + self.dice.up_to(longest);
         if !self.is_single {
             let latest = &mut self.connections[conn].latest[usize::from(way != Way::Request)];
             when = when.max(*latest);
@@ -358,6 +354,11 @@ impl Network {
             let alias = alias_number(token).wrapping_sub(alias_number(origin.first));
             format!("t{}.{alias}", origin.place)
         })
+    }
+
+    /// The locks of all kinds.
+    pub(super) fn locks(&self) -> impl Iterator<Item = (&LockKey, LockKind)> {
+        (self.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind)))
     }
 
     /// Writes a line to the history, if there is one.

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::dice::Dice;
+use super::{dice::Dice, network::Network};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     protocol::{
         AcquireId, AllStep, Answer, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
         Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
-        Session, Step, Together, WaiterLimits,
+        Session, Step, Together,
     },
     spec::{LockKind, Mode, Terms, Wait},
     store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
@@ -131,6 +131,14 @@ pub(super) enum Event {
 }
 
 impl Event {
+    /// The acquisition that waits for this.
+    pub(super) fn wakes(&self) -> Option<AcquireId> {
+        match self {
+            Self::Timer(id, _) | Self::Woken(id) => Some(*id),
+            _ => None,
+        }
+    }
+
     /// Returns whether this is the arrival of a message.
     pub(super) fn is_message(&self) -> bool {
         matches!(self, Self::Replied(_, Some(_)) | Self::FromStore(_))
@@ -233,22 +241,14 @@ impl Entropy for Dice {
 }
 
 impl Process {
-    pub(super) fn new(
-        who: Who,
-        now: Instant,
-        keys: &[LockKey],
-        entropy: Dice,
-        limits: WaiterLimits,
-        mutation: Option<Mutation>,
-        is_traced: bool,
-    ) -> Self {
+    pub(super) fn new(net: &mut Network, who: Who) -> Self {
         Self {
             who,
-            now,
-            session: Session::new(limits),
-            keys: keys.to_vec(),
-            entropy,
-            mutation,
+            now: net.now,
+            session: Session::new(net.schedule.limits),
+            keys: net.keys.clone(),
+            entropy: net.dice.fork(),
+            mutation: net.of_client(),
             waiters: BTreeMap::new(),
             guards: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -259,7 +259,7 @@ impl Process {
             is_direct: false,
             is_quiet: false,
             served: 0,
-            is_traced,
+            is_traced: net.history.is_some(),
             out: Out::default(),
         }
     }

@@ -12,7 +12,6 @@ use super::{
     process::{Message, StoreReply},
 };
 use crate::{
-    key::LockKey,
     protocol::{
         self, Mutation,
         quorum::{self, ServerRequest},
@@ -243,7 +242,7 @@ impl Server {
             events.retain(|event| !matches!(event, StoreEvent::FreeIn { .. }));
         }
         if let Request::Direct(_) = request {
-            self.record_grants(&net.keys, now);
+            self.record_grants(net, now);
         }
         let is_single = net.is_single;
         // The events of a step are sent before its reply, and may arrive after it.
@@ -268,9 +267,9 @@ impl Server {
         net.reply(conn, call, reply);
     }
 
-    fn record_grants(&mut self, keys: &[LockKey], now: Instant) {
-        let locks = keys.iter().flat_map(|key| KINDS.map(|kind| (key, kind)));
-        for (token, mode) in locks.flat_map(|(key, kind)| self.data.table.tokens(key, kind, now)) {
+    fn record_grants(&mut self, net: &Network, now: Instant) {
+        let tokens = |(key, kind)| self.data.table.tokens(key, kind, now);
+        for (token, mode) in net.locks().flat_map(tokens) {
             if mode.is_some() {
                 self.granted_at.entry(token).or_insert(now);
             }

@@ -13,13 +13,13 @@ use super::{
     explore::Violation,
     message::Request,
     network::{Conn, Connection, Event, Network},
-    process::{self, Process, Who},
+    process::{self, Who},
     schedule::{Action, Schedule, Stores},
     search::{Actor, Move, Search},
     server::Server,
 };
 use crate::{
-    protocol::{AcquireId, Mutation, WaiterLimits, quorum::ServerRequest},
+    protocol::{AcquireId, Mutation, quorum::ServerRequest},
     store::StoreEvent,
 };
 
@@ -31,8 +31,6 @@ pub(super) struct World {
     servers: Vec<Server>,
     pub(super) clients: Vec<Client>,
     checker: Checker,
-    limits: WaiterLimits,
-    bound: Duration,
     /// Set at the end of the faults: the time by which every waiter must be served.
     served_by: Option<Instant>,
     /// Whether waiting tasks are checked after every event.
@@ -68,62 +66,36 @@ impl World {
     }
 
     pub(super) fn new(
-        schedule: Schedule,
+        mut schedule: Schedule,
         dice: Dice,
         broken: Option<Broken>,
         is_traced: bool,
     ) -> Self {
-        let mut net = Network::new(&schedule, dice, broken, is_traced);
-        let Schedule {
-            servers,
-            clients,
-            limits,
-            rates,
-            actions,
-            bound,
-            ..
-        } = schedule;
+        let actions = take(&mut schedule.actions);
+        let (servers, clients) = (schedule.servers.clone(), schedule.clients.clone());
+        let mut net = Network::new(schedule, dice, broken, is_traced);
         net.say(|net| {
-            let lease = net.longest_lease;
+            let (lease, rates) = (net.schedule.longest_lease, net.schedule.rates);
             format!("servers {servers:?}, clients {clients:?}, {lease:?}, {rates:?}")
         });
         for (when, action) in actions {
             net.after(when, Event::Action(action));
         }
-        let servers = servers.into_iter().enumerate();
-        let servers =
-            servers.map(|(number, (fast, ahead))| Server::new(number, net.start, fast, ahead));
-        let mut world = Self {
-            servers: servers.collect(),
-            clients: Vec::new(),
+        let server = |(number, (fast, ahead))| Server::new(number, net.start, fast, ahead);
+        let servers = servers.into_iter().enumerate().map(server).collect();
+        let client = |(process, (fast, ahead))| {
+            let clock = Clock::new(net.start, fast);
+            Client::new(&mut net, Who { process, life: 0 }, clock, ahead)
+        };
+        let clients = clients.into_iter().enumerate().map(client).collect();
+        Self {
+            servers,
+            clients,
             checker: Checker::default(),
-            limits,
-            bound,
             served_by: None,
             checks_sleepers: false,
             net,
-        };
-        for (process, (fast, ahead)) in clients.into_iter().enumerate() {
-            let clock = Clock::new(world.net.start, fast);
-            let client = world.client(Who { process, life: 0 }, clock, ahead);
-            world.clients.push(client);
         }
-        world
-    }
-
-    fn client(&mut self, who: Who, clock: Clock, ahead: i64) -> Client {
-        let net = &mut self.net;
-        let process = Process::new(
-            who,
-            net.now,
-            &net.keys,
-            net.dice.fork(),
-            self.limits,
-            net.of_client(),
-            net.history.is_some(),
-        );
-        let direct = net.is_single.then(|| net.connect(who, 0));
-        Client::new(process, clock, ahead, direct, self.servers.len())
     }
 
     /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
@@ -220,15 +192,11 @@ impl World {
         // The deferred events of a client that was paused arrive within this time.
         let soon = self.net.now + Duration::from_micros(200);
         let due = self.net.events.range(..=(soon, u64::MAX));
-        let due: Vec<(Who, AcquireId)> = due
-            .filter_map(|(_, event)| match event {
-                Event::InClient(
-                    who,
-                    Input::Process(process::Event::Timer(id, _) | process::Event::Woken(id)),
-                ) => Some((*who, *id)),
-                _ => None,
-            })
-            .collect();
+        let due = due.filter_map(|(_, event)| match event {
+            Event::InClient(who, Input::Process(event)) => Some((*who, event.wakes()?)),
+            _ => None,
+        });
+        let due: Vec<(Who, AcquireId)> = due.collect();
         let running = self.clients.iter().filter(|it| it.stopped.is_none());
         for Client { who, process, .. } in running {
             let is_due = |id| due.contains(&(*who, id));
@@ -263,12 +231,8 @@ impl World {
 
     fn at_server(&mut self, conn: Conn, call: u32, request: Request) {
         let net = &mut self.net;
-        let Connection {
-            who,
-            server: number,
-            life,
-            ..
-        } = net.connections[conn];
+        let &Connection { who, life, .. } = &net.connections[conn];
+        let number = net.connections[conn].server;
         let server = &mut self.servers[number];
         if server.stalls_until > net.now {
             // Afterwards a single store executes everything in any order.
@@ -276,19 +240,15 @@ impl World {
             let when = server.stalls_until + net.dice.up_to(longest);
             return net.at(when, Event::AtServer(conn, call, request));
         }
-        let stands = life.map_or(matches!(request, Request::Greet), |life| {
-            life == server.life
-        });
+        let stands = life.map_or(matches!(request, Request::Greet), |it| it == server.life);
         if !server.up || !stands {
             // The connection is refused.
             let broken = Event::InClient(who, Input::Broken(conn));
             return net.after(Duration::from_micros(200), broken);
         }
         net.say(|net| {
-            format!(
-                "  s{number} executes #{call} of {who}: {}",
-                net.show(&request)
-            )
+            let request = net.show(&request);
+            format!("  s{number} executes #{call} of {who}: {request}")
         });
         server.execute(net, conn, call, &request);
         // A vote or queue entry without an owner does harm once another request meets it.
@@ -367,7 +327,7 @@ impl World {
         } = self.clients[process];
         let life = who.life + 1;
         let who = Who { life, ..who };
-        let next = self.client(who, clock, ahead);
+        let next = Client::new(&mut self.net, who, clock, ahead);
         let mut dead = std::mem::replace(&mut self.clients[process], next);
         self.checker.crashed(&self.net, &mut dead);
         // The arrivals of a paused client go to its next life.
@@ -392,6 +352,7 @@ impl World {
 
     /// Ends the faults. From now on every request waits long enough, and no lock is held for long.
     fn quiet(&mut self) {
+        let bound = self.net.schedule.bound;
         self.net.is_quiet = true;
         for server in &mut self.servers {
             server.stalls_until = self.net.now;
@@ -400,9 +361,9 @@ impl World {
             self.go_on(number);
             let client = &mut self.clients[number];
             let now = client.now(&self.net);
-            client.process.quiet(now, self.bound * 2);
+            client.process.quiet(now, bound * 2);
             client.perform(&mut self.net);
         }
-        self.served_by = Some(self.net.now + self.bound);
+        self.served_by = Some(self.net.now + bound);
     }
 }
