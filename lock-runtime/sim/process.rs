@@ -14,7 +14,7 @@ use crate::{
         Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
         Session, Step, Together,
     },
-    spec::{LockKind, Mode, Terms, Wait},
+    spec::{LockKind, Terms, Wait},
     store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
 };
 
@@ -55,21 +55,6 @@ pub(super) enum Act {
     Convert { is_dropped: bool },
     /// Adds a guard.
     Reenter,
-}
-
-/// Terms without any option.
-pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
-    Terms {
-        mode,
-        lease,
-        wait,
-        renew: true,
-        strict_order: false,
-        reentrant: false,
-        min_hold: None,
-        max_hold: None,
-        max_waiters: usize::MAX,
-    }
 }
 
 /// A request for a lock, and the use of the lock.

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use super::{
     dice::Dice,
     network::Rates,
-    process::{Act, Arrival, Ending, Event, terms},
+    process::{Act, Arrival, Ending, Event},
     server::Left,
 };
 use crate::{
@@ -95,6 +95,13 @@ impl Schedule {
         let arrivals: Vec<_> = arrivals.into_iter().collect();
         let processes = arrivals.iter().map(|(_, arrival)| arrival.process).max();
         let keys = arrivals.iter().flat_map(|(_, arrival)| &arrival.keys).max();
+        let arrives = |(when, arrival): (Duration, Arrival)| {
+            let process = arrival.process;
+            (
+                when,
+                Action::Process(process, Event::Arrive(Box::new(arrival))),
+            )
+        };
         Self {
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
@@ -102,14 +109,7 @@ impl Schedule {
             limits: UNLIMITED,
             longest_lease: Duration::ZERO,
             rates: Rates::default(),
-            actions: arrivals
-                .into_iter()
-                .map(|(when, arrival)| {
-                    let arrives =
-                        Action::Process(arrival.process, Event::Arrive(Box::new(arrival)));
-                    (when, arrives)
-                })
-                .collect(),
+            actions: arrivals.into_iter().map(arrives).collect(),
             bound,
         }
     }
@@ -146,19 +146,16 @@ impl Schedule {
             late: dice.one_of(&[0, 20, 100, 400]),
             // Push messages have a connection of their own.
             pushes_late: dice.one_of(&[0, 100, 500]),
-            breaks: 0,
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
-            shortest: Duration::ZERO,
+            ..Rates::default()
         };
         if is_echoing {
             rates = Rates {
-                lost: 0,
                 doubled: 500,
                 late: 150,
                 pushes_late: 900,
-                breaks: 0,
                 longest: millis(900),
-                shortest: Duration::ZERO,
+                ..Rates::default()
             };
         }
         let kind = dice.one_of(&[
@@ -172,6 +169,7 @@ impl Schedule {
             Kind::Permits,
         ]);
         let clients = 2 + dice.below(2);
+        let are_readers = matches!(kind, Kind::Readers);
         let are_many = dice.chance(150);
         let longest_holds = [millis(4), horizon / 4, horizon / 2, longest_lease * 2];
         let crowd = Crowd {
@@ -187,7 +185,7 @@ impl Schedule {
             horizon,
             quick_hold: are_many.then(|| dice.one_of(&[Duration::from_micros(500), millis(5)])),
             strict: 50,
-            cancelled: 300,
+            cancelled: if are_readers { 600 } else { 300 },
             min_held: 30,
             extended: 100,
             again: match (are_many, is_echoing) {
@@ -200,14 +198,13 @@ impl Schedule {
             are_spread: false,
         };
         // The push messages to readers are late, so that others are admitted before they arrive.
-        if matches!(kind, Kind::Readers) && !is_echoing {
+        if are_readers && !is_echoing {
             (rates.pushes_late, rates.longest) = (900, horizon / 2);
         }
         // A reader inherits an old grant only behind a writer that came after other readers.
-        let requests = if matches!(kind, Kind::Readers) {
-            dice.one_of(&[12, 5])
-        } else {
-            dice.one_of(&[3, 5, 7, 10])
+        let requests = match kind {
+            Kind::Readers => dice.one_of(&[12, 5]),
+            _ => dice.one_of(&[3, 5, 7, 10]),
         };
         let mut schedule = crowd.schedule(dice, requests, rates);
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {
@@ -254,15 +251,11 @@ impl Schedule {
             pushes_late: late,
             breaks: dice.one_of(&[0, 0, 5, 30]),
             longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
-            shortest: Duration::ZERO,
+            ..Rates::default()
         };
         if is_sluggish {
-            rates = Rates {
-                late: 300,
-                pushes_late: 300,
-                longest: leases[0] / dice.one_of(&[4, 7, 10]),
-                ..rates
-            };
+            (rates.late, rates.pushes_late) = (300, 300);
+            rates.longest = leases[0] / dice.one_of(&[4, 7, 10]);
         }
         // Some servers take longer to reply than the shortest time-out of their requests.
         if (late, rates.lost, is_sluggish) == (0, 0, false) && rates.longest == millis(20) {
@@ -327,16 +320,15 @@ impl Schedule {
         }
         // All servers are restarted, one after the other.
         if forgets && dice.chance(400) {
-            let (when, pause) = (
-                dice.up_to(horizon),
-                leases[0] / dice.one_of(&[4, 16, 64]) as u32,
-            );
+            let when = dice.up_to(horizon);
+            let pause = leases[0] / dice.one_of(&[4, 16, 64]);
             let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
             for server in 0..count {
-                let restart = Action::Restart(server, pause / 4, left);
-                schedule
-                    .actions
-                    .push((when + pause * server as u32, restart));
+                let (when, restart) = (
+                    when + pause * server as u32,
+                    Action::Restart(server, pause / 4, left),
+                );
+                schedule.actions.push((when, restart));
             }
         }
         // A client reaches only a minority of the servers for longer than a lease.
@@ -355,13 +347,9 @@ impl Schedule {
         };
         let of_clients = if dice.chance(500) { millis(2) } else { apart };
         let mut clocks = |count: usize, apart| -> Vec<_> {
-            let mut clock = || {
-                (
-                    dice.one_of(&[0, 0, 1_000, 5_000, 10_000]),
-                    ahead(dice, apart),
-                )
-            };
-            (0..count).map(|_| clock()).collect()
+            let fast = [0, 0, 1_000, 5_000, 10_000];
+            let clock = |_| (dice.one_of(&fast), ahead(dice, apart));
+            (0..count).map(clock).collect()
         };
         schedule.servers = clocks(count, of_servers);
         schedule.clients = clocks(clients, of_clients);
@@ -414,8 +402,8 @@ impl Crowd {
     /// Draws this number of requests, alone or all at once, to a single store without faults.
     fn schedule(&self, dice: &mut Dice, requests: usize, rates: Rates) -> Schedule {
         let millis = Duration::from_millis;
-        let arrivals = (0..requests).map(|number| self.arrival(dice, number));
-        let arrivals: Vec<_> = arrivals.collect();
+        let arrival = |number| self.arrival(dice, number);
+        let arrivals: Vec<_> = (0..requests).map(arrival).collect();
         let extended = |arrival: &Arrival| {
             let times = arrival.acts.iter().map(|(_, act)| match act {
                 Act::Extend(times) => *times,
@@ -456,12 +444,11 @@ impl Crowd {
     fn arrival(&self, dice: &mut Dice, number: usize) -> Arrival {
         let millis = Duration::from_millis;
         let lease = dice.one_of(&self.leases);
+        let (writer, reader) = (Mode::Exclusive, Mode::Shared);
         let mode = match self.kind {
-            Kind::Passing | Kind::Strict => Mode::Exclusive,
-            Kind::Mixed => dice.one_of(&[Mode::Exclusive, Mode::Shared]),
-            Kind::Readers => {
-                dice.one_of(&[Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Shared])
-            }
+            Kind::Passing | Kind::Strict => writer,
+            Kind::Mixed => dice.one_of(&[writer, reader]),
+            Kind::Readers => dice.one_of(&[writer, reader, reader, reader]),
             Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
         };
         let wait = if dice.chance(100) {
@@ -469,7 +456,7 @@ impl Crowd {
         } else {
             Wait::AtMost(self.horizon / 8 + dice.up_to(self.horizon * 2))
         };
-        let mut terms = terms(mode, lease, wait);
+        let mut terms = Terms::plain(mode, lease, wait);
         terms.strict_order = matches!(self.kind, Kind::Strict) || dice.chance(self.strict);
         terms.renew = !dice.chance(90);
         terms.min_hold = dice.chance(self.min_held).then(|| dice.up_to(lease));
@@ -477,12 +464,7 @@ impl Crowd {
         let max_hold = terms.min_hold.unwrap_or_default() + millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
         let longest_hold = dice.one_of(&self.holds);
-        let cancelled = if matches!(self.kind, Kind::Readers) {
-            600
-        } else {
-            self.cancelled
-        };
-        let cancel_after = dice.chance(cancelled).then(|| {
+        let cancel_after = dice.chance(self.cancelled).then(|| {
             let longest = dice.one_of(&[self.horizon, self.horizon / 4, millis(4)]);
             dice.up_to(longest)
         });

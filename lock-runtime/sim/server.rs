@@ -18,9 +18,8 @@ use crate::{
     },
     spec::LockKind,
     store::{
-        AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, StoreEvent,
-        Token,
-        memory::table::{Fences, Step, Table},
+        AcquireReply, Hold, KeyRequest, RenewReply, StoreEvent, Token,
+        memory::table::{Fences, Step, Table, acquire_all},
     },
 };
 
@@ -208,7 +207,7 @@ impl Server {
                         StoreReply::One(execute_one(table, request, mutation, &mut step))
                     }
                     Message::All(requests) => {
-                        StoreReply::All(execute_all(table, requests, &mut step))
+                        StoreReply::All(acquire_all(&mut [table], |_| 0, requests, &mut step))
                     }
                     Message::Revoke(key, kind) => {
                         StoreReply::Revoke(table.revoke(key, *kind, &mut step))
@@ -348,30 +347,4 @@ fn execute_one(
             reply => Reply::Renew(reply),
         },
     }
-}
-
-fn execute_all(table: &mut Table, requests: &[KeyRequest], step: &mut Step<'_>) -> AcquireAllReply {
-    let requests: Vec<_> = requests
-        .iter()
-        .map(|request| KeyRequest {
-            if_busy: IfBusy::Refuse,
-            ..request.clone()
-        })
-        .collect();
-    for (index, request) in requests.iter().enumerate() {
-        if let Some(reply) = table.verdict(request, step) {
-            if let AcquireReply::Granted(_) = reply {
-                continue;
-            }
-            return AcquireAllReply::Refused { index, reply };
-        }
-    }
-    let grants: Vec<Grant> = requests
-        .iter()
-        .map(|request| match table.acquire(request, step) {
-            AcquireReply::Granted(grant) => grant,
-            reply => panic!("free a moment ago: {reply:?}"),
-        })
-        .collect();
-    AcquireAllReply::Granted(grants)
 }
