@@ -301,14 +301,10 @@ impl Session {
         outcome: Outcome,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Acquiring { token, kind, .. } = acquiring;
+        let (token, kind) = (acquiring.token, acquiring.kind);
         let is_conversion = matches!(kind, Kind::Conversion);
         let reply = match outcome {
-            Outcome::Granted {
-                fence,
-                until,
-                reserved,
-            } => {
+            Outcome::Granted(fence, until, reserved) => {
                 self.proposals.seen(fence);
                 let ttl = |from| until.saturating_duration_since(from);
                 if is_conversion {
@@ -371,25 +367,22 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         let index = grants.len();
-        let reply = match reply {
-            // The TTL counts from this request. The caller counts it from the start of the
-            // batch, which is earlier and therefore safe.
-            AcquireReply::Granted(grant) => {
-                grants.push(grant);
-                if let Some(request) = requests.get(grants.len()).cloned() {
-                    let kind = Kind::All(requests, grants);
-                    let (next, calls) = self.first_exchange(&request, kind, cx);
-                    self.exchange(id, &next, calls, cx);
-                    return (Request::Acquiring(next), Some(cx.now));
-                }
+        // The TTL counts from this request. The caller counts it from the start of the batch, which
+        // is earlier and therefore safe.
+        if let AcquireReply::Granted(grant) = reply {
+            grants.push(grant);
+            let Some(request) = requests.get(grants.len()).cloned() else {
                 return over(Ok(Reply::AcquireAll(AcquireAllReply::Granted(grants))));
-            }
-            reply => AcquireAllReply::Refused { index, reply },
-        };
+            };
+            let kind = Kind::All(requests, grants);
+            let (next, calls) = self.first_exchange(&request, kind, cx);
+            self.exchange(id, &next, calls, cx);
+            return (Request::Acquiring(next), Some(cx.now));
+        }
         let granted = requests[..index].iter();
-        let until = granted
-            .filter_map(|request| self.abandon_round(&request.hold, cx))
-            .max();
+        let until = granted.filter_map(|request| self.abandon_round(&request.hold, cx));
+        let until = until.max();
+        let reply = AcquireAllReply::Refused { index, reply };
         (Request::Over(Ok(Reply::AcquireAll(reply)), until), None)
     }
 

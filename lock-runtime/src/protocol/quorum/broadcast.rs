@@ -8,10 +8,9 @@ use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     abandon::ending_timeout,
     convert::Conversion,
-    over,
-    renew::Renewals,
+    over, renew,
     round::grace,
-    tally::{self, Ballot},
+    tally::{self, Ballot, Held, Renewed},
     time_out::majority_timeout,
 };
 use crate::{
@@ -41,7 +40,8 @@ pub(super) struct Broadcast {
 /// The replies so far.
 #[derive(Debug)]
 pub(super) enum Count {
-    Renewals(Renewals),
+    /// To the renewal of each lock.
+    Renewals(Vec<Renewed>),
     Release(Hold),
     Conversion(Conversion),
     Inspection(Vec<Inspection>),
@@ -132,8 +132,9 @@ impl Session {
         };
         let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
-            (Count::Renewals(renewals), Reply::Renew(replies)) => {
-                renewals.count(server, batch, replies, cx)
+            (Count::Renewals(tallies), Reply::Renew(replies)) => {
+                renew::count(tallies, broadcast.begun, server, batch, replies);
+                tallies.iter().all(|tally| tally.held(cx) != Held::Open)
             }
             (Count::Release(_), Reply::Release(reply)) => {
                 ballot.count(reply == ReleaseReply::Released)
@@ -182,33 +183,27 @@ impl Session {
                 broadcast.failed.push((server, error.clone()));
             }
         }
-        let Broadcast {
-            count,
-            ballot,
-            failed,
-            ..
-        } = broadcast;
-        let decision = |session: &Self| {
-            let decided = ballot.decided();
-            decided.ok_or_else(|| session.unanswered(&failed))
-        };
-        let servers = self.servers.len();
-        let reply = match count {
-            Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
-            Count::Release(hold) => self.is_released(&hold, decision(self), cx.now),
+        let (servers, begun, failed) = (self.servers.len(), broadcast.begun, broadcast.failed);
+        let unanswered = || self.unanswered(&failed);
+        let decision = || broadcast.ballot.decided().ok_or_else(unanswered);
+        over(match broadcast.count {
+            Count::Renewals(tallies) => {
+                Ok(Reply::Renew(self.all_renewed(tallies, begun, &failed, cx)))
+            }
+            Count::Release(hold) => {
+                let decision = decision();
+                self.is_released(&hold, decision, cx.now)
+            }
             Count::Conversion(conversion) => {
-                let decision = decision(self);
-                return self.is_converted(id, conversion, decision, cx);
+                let decision = decision();
+                return self.is_converted(id, conversion, begun, decision, cx);
             }
-            Count::Inspection(seen) if seen.len() < self.majority() => {
-                Err(self.unanswered(&failed))
-            }
+            Count::Inspection(seen) if seen.len() < self.majority() => Err(unanswered()),
             Count::Inspection(seen) => Ok(Reply::Inspect(tally::inspected(servers, seen))),
             Count::Revocation(replies) => tally::revoked(servers, &replies)
                 .map(Reply::Revoke)
-                .ok_or_else(|| self.unanswered(&failed)),
-        };
-        over(reply)
+                .ok_or_else(unanswered),
+        })
     }
 
     /// The error if too few servers have replied.

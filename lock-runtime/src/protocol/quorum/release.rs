@@ -54,22 +54,19 @@ impl Session {
         decision: Result<bool, StoreError>,
         now: Instant,
     ) -> Result<Reply, StoreError> {
-        let Hold { token, mode, .. } = *hold;
-        let round = self.rounds.get(&token.stem());
-        if round.is_some_and(|round| round.hold.mode == mode) {
+        let stem = hold.token.stem();
+        let round = self.rounds.get(&stem);
+        if round.is_some_and(|round| round.hold.mode == hold.mode) {
             // The aliases that a server may still know are abandoned, and no longer needed here.
-            self.rounds.remove(&token.stem());
+            self.rounds.remove(&stem);
         } else {
             // After a conversion of unknown outcome, the caller releases the writer, which may
             // leave a reservation, and then the reader.
-            self.remove_later(token.stem(), now);
+            self.remove_later(stem, now);
         }
-        decision.map(|is_released| {
-            Reply::Release(if is_released {
-                ReleaseReply::Released
-            } else {
-                ReleaseReply::NotHeld
-            })
-        })
+        Ok(Reply::Release(match decision? {
+            true => ReleaseReply::Released,
+            false => ReleaseReply::NotHeld,
+        }))
     }
 }

@@ -106,26 +106,18 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
     let majority = majority(servers);
     let fence = seen.iter().filter_map(|one| one.fence).max();
     let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
-    let waiters = seen
-        .into_iter()
-        .map(|one| one.waiters)
-        .max_by_key(Vec::len)
-        .unwrap_or_default();
-    let mut combined = Vec::new();
-    for rank in 0.. {
-        let mut held: Vec<&Holder> = holders
-            .iter()
-            .filter_map(|holders| holders.get(rank))
-            .collect();
-        if held.len() < majority {
-            break;
-        }
-        held.sort_by_key(|holder| Reverse(end(holder)));
-        combined.push(*held[majority - 1]);
-    }
-    combined.reverse();
+    let waiters = seen.into_iter().map(|one| one.waiters);
+    let waiters = waiters.max_by_key(Vec::len).unwrap_or_default();
+    let reported = |rank| {
+        let held = holders.iter().filter_map(|holders| holders.get(rank));
+        by_end(held.copied().collect())
+            .into_iter()
+            .nth(majority - 1)
+    };
+    let mut holders: Vec<_> = (0..).map_while(reported).collect();
+    holders.reverse();
     Inspection {
-        holders: combined,
+        holders,
         waiters,
         fence,
     }
@@ -133,28 +125,20 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
 
 /// The holders, the one that expires last in front.
 fn by_end(mut holders: Vec<Holder>) -> Vec<Holder> {
-    holders.sort_by_key(|holder| Reverse(end(holder)));
+    holders.sort_by_key(|holder| Reverse(holder.ttl.unwrap_or(Duration::MAX)));
     holders
-}
-
-fn end(holder: &Holder) -> Duration {
-    holder.ttl.unwrap_or(Duration::MAX)
 }
 
 /// Combines the replies to a revocation. `None` if too few servers have replied.
 pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
     let text = |reply| replies.iter().filter(|one| **one == reply).count();
     let (revoked, free) = (text(RevokeReply::Revoked), text(RevokeReply::NotHeld));
-    if revoked + free >= majority(servers) {
-        return Some(if revoked > 0 {
-            RevokeReply::Revoked
-        } else {
-            RevokeReply::NotHeld
-        });
+    let refusals = [RevokeReply::ForeignKey, RevokeReply::Endless];
+    match revoked + free >= majority(servers) {
+        true if revoked > 0 => Some(RevokeReply::Revoked),
+        true => Some(RevokeReply::NotHeld),
+        false => refusals.into_iter().find(|reply| text(*reply) > 0),
     }
-    [RevokeReply::ForeignKey, RevokeReply::Endless]
-        .into_iter()
-        .find(|reply| text(*reply) > 0)
 }
 
 #[cfg(test)]
@@ -172,15 +156,10 @@ mod tests {
             assert_eq!(renewed.held(&cx), Held::Open);
             renewed.renewed(now, Duration::from_secs(seconds));
         }
-        assert_eq!(
-            renewed.held(&cx),
-            Held::Until(now + Duration::from_secs(10))
-        );
+        let until = |seconds| Held::Until(now + Duration::from_secs(seconds));
+        assert_eq!(renewed.held(&cx), until(10));
         renewed.renewed(now, Duration::from_secs(25));
-        assert_eq!(
-            renewed.held(&cx),
-            Held::Until(now + Duration::from_secs(20))
-        );
+        assert_eq!(renewed.held(&cx), until(20));
     }
 
     #[test]
@@ -205,9 +184,7 @@ mod tests {
         };
         let combined = inspected(3, vec![seen(&[5, 9]), seen(&[8]), seen(&[])]);
         assert_eq!(combined.holders, [holder(8)]);
-        assert_eq!(
-            inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]).holders,
-            []
-        );
+        let combined = inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]);
+        assert_eq!(combined.holders, []);
     }
 }

@@ -182,7 +182,8 @@ impl Round {
         beyond: Beyond<'_>,
         cx: &Cx<'_>,
     ) -> Next {
-        let (agreed, awaited) = (self.agreed(fence, cx), self.awaited());
+        let agreed = self.votes().filter(|vote| self.is_for(vote, fence, cx));
+        let (agreed, awaited) = (agreed.count(), self.awaited());
         if agreed >= self.majority(cx) {
             return self.agree(fence, cx);
         }
@@ -232,12 +233,6 @@ impl Round {
             || cx.breaks(Mutation::NoWriteBack)
     }
 
-    fn agreed(&self, fence: FencingToken, cx: &Cx<'_>) -> usize {
-        self.votes()
-            .filter(|vote| self.is_for(vote, fence, cx))
-            .count()
-    }
-
     /// Grants the lock with this fencing token, or writes it back to voters with another number.
     fn agree(&mut self, fence: FencingToken, cx: &Cx<'_>) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence, cx);
@@ -245,7 +240,13 @@ impl Round {
         let agreed = nth_largest(votes.filter(is_for).map(|vote| vote.until), majority);
         let kept = nth_largest(self.votes().map(|vote| vote.until), majority);
         match (agreed, kept) {
-            (Some(until), _) if until > cx.now => return self.granted(fence, until),
+            (Some(until), _) if until > cx.now => {
+                let reserved = self.reserved_left();
+                self.fence = Some(fence);
+                self.redrawn = None;
+                self.headless_since = None;
+                return self.over(Outcome::Granted(fence, until, reserved));
+            }
             (None, Some(until)) if until > cx.now => {}
             _ => return self.give_up(Outcome::Unreachable),
         }
@@ -259,18 +260,6 @@ impl Round {
             round.states[server].status = Status::Awaited;
             Some(Ask::Raise(end))
         }))
-    }
-
-    pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
-        let reserved = self.reserved_left();
-        self.fence = Some(fence);
-        self.redrawn = None;
-        self.headless_since = None;
-        self.over(Outcome::Granted {
-            fence,
-            until,
-            reserved,
-        })
     }
 
     /// The number of fencing tokens to reserve: none for a repeated grant.
@@ -336,11 +325,8 @@ impl Round {
         let ttls = self.states.iter().map(|state| state.status.taken());
         let mut ttls: PerServer<Option<Duration>> = ttls.flatten().collect();
         ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
-        let missing = self
-            .majority(cx)
-            .saturating_sub(self.votes().count())
-            .max(1);
-        ttls.get(missing - 1).copied().flatten()
+        let missing = self.majority(cx).saturating_sub(self.votes().count());
+        ttls.get(missing.max(1) - 1).copied().flatten()
     }
 
     /// The vote of the coordinator for another acquisition, as of its reply in this exchange.
@@ -361,9 +347,8 @@ impl Round {
     fn stands_still(&mut self, cx: &Cx<'_>) -> bool {
         let obstacle = self.obstacle(cx);
         let before = std::mem::replace(&mut self.obstacle, obstacle);
-        let stands_still = before
-            .zip(obstacle)
-            .is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
+        let both = before.zip(obstacle);
+        let stands_still = both.is_some_and(|(before, now)| before.may_be(&now, self.hold.mode));
         if !stands_still {
             self.was_free = None;
             self.check_pause = self.time_outs.poll;
@@ -393,10 +378,10 @@ impl Round {
                 has_waiters: true, ..
             })) => return self.yield_to_queue(cx),
             // Leaves time for a second check.
-            _ if self.if_busy == IfBusy::Refuse => self
-                .time_outs
-                .split
-                .min(self.answer_by.saturating_duration_since(cx.now) / 3),
+            _ if self.if_busy == IfBusy::Refuse => {
+                let left = self.answer_by.saturating_duration_since(cx.now);
+                self.time_outs.split.min(left / 3)
+            }
             // A writer may be in front. If it is alive it polls in the meantime.
             _ if self.hold.mode == Mode::Shared => self.time_outs.poll * 3,
             _ => self.time_outs.split,
@@ -417,10 +402,8 @@ impl Round {
     /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
     /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
     fn waits_in_queue(&mut self, holder_ttl: Option<Duration>, cx: &Cx<'_>) -> Next {
-        let again_in = self
-            .check_at
-            .saturating_duration_since(cx.now)
-            .min(self.time_outs.poll);
+        let check_in = self.check_at.saturating_duration_since(cx.now);
+        let again_in = check_in.min(self.time_outs.poll);
         let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
         self.over(Outcome::Queued(holder_ttl))
     }

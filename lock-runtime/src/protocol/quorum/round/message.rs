@@ -91,12 +91,8 @@ pub(crate) enum Next {
 /// The outcome of an exchange or of several.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// A majority holds the lock until this time.
-    Granted {
-        fence: FencingToken,
-        until: Instant,
-        reserved: u32,
-    },
+    /// A majority holds the lock until this time, with this number of reserved fencing tokens.
+    Granted(FencingToken, Instant, u32),
     /// The acquisition waits in the queue. The lock may be free after this time.
     Queued(Duration),
     /// The lock is held by another acquisition, or cannot be granted.
