@@ -142,24 +142,21 @@ impl Checker {
             is_handoff = *guards > 1;
             let guards = *guards;
             if guards > MAX_HANDOFFS + 1 {
-                self.report(Wrong::Budget, || {
-                    format!("{} is held {guards} times in a row", name())
-                });
+                let often = || format!("{} is held {guards} times in a row", name());
+                self.report(Wrong::Budget, often);
             }
         }
         // Nothing can be said about a grant whose data the store has lost, except that it is not
         // handed off by a process that knows of the loss.
         let is_outdated = was_lost(net, servers, hold.token) && !(is_handoff && is_warned);
-        let is_exempt = (net.is_single && net.excused.contains(&hold.token))
-            || net.revoked.contains(&hold.token);
-        if is_exempt || is_outdated {
+        let is_excused = net.is_single && net.excused.contains(&hold.token);
+        if is_excused || net.revoked.contains(&hold.token) || is_outdated {
             return;
         }
         // A majority takes its time to confirm a grant.
         if net.is_single && !began.is_long_enough {
-            self.report(Wrong::TooShort, || {
-                format!("{} is held for too short a time", name())
-            });
+            let short = || format!("{} is held for too short a time", name());
+            self.report(Wrong::TooShort, short);
         }
         let fences = self.fences.entry((hold.mode.kind(), hold.key.clone()));
         let fences = fences.or_default();
@@ -175,9 +172,8 @@ impl Checker {
         }
         fences.at.push((net.now, *fence));
         if !is_in_order {
-            self.report(Wrong::Fence, || {
-                format!("{} has fencing token {fence} out of order", name())
-            });
+            let wrong = || format!("{} has fencing token {fence} out of order", name());
+            self.report(Wrong::Fence, wrong);
         }
     }
 
@@ -190,18 +186,14 @@ impl Checker {
     /// too, as it does not vote in the meantime.
     fn holders(&mut self, net: &Network, clients: &mut [Client], servers: &[Server]) {
         self.dead.retain(|dead| net.now < dead.until);
-        let mut holders: Vec<_> = clients
-            .iter_mut()
-            .flat_map(|client| held(net, client))
-            .collect();
+        let clients = clients.iter_mut();
+        let mut holders: Vec<_> = clients.flat_map(|client| held(net, client)).collect();
         let living = holders.len();
         holders.append(&mut self.dead);
-        let valid: Vec<_> = holders
-            .iter()
-            .filter(|Holder { hold, .. }| {
-                !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
-            })
-            .collect();
+        let is_valid = |Holder { hold, .. }: &&Holder| {
+            !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
+        };
+        let valid: Vec<_> = holders.iter().filter(is_valid).collect();
         for (index, holder) in valid.iter().enumerate() {
             let hold = &holder.hold;
             if !is_kept(net, servers, holder) {
@@ -210,16 +202,17 @@ impl Checker {
                     format!("{} is held for {left:?} by a client only", hold.key)
                 });
             }
-            let beside = valid[..index].iter().filter(|other| {
-                other.hold.key == hold.key && other.hold.mode.kind() == hold.mode.kind()
-            });
-            let (mut count, mut is_excluded) = (1, false);
-            for other in beside {
-                count += 1;
-                is_excluded |= hold.mode == Mode::Exclusive || other.hold.mode == Mode::Exclusive;
-            }
-            let too_many = matches!(hold.mode, Mode::Permits(permits) if count > permits.get());
-            if is_excluded || too_many {
+            let before = valid[..index].iter().map(|other| &other.hold);
+            let lock = (hold.mode.kind(), &hold.key);
+            let beside: Vec<_> = before
+                .filter(|it| (it.mode.kind(), &it.key) == lock)
+                .collect();
+            let is_excluded = match hold.mode {
+                Mode::Exclusive => !beside.is_empty(),
+                Mode::Shared => beside.iter().any(|other| other.mode == Mode::Exclusive),
+                Mode::Permits(permits) => beside.len() >= permits.get() as usize,
+            };
+            if is_excluded {
                 self.report(Wrong::TwoHolders, || {
                     format!("{} is held twice, by {}", hold.key, net.name(hold.token))
                 });
@@ -240,7 +233,9 @@ impl Checker {
         let now = server.clock.at(net.now);
         for (key, kind) in net.locks() {
             for (token, mode) in server.table().tokens(key, kind, now) {
-                let owner = net.whose(token).map(|who| (who, &clients[who.process]));
+                let owner = net
+                    .origin(token)
+                    .map(|it| (it.who, &clients[it.who.process]));
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(number, token))
                     && !net.excused.contains(&token)
@@ -259,9 +254,8 @@ impl Checker {
 /// The locks that a client holds by its own clock.
 fn held(net: &Network, client: &mut Client) -> Vec<Holder> {
     let valid = client.process.session.valid(client.now(net));
-    let valid: Vec<_> = valid
-        .map(|(_, hold, until)| (hold.clone(), until))
-        .collect();
+    let valid = valid.map(|(_, hold, until)| (hold.clone(), until));
+    let valid: Vec<_> = valid.collect();
     let holder = |(hold, until): (Hold, Instant)| Holder {
         until: client.clock.when(until),
         votes: client.votes(&hold),

@@ -232,9 +232,8 @@ impl Client {
         for began in out.began {
             net.look = true;
             let (since, aliases) = (net.now, Vec::new());
-            self.votes
-                .entry(began.hold.token)
-                .or_insert(Votes { since, aliases });
+            let votes = self.votes.entry(began.hold.token);
+            votes.or_insert(Votes { since, aliases });
             let asked_at = self.clock.when(began.asked_at);
             net.began.push((self.who, Began { asked_at, ..began }));
         }
@@ -319,7 +318,7 @@ impl Client {
     /// Handles the loss of an established connection, and with it of push messages.
     pub(super) fn disconnected(&mut self, net: &mut Network, server: usize) {
         let mut waiting = self.session.waiting_at(server);
-        waiting.sort_by_key(|hold| net.introduced_at(hold.token));
+        waiting.sort_by_key(|hold| net.origin(hold.token).map(|origin| origin.at));
         waiting.iter().for_each(|hold| self.free_now(net, hold));
     }
 
@@ -359,8 +358,8 @@ impl Client {
         let (rounds, requests) = self.session.rest(later);
         let rounds: Vec<_> = rounds.into_iter().map(|token| net.name(token)).collect();
         let left = self.process.session.rest();
-        (left.is_some() || requests + rounds.len() > 0)
-            .then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
+        let is_at_rest = left.is_none() && requests == 0 && rounds.is_empty();
+        (!is_at_rest).then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
     }
 }
 

@@ -252,10 +252,8 @@ impl Client {
         if link.is_up(conn) {
             link.silent_since = None;
         }
-        if let (
-            Reply::Call(quorum::Reply::Acquire(_), micros) | Reply::Strange(micros),
-            Some(clock),
-        ) = (&reply, &link.clock)
+        if let Reply::Call(quorum::Reply::Acquire(_), micros) | Reply::Strange(micros) = &reply
+            && let Some(clock) = &link.clock
         {
             clock.observe(*micros, call.sent, now);
         }

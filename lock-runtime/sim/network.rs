@@ -74,13 +74,13 @@ enum Way {
 }
 
 /// The first appearance of an acquisition.
-struct Origin {
+pub(super) struct Origin {
     /// Its number in the history.
     place: usize,
     /// Its first alias.
     first: Token,
-    who: Who,
-    at: Instant,
+    pub(super) who: Who,
+    pub(super) at: Instant,
 }
 
 pub(super) struct Network {
@@ -185,8 +185,8 @@ impl Network {
 
     pub(super) fn at(&mut self, when: Instant, event: Event) {
         self.numbers += 1;
-        self.events
-            .insert((when.max(self.now), self.numbers), event);
+        let when = when.max(self.now);
+        self.events.insert((when, self.numbers), event);
     }
 
     pub(super) fn after(&mut self, pause: Duration, event: Event) {
@@ -215,16 +215,12 @@ impl Network {
             let (server, request) = (net.connections[conn].server, net.show(&request));
             format!("to s{server} #{call} {request}")
         });
-        // The reply to the copy of a request to a majority is not awaited.
-        let mut of_copy = 0;
-        if let Request::Direct(message) = &request {
-            of_copy = call;
-            if let [Some(_), Some(_)] = copies {
-                self.excused.extend(acquires(message));
-            }
+        if let (Request::Direct(message), [Some(_), Some(_)]) = (&request, copies) {
+            self.excused.extend(acquires(message));
         }
-        let calls = [call, of_copy].into_iter();
-        for (when, call) in copies.into_iter().zip(calls) {
+        // The reply to the copy of a request to a majority is not awaited.
+        let of_copy = if self.is_single { call } else { 0 };
+        for (when, call) in copies.into_iter().zip([call, of_copy]) {
             if let Some(when) = when {
                 self.at(when, Event::AtServer(conn, call, request.clone()));
             }
@@ -255,11 +251,8 @@ impl Network {
 
     fn deliver(&mut self, conn: Conn, copies: [Option<Instant>; 2], input: Input) {
         let who = self.connections[conn].who;
-        if let Some(when) = copies[1] {
+        for when in copies.into_iter().rev().flatten() {
             self.at(when, Event::InClient(who, input.clone()));
-        }
-        if let Some(when) = copies[0] {
-            self.at(when, Event::InClient(who, input));
         }
     }
 
@@ -292,10 +285,10 @@ impl Network {
         let Connection { who, server, .. } = self.connections[conn];
         let (mut sent, mut longest, rates) = (self.now, AT_LAST, self.schedule.rates);
         if !self.is_quiet {
-            let parted = |(client, other, until): &&(usize, usize, Instant)| {
+            let parted = |(client, other, until): &(usize, usize, Instant)| {
                 *client == who.process && *other == server && *until > self.now
             };
-            if let Some((_, _, until)) = self.parted.iter().find(parted).copied() {
+            if let Some((_, _, until)) = self.parted.iter().copied().find(parted) {
                 if self.dice.chance(500) {
                     return None;
                 }
@@ -308,11 +301,8 @@ impl Network {
                 Way::Request | Way::Reply => rates.late,
                 Way::Push => rates.pushes_late,
             };
-            longest = if self.dice.chance(late) {
-                rates.longest
-            } else {
-                SHORT
-            };
+            let is_late = self.dice.chance(late);
+            longest = if is_late { rates.longest } else { SHORT };
             if self.dice.chance(rates.breaks) {
                 let soon = self.dice.up_to(longest);
                 self.after(soon, Event::InClient(who, Input::Broken(conn)));
@@ -338,19 +328,13 @@ impl Network {
         });
     }
 
-    pub(super) fn whose(&self, token: Token) -> Option<Who> {
-        self.origins.get(&token.stem()).map(|origin| origin.who)
-    }
-
-    /// When an acquisition began.
-    pub(super) fn introduced_at(&self, token: Token) -> Option<Instant> {
-        self.origins.get(&token.stem()).map(|origin| origin.at)
+    pub(super) fn origin(&self, token: Token) -> Option<&Origin> {
+        self.origins.get(&token.stem())
     }
 
     /// The name of a token in the history.
     pub(super) fn name(&self, token: Token) -> String {
-        let origin = self.origins.get(&token.stem());
-        origin.map_or("t?".into(), |origin| {
+        self.origin(token).map_or("t?".into(), |origin| {
             let alias = alias_number(token).wrapping_sub(alias_number(origin.first));
             format!("t{}.{alias}", origin.place)
         })
@@ -363,12 +347,11 @@ impl Network {
 
     /// Writes a line to the history, if there is one.
     pub(super) fn say(&mut self, line: impl FnOnce(&Self) -> String) {
-        if self.history.is_some() {
+        if let Some(mut history) = self.history.take() {
             let (at, line) = ((self.now - self.start).as_secs_f64() * 1e3, line(self));
-            if let Some(history) = &mut self.history {
-                // Writing to a string does not fail.
-                let _ = writeln!(history, "{at:>10.3} ms  {line}");
-            }
+            // Writing to a string does not fail.
+            let _ = writeln!(history, "{at:>10.3} ms  {line}");
+            self.history = Some(history);
         }
     }
 

@@ -264,13 +264,10 @@ impl Process {
     fn visit<T>(&mut self, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
         let mut out = Effects::new();
         // The time is read before the session is locked: another visit may have seen a later one.
-        let early = if self.entropy.chance(100) {
-            self.entropy.up_to(Duration::from_micros(300))
-        } else {
-            Duration::ZERO
-        };
+        let is_early = self.entropy.chance(100);
+        let early = is_early.then(|| self.entropy.up_to(Duration::from_micros(300)));
         let mut cx = Cx {
-            now: self.now - early,
+            now: self.now - early.unwrap_or_default(),
             entropy: &mut self.entropy,
             out: &mut out,
             is_debugged: true,
@@ -329,10 +326,10 @@ impl Process {
 
     pub(super) fn happens(&mut self, now: Instant, event: Event) {
         self.now = now;
+        let from_queue = |one: &Reply| matches!(one, Reply::Poll(_) | Reply::Release(_));
         self.is_direct = match &event {
-            Event::Replied(_, Some(StoreReply::One(Reply::Poll(_) | Reply::Release(_)))) => false,
-            Event::Replied(..) => true,
-            _ => false,
+            Event::Replied(_, Some(StoreReply::One(one))) => !from_queue(one),
+            event => matches!(event, Event::Replied(..)),
         };
         match event {
             Event::Arrive(arrival) => self.arrive(*arrival),
@@ -461,13 +458,12 @@ impl Process {
             let key = self.keys[arrival.keys[index]].clone();
             self.out.contended.push((arrival.terms.mode.kind(), key));
         }
-        let is_wrong = match refused {
-            Refused::ForeignKey(_) | Refused::ModeMismatch => true,
-            Refused::ShuttingDown => !self.session.is_closed(),
-            _ => false,
-        };
-        if is_wrong {
-            self.out.wrong = Some(format!("refused: {refused:?}"));
+        match refused {
+            Refused::ShuttingDown if self.session.is_closed() => {}
+            Refused::ForeignKey(_) | Refused::ModeMismatch | Refused::ShuttingDown => {
+                self.out.wrong = Some(format!("refused: {refused:?}"));
+            }
+            _ => {}
         }
     }
 
@@ -494,32 +490,23 @@ impl Process {
                 }
             }
             Step::Done(outcome) => {
-                let Some(waiter) = self.waiters.remove(&id) else {
+                let Some(Waiter { arrival, since, .. }) = self.leaves(id) else {
                     return;
                 };
-                if let Some((call, _)) = waiter.call {
-                    self.calls.remove(&call);
-                }
                 match outcome {
-                    Ok(granted) => {
-                        let key = waiter.arrival.keys[0];
-                        self.begins(key, waiter.arrival, granted, waiter.since);
-                    }
-                    Err(refused) => self.refused(&waiter.arrival, 0, &refused),
+                    Ok(granted) => self.begins(arrival.keys[0], arrival, granted, since),
+                    Err(refused) => self.refused(&arrival, 0, &refused),
                 }
             }
         }
     }
 
     fn acquire_call(&mut self, id: AcquireId, call: Call, is_interruptible: bool) {
+        let number = self.call(Purpose::Acquire(id), call);
         if let Some(waiter) = self.waiters.get_mut(&id)
-            && let Some((old, _)) = waiter.call.take()
+            && let Some((old, _)) = waiter.call.replace((number, is_interruptible))
         {
             self.calls.remove(&old);
-        }
-        let number = self.call(Purpose::Acquire(id), call);
-        if let Some(waiter) = self.waiters.get_mut(&id) {
-            waiter.call = Some((number, is_interruptible));
         }
     }
 
@@ -601,11 +588,12 @@ impl Process {
         };
         match purpose {
             Purpose::Acquire(id) => {
-                if let Some(waiter) = self.waiters.get_mut(&id) {
-                    waiter.call = None;
-                    let step = self.visit(|session, cx| session.replied(id, answer, cx));
-                    self.perform(id, step);
-                }
+                let Some(waiter) = self.waiters.get_mut(&id) else {
+                    return;
+                };
+                waiter.call = None;
+                let step = self.visit(|session, cx| session.replied(id, answer, cx));
+                self.perform(id, step);
             }
             Purpose::All(together, arrival, asked_at) => {
                 let answer = match reply {
@@ -655,13 +643,17 @@ impl Process {
     }
 
     fn cancel(&mut self, id: AcquireId) {
-        if let Some(waiter) = self.waiters.remove(&id) {
+        if self.leaves(id).is_some() {
             self.say(|| format!("{id:?} is cancelled"));
-            if let Some((call, _)) = waiter.call {
-                self.calls.remove(&call);
-            }
             self.visit(|session, cx| session.cancel(id, cx));
         }
+    }
+
+    /// Removes a request, and the call that it awaits.
+    fn leaves(&mut self, id: AcquireId) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&id)?;
+        waiter.call.and_then(|(call, _)| self.calls.remove(&call));
+        Some(waiter)
     }
 
     fn done(&mut self, guard: u32) {

@@ -18,7 +18,7 @@ use crate::{
     },
     spec::LockKind,
     store::{
-        AcquireReply, Hold, KeyRequest, RenewReply, StoreEvent, Token,
+        AcquireReply, KeyRequest, RenewReply, StoreEvent, Token,
         memory::table::{Fences, Step, Table, acquire_all},
     },
 };
@@ -125,12 +125,14 @@ impl Server {
     pub(super) fn crash(&mut self, net: &mut Network) {
         self.up = false;
         self.life += 1;
+        let here = (self.number, Some(self.life - 1));
         for conn in 0..net.connections.len() {
-            let connection = &net.connections[conn];
-            if connection.server == self.number && connection.life == Some(self.life - 1) {
-                let broken = Event::InClient(connection.who, Input::Broken(conn));
+            let &Connection {
+                who, server, life, ..
+            } = &net.connections[conn];
+            if (server, life) == here {
                 let soon = net.dice.up_to(Duration::from_millis(2));
-                net.after(soon, broken);
+                net.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
     }
@@ -201,8 +203,7 @@ impl Server {
                         if let protocol::Request::Release(release) = request
                             && net.excused.contains(&release.hold.token)
                         {
-                            net.excused
-                                .extend(release.next.iter().map(|next| next.token));
+                            net.excused.extend(release.next.map(|next| next.token));
                         }
                         StoreReply::One(execute_one(table, request, mutation, &mut step))
                     }
@@ -243,7 +244,6 @@ impl Server {
         if let Request::Direct(_) = request {
             self.record_grants(net, now);
         }
-        let is_single = net.is_single;
         // The events of a step are sent before its reply, and may arrive after it.
         for event in events {
             match event {
@@ -251,16 +251,10 @@ impl Server {
                     net.revoked.push(token);
                     self.push(net, token, event);
                 }
-                StoreEvent::Granted {
-                    hold: Hold { token, .. },
-                    ..
-                } => self.push(net, token, event),
+                StoreEvent::Granted { ref hold, .. } => self.push(net, hold.token, event),
                 // The clients of a majority poll instead.
-                event => {
-                    for conn in (0..net.connections.len()).filter(|_| is_single) {
-                        net.push(conn, event.clone());
-                    }
-                }
+                _ if !net.is_single => {}
+                event => (0..net.connections.len()).for_each(|it| net.push(it, event.clone())),
             }
         }
         net.reply(conn, call, reply);
@@ -277,9 +271,9 @@ impl Server {
 
     /// Sends an event to the client of a token, on its latest connection.
     fn push(&self, net: &mut Network, token: Token, event: StoreEvent) {
-        let (whose, life) = (net.whose(token), Some(self.life));
-        let leads_there =
-            |it: &Connection| Some(it.who) == whose && it.server == self.number && it.life == life;
+        let whose = net.origin(token).map(|origin| origin.who);
+        let here = (whose, self.number, Some(self.life));
+        let leads_there = |it: &Connection| (Some(it.who), it.server, it.life) == here;
         if let Some(conn) = net.connections.iter().rposition(leads_there) {
             net.push(conn, event);
         }

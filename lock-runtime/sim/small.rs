@@ -57,8 +57,12 @@ impl Scope {
         self
     }
 
-    fn faults(mut self, faults: Faults) -> Self {
-        self.faults = faults;
+    fn faults(mut self, delays: usize, lost: usize, doubled: usize) -> Self {
+        self.faults = Faults {
+            delays,
+            lost,
+            doubled,
+        };
         self
     }
 
@@ -142,21 +146,11 @@ impl fmt::Display for Scope {
 /// Two requests, in two processes and in one, and the number of choices that are made in every way.
 const PAIRS: [([usize; 2], usize); 2] = [([0, 1], 18), ([0, 0], 10)];
 
-const NO_FAULTS: Faults = Faults {
-    delays: 0,
-    lost: 0,
-    doubled: 0,
-};
-const ONE_DELAY: Faults = Faults {
-    delays: 1,
-    ..NO_FAULTS
-};
-
 #[test]
 fn two_requests_in_every_order() {
     for (pair, depth) in PAIRS {
         Scope::of(&pair).is_sound();
-        let late = Scope::of(&pair).faults(ONE_DELAY);
+        let late = Scope::of(&pair).faults(1, 0, 0);
         late.clone().one_by_one().with_depth(depth).is_sound();
         late.with_depth(depth.min(12)).is_sound();
     }
@@ -182,12 +176,7 @@ fn a_message_that_is_lost_or_doubled_in_every_order() {
     for (pair, depth) in PAIRS {
         let faults = [(1, 0, depth + 3), (0, 1, depth.min(14))];
         for (lost, doubled, depth) in faults {
-            let faults = Faults {
-                lost,
-                doubled,
-                ..NO_FAULTS
-            };
-            let scope = Scope::of(&pair).faults(faults);
+            let scope = Scope::of(&pair).faults(0, lost, doubled);
             scope.with_depth(depth).is_sound();
         }
     }
@@ -223,7 +212,7 @@ fn two_keys_in_every_order() {
 fn the_search_finds_rules_that_are_switched_off() {
     let (apart, together) = (Scope::of(&[0, 1]), Scope::of(&[0, 0]));
     together.finds(Mutation::WakesNoHead, Wrong::Asleep);
-    let apart = apart.faults(ONE_DELAY);
+    let apart = apart.faults(1, 0, 0);
     let late = apart.clone().one_by_one().with_depth(6);
     late.finds(Mutation::CountsFromReply, Wrong::NotHeld);
     late.finds(Mutation::AbandonsOnce, Wrong::Orphan);

@@ -114,9 +114,8 @@ fn served_beside_a_dead_vote(mutation: Option<quorum::Mutation>) -> u32 {
     let others = (0..3).filter(|server| *server != COORDINATOR);
     let parts = others.map(|server| (Duration::ZERO, Action::Part(0, server, LEASE)));
     schedule.actions.extend(parts);
-    schedule
-        .actions
-        .push((SECOND + millis(10), Action::Crash(0)));
+    let dies = (SECOND + millis(10), Action::Crash(0));
+    schedule.actions.push(dies);
     served(schedule, mutation.map(Broken::Majority), 1)
 }
 

@@ -117,8 +117,8 @@ impl World {
                 self.checker.report(Wrong::Refusal, || wrong);
             }
             if take(&mut self.net.look) || self.net.is_single {
-                self.checker
-                    .look(&mut self.net, &mut self.clients, &self.servers);
+                let (net, clients) = (&mut self.net, &mut self.clients);
+                self.checker.look(net, clients, &self.servers);
             }
             if self.checks_sleepers {
                 self.check_sleepers();
@@ -181,10 +181,11 @@ impl World {
     }
 
     fn check_waiters(&mut self) {
-        let mut clients = self.clients.iter();
-        if let Some(Client { who, .. }) = clients.find(|client| client.process.is_waiting()) {
-            self.checker
-                .report(Wrong::Stuck, || format!("a request of {who} still waits"));
+        for Client { who, process, .. } in &self.clients {
+            if process.is_waiting() {
+                let waits = || format!("a request of {who} still waits");
+                self.checker.report(Wrong::Stuck, waits);
+            }
         }
     }
 
@@ -217,8 +218,8 @@ impl World {
         }
         for client in &mut self.clients {
             if let Some(left) = client.unrest(&self.net) {
-                self.checker
-                    .report(Wrong::Leak, || format!("{} has left: {left}", client.who));
+                let left = || format!("{} has left: {left}", client.who);
+                self.checker.report(Wrong::Leak, left);
             }
         }
         self.checker.found().map_or(Ok(()), Err)
@@ -284,17 +285,14 @@ impl World {
             }
             Action::Continue(process) => self.go_on(process),
             Action::Jump(process, ahead) => self.clients[process].ahead = ahead,
-            Action::Restart(server, pause, left) => {
-                if self.servers[server].up {
-                    self.servers[server].crash(net);
-                    net.after(pause, Event::Action(Action::Start(server, left)));
-                }
+            Action::Restart(server, pause, left) if self.servers[server].up => {
+                self.servers[server].crash(net);
+                net.after(pause, Event::Action(Action::Start(server, left)));
             }
-            Action::Start(server, left) => {
-                if !self.servers[server].up {
-                    self.servers[server].start(net, left);
-                }
+            Action::Start(server, left) if !self.servers[server].up => {
+                self.servers[server].start(net, left);
             }
+            Action::Restart(..) | Action::Start(..) => {}
             Action::Flush(server) => self.flush(server),
             Action::Save(server) => self.servers[server].save(),
             Action::Stall(server, pause) => {

@@ -268,17 +268,14 @@ impl Session {
     /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
     /// then has to poll.
     pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        self.rounds
-            .get_mut(&token.stem())
-            .is_some_and(|round| round.pushed(server, token, grant))
+        let round = self.rounds.get_mut(&token.stem());
+        round.is_some_and(|round| round.pushed(server, token, grant))
     }
 
     /// The acquisitions that wait in the queue of this server.
     pub(crate) fn waiting_at(&self, server: usize) -> Vec<Hold> {
         let rounds = self.rounds.values();
-        rounds
-            .filter_map(|round| round.waiting_at(server))
-            .collect()
+        rounds.filter_map(|it| it.waiting_at(server)).collect()
     }
 
     /// The acquisition to which an alias belongs.

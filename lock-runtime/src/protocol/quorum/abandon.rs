@@ -42,12 +42,9 @@ impl Session {
             return;
         };
         let aliases = round.take_abandoned();
-        if aliases.is_empty() {
-            return;
-        }
-        let (hold, lease) = (round.hold.clone(), round.longest_lease);
-        for alias in &aliases {
-            self.abandon_alias(alias, &hold, lease, cx);
+        if !aliases.is_empty() {
+            let (hold, lease) = (round.hold.clone(), round.longest_lease);
+            (aliases.iter()).for_each(|alias| self.abandon_alias(alias, &hold, lease, cx));
         }
     }
 
@@ -59,9 +56,8 @@ impl Session {
         lease: Duration,
         cx: &mut Cx<'_>,
     ) {
-        let straggler_until = alias
-            .straggler_until
-            .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        let once = cx.breaks(Mutation::AbandonsOnce);
+        let straggler_until = alias.straggler_until.filter(|_| !once);
         let timeout = ending_timeout(lease);
         let mut begin = |hold: Hold, afterwards| {
             let ending = Ending::Abandon(hold);
@@ -111,10 +107,9 @@ impl Session {
         if abandonment.due().is_some() {
             return;
         }
+        let hold = abandonment.hold().clone();
         let over = match latest {
-            Latest::GaveUp(error) => {
-                Reply::NotAbandoned(*server, abandonment.hold().clone(), error)
-            }
+            Latest::GaveUp(error) => Reply::NotAbandoned(*server, hold, error),
             Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,
         };
         self.requests.insert(id, Request::Over(Ok(over), None));

@@ -127,7 +127,7 @@ impl Round {
         time_outs: TimeOuts,
         now: Instant,
     ) -> Self {
-        let hold = request.hold.clone();
+        let (hold, deadline) = (request.hold.clone(), request.deadline);
         // A reader has a single fencing token.
         let is_writer = hold.mode == Mode::Exclusive;
         Self {
@@ -150,10 +150,7 @@ impl Round {
             was_free: None,
             check_at: now,
             check_pause: time_outs.poll,
-            answer_by: request
-                .deadline
-                .checked_sub(STRAGGLE)
-                .unwrap_or(request.deadline),
+            answer_by: deadline.checked_sub(STRAGGLE).unwrap_or(deadline),
             time_outs,
             headless_since: None,
             asked_all_at: now,

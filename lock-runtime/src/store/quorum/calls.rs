@@ -20,7 +20,7 @@ use tokio::{
 
 use super::Inner;
 use crate::{
-    call::only,
+    call::{only, within},
     protocol::quorum::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
@@ -185,10 +185,8 @@ impl Inner {
         if let (false, Ok(runtime)) = (calls.is_empty(), Handle::try_current()) {
             let busy = Busy::new(self);
             runtime.spawn(async move {
-                let _ = timeout(LONGEST_CALL, async {
-                    while calls.next().await.is_some() {}
-                })
-                .await;
+                let over = async { while calls.next().await.is_some() {} };
+                let _ = timeout(LONGEST_CALL, over).await;
                 drop(busy);
             });
         }
@@ -200,9 +198,7 @@ impl Inner {
         Box::pin(async move {
             let call = perform(&*inner.servers[send.ticket.server], &send.request);
             let reply = match send.timeout {
-                Some(limit) => timeout(limit, call)
-                    .await
-                    .unwrap_or_else(|_| Err(StoreError::timed_out(limit))),
+                Some(limit) => within(limit, call).await,
                 None => call.await,
             };
             let ((), out) = inner.visit(|session, cx| session.replied(send.ticket, reply, cx));

@@ -49,19 +49,17 @@ impl Case {
             let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
                 panic!("{ask:?}")
             };
-            let (exchange, now) = (self.round.exchange, self.now);
+            let (round, now) = (&mut self.round, self.now);
             let mut fraction = || 0.5;
             let cx = Cx::new(now, 1, &mut fraction);
-            self.round
-                .replied(server, name, exchange, says(server), now, &cx);
+            round.replied(server, name, round.exchange, says(server), now, &cx);
         }
     }
 
     fn next(&mut self) -> Next {
         let mut fraction = || 0.5;
-        let cx = Cx::new(self.now, 1, &mut fraction);
-        self.round
-            .next(self.deadline(), &|fence| fence.later(1), &cx)
+        let (cx, deadline) = (Cx::new(self.now, 1, &mut fraction), self.deadline());
+        self.round.next(deadline, &|fence| fence.later(1), &cx)
     }
 
     fn asks(&mut self) -> Calls {
