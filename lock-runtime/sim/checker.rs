@@ -62,19 +62,10 @@ struct Holder {
     votes: Option<Votes>,
 }
 
-/// The fencing tokens of a lock.
-#[derive(Default)]
-struct Fences {
-    /// The largest one of a writer.
-    writer: Option<FencingToken>,
-    others: Vec<FencingToken>,
-    /// All of them, with the times at which the guards were handed out.
-    at: Vec<(Instant, FencingToken)>,
-}
-
 #[derive(Default)]
 pub(super) struct Checker {
-    fences: BTreeMap<(LockKind, LockKey), Fences>,
+    /// The fencing tokens of each lock, each with the mode and the time of its guard.
+    fences: BTreeMap<(LockKind, LockKey), Vec<(FencingToken, Mode, Instant)>>,
     /// The number of guards that each token of a writer was handed out to, one after the other.
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
@@ -160,17 +151,12 @@ impl Checker {
         }
         let fences = self.fences.entry((hold.mode.kind(), hold.key.clone()));
         let fences = fences.or_default();
-        let before = |(at, other): &(Instant, FencingToken)| *at < began.asked_at && other >= fence;
-        let mut is_in_order =
-            fences.writer.is_none_or(|writer| writer < *fence) && !fences.at.iter().any(before);
-        if hold.mode == Mode::Exclusive {
-            is_in_order &= fences.others.iter().all(|other| other < fence);
-            fences.writer = fences.writer.max(Some(*fence));
-        } else {
-            is_in_order &= !fences.others.contains(fence);
-            fences.others.push(*fence);
-        }
-        fences.at.push((net.now, *fence));
+        let is_smaller = |(other, mode, at): &(FencingToken, Mode, Instant)| {
+            let has_writer = [hold.mode, *mode].contains(&Mode::Exclusive);
+            other < fence || other > fence && !has_writer && *at >= began.asked_at
+        };
+        let is_in_order = fences.iter().all(is_smaller);
+        fences.push((*fence, hold.mode, net.now));
         if !is_in_order {
             let wrong = || format!("{} has fencing token {fence} out of order", name());
             self.report(Wrong::Fence, wrong);

@@ -11,16 +11,16 @@ use super::{
     link::{Calling, Link},
     message::{self, Call, introduces},
     network::{Conn, Event, Network},
-    process::{self, Began, Message, Process, StoreReply, Who},
+    process::{self, Began, Message, Process, Who},
     server::MICROS,
 };
 use crate::{
     protocol::{
-        self, Request,
+        Request,
         quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
     },
     store::{
-        AcquireReply, Grant, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
+        AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
         StoreEvent, Token,
     },
 };
@@ -201,7 +201,7 @@ impl Client {
                     (None, Ok(Reply::NotAbandoned(_, hold, _))) => net.leave(self.who, &hold),
                     (None, _) => {}
                     (Some(call), reply) => {
-                        let reply = reply.ok().and_then(|reply| answer(net, reply));
+                        let reply = reply.ok().map(|reply| answer(net, reply));
                         self.happens(net, process::Event::Replied(call, reply));
                     }
                 }
@@ -364,30 +364,20 @@ impl Client {
 }
 
 /// The reply of the store, as the process receives it.
-fn answer(net: &Network, reply: Reply) -> Option<StoreReply> {
-    use protocol::Reply as One;
-    let mut one = match reply {
-        Reply::Acquire(reply) => One::Acquire(reply),
-        Reply::Poll(reply) => One::Poll(reply),
-        Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
-        Reply::Release(reply) => One::Release(reply),
-        Reply::Convert(reply) => One::Convert(reply),
-        Reply::Abandoned => One::Abandoned,
-        Reply::AcquireAll(reply) => return Some(StoreReply::All(reply)),
-        Reply::Revoke(reply) => return Some(StoreReply::Revoke(reply)),
-        Reply::NotAbandoned(..) | Reply::Inspect(_) | Reply::Raise(..) => return None,
+fn answer(net: &Network, mut reply: Reply) -> Reply {
+    let ttl = match &mut reply {
+        Reply::Acquire(AcquireReply::Granted(grant))
+        | Reply::Poll(PollReply::Granted(grant))
+        | Reply::Release(ReleaseReply::Passed(grant)) => &mut grant.ttl,
+        Reply::Renew(replies) => match &mut replies[..] {
+            [Ok(RenewReply::Renewed { ttl })] => ttl,
+            _ => return reply,
+        },
+        _ => return reply,
     };
-    match &mut one {
-        One::Acquire(AcquireReply::Granted(Grant { ttl, .. }))
-        | One::Poll(PollReply::Granted(Grant { ttl, .. }))
-        | One::Release(ReleaseReply::Passed(Grant { ttl, .. }))
-        | One::Renew(RenewReply::Renewed { ttl })
-            if net.is_broken(Broken::NoDrift) =>
-        {
-            // The lease is valid for the whole `ttl`, without an allowance for clock drift.
-            *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
-        }
-        _ => {}
+    if net.is_broken(Broken::NoDrift) {
+        // The lease is valid for the whole `ttl`, without an allowance for clock drift.
+        *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
     }
-    Some(StoreReply::One(one))
+    reply
 }

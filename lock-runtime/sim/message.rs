@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    network::Network,
-    process::{Message, StoreReply},
-};
+use super::{network::Network, process::Message};
 use crate::{
     fence::FencingToken,
     protocol::{
@@ -48,7 +45,7 @@ pub(super) enum Reply {
     Call(quorum::Reply, u64),
     /// The server has another marker.
     Strange(u64),
-    Direct(StoreReply),
+    Direct(quorum::Reply),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +106,20 @@ pub(super) fn introduces(message: &Message) -> Vec<Token> {
         }
         message => acquires(message),
     }
+}
+
+/// The reply of a store to a request for one lock.
+pub(super) fn one(reply: quorum::Reply) -> Option<protocol::Reply> {
+    use protocol::Reply as One;
+    Some(match reply {
+        quorum::Reply::Acquire(reply) => One::Acquire(reply),
+        quorum::Reply::Poll(reply) => One::Poll(reply),
+        quorum::Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
+        quorum::Reply::Release(reply) => One::Release(reply),
+        quorum::Reply::Convert(reply) => One::Convert(reply),
+        quorum::Reply::Abandoned => One::Abandoned,
+        _ => return None,
+    })
 }
 
 impl Network {

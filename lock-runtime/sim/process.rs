@@ -5,17 +5,17 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{dice::Dice, network::Network};
+use super::{dice::Dice, message, network::Network};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     protocol::{
-        AcquireId, AllStep, Answer, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
+        AcquireId, AllStep, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
         Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
-        Session, Step, Together,
+        Session, Step, Together, quorum,
     },
     spec::{LockKind, Terms, Wait},
-    store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
+    store::{Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
 };
 
 /// A process, and the number of its restarts.
@@ -83,20 +83,12 @@ pub(super) enum Message {
     Revoke(LockKey, LockKind),
 }
 
-/// A reply of the store.
-#[derive(Clone, Debug)]
-pub(super) enum StoreReply {
-    One(Reply),
-    All(AcquireAllReply),
-    Revoke(RevokeReply),
-}
-
 /// An event in a process.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     Arrive(Box<Arrival>),
     /// The reply to a call, or its time-out.
-    Replied(u32, Option<StoreReply>),
+    Replied(u32, Option<quorum::Reply>),
     FromStore(StoreEvent),
     Woken(AcquireId),
     /// The end of a wait, by number.
@@ -326,10 +318,10 @@ impl Process {
 
     pub(super) fn happens(&mut self, now: Instant, event: Event) {
         self.now = now;
-        let from_queue = |one: &Reply| matches!(one, Reply::Poll(_) | Reply::Release(_));
         self.is_direct = match &event {
-            Event::Replied(_, Some(StoreReply::One(one))) => !from_queue(one),
-            event => matches!(event, Event::Replied(..)),
+            Event::Replied(_, Some(quorum::Reply::Poll(_) | quorum::Reply::Release(_))) => false,
+            Event::Replied(..) => true,
+            _ => false,
         };
         match event {
             Event::Arrive(arrival) => self.arrive(*arrival),
@@ -569,7 +561,7 @@ impl Process {
         self.guards.insert(guard, Guard { held, key, arrival });
     }
 
-    fn replied(&mut self, number: u32, reply: Option<StoreReply>) {
+    fn replied(&mut self, number: u32, reply: Option<quorum::Reply>) {
         if self.neglected.contains(&number) {
             return;
         }
@@ -582,10 +574,7 @@ impl Process {
         });
         let waited = self.now - sent;
         let silent = || StoreError::timed_out(waited);
-        let answer: Answer = match &reply {
-            Some(StoreReply::One(reply)) => Ok(*reply),
-            _ => Err(silent()),
-        };
+        let answer = reply.clone().and_then(message::one).ok_or_else(silent);
         match purpose {
             Purpose::Acquire(id) => {
                 let Some(waiter) = self.waiters.get_mut(&id) else {
@@ -597,7 +586,7 @@ impl Process {
             }
             Purpose::All(together, arrival, asked_at) => {
                 let answer = match reply {
-                    Some(StoreReply::All(reply)) => Ok(reply),
+                    Some(quorum::Reply::AcquireAll(reply)) => Ok(reply),
                     _ => Err(silent()),
                 };
                 let step = self.visit(|session, cx| session.all_replied(&together, answer, cx));
@@ -635,7 +624,7 @@ impl Process {
                 self.visit(|session, cx| session.job_replied(job, answer, cx));
             }
             Purpose::Revoke(kind, key, holders) => {
-                if let Some(StoreReply::Revoke(RevokeReply::Revoked)) = reply {
+                if let Some(quorum::Reply::Revoke(RevokeReply::Revoked)) = reply {
                     self.visit(|session, cx| session.revoked(kind, &key, &holders, cx));
                 }
             }

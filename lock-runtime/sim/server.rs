@@ -9,7 +9,7 @@ use super::{
     clock::Clock,
     message::{Call, Conditions, Greeted, Reply, Request, alias},
     network::{Conn, Connection, Event, Network},
-    process::{Message, StoreReply},
+    process::Message,
 };
 use crate::{
     protocol::{
@@ -205,13 +205,16 @@ impl Server {
                         {
                             net.excused.extend(release.next.map(|next| next.token));
                         }
-                        StoreReply::One(execute_one(table, request, mutation, &mut step))
+                        execute_one(table, request, mutation, &mut step)
                     }
-                    Message::All(requests) => {
-                        StoreReply::All(acquire_all(&mut [table], |_| 0, requests, &mut step))
-                    }
+                    Message::All(requests) => quorum::Reply::AcquireAll(acquire_all(
+                        &mut [table],
+                        |_| 0,
+                        requests,
+                        &mut step,
+                    )),
                     Message::Revoke(key, kind) => {
-                        StoreReply::Revoke(table.revoke(key, *kind, &mut step))
+                        quorum::Reply::Revoke(table.revoke(key, *kind, &mut step))
                     }
                 })
             }
@@ -322,8 +325,9 @@ fn execute_one(
     request: &protocol::Request,
     mutation: Option<Mutation>,
     step: &mut Step<'_>,
-) -> protocol::Reply {
-    use protocol::{Reply, Request};
+) -> quorum::Reply {
+    use protocol::Request;
+    use quorum::Reply;
     match request {
         Request::Acquire(request) => Reply::Acquire(table.acquire(request, step)),
         Request::Poll(hold) => Reply::Poll(table.poll(hold, step)),
@@ -336,9 +340,9 @@ fn execute_one(
         Request::Renew(renewal) => match table.renew(renewal, step.now) {
             RenewReply::Renewed { .. } if mutation == Some(Mutation::RenewalShortens) => {
                 table.shorten(&renewal.hold, renewal.lease, step.now);
-                Reply::Renew(RenewReply::Renewed { ttl: renewal.lease })
+                Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: renewal.lease })])
             }
-            reply => Reply::Renew(reply),
+            reply => Reply::Renew(vec![Ok(reply)]),
         },
     }
 }

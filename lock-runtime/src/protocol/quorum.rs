@@ -309,12 +309,8 @@ impl Session {
         // If all servers failed for the same reason, the error keeps its kind: a permanent cause
         // must not be reported as `Unavailable`.
         let mut kinds = (0..servers).filter_map(|server| reply(server).err().map(StoreError::kind));
-        let first = kinds.next().unwrap_or(StoreErrorKind::Unavailable);
-        let kind = if kinds.all(|kind| kind == first) {
-            first
-        } else {
-            StoreErrorKind::Unavailable
-        };
+        let first = kinds.next();
+        let common = first.filter(|first| kinds.all(|kind| kind == *first));
         let named = self.servers.iter().enumerate();
         let replies = named.map(|(server, Server { name, .. })| match reply(server) {
             Ok(text) => format!("{name}: {text}"),
@@ -322,7 +318,7 @@ impl Session {
         });
         let replies = replies.collect::<Vec<_>>().join("; ");
         let text = format!("{needed} of {servers} servers are needed: {replies}");
-        StoreError::new(kind, text)
+        StoreError::new(common.unwrap_or(StoreErrorKind::Unavailable), text)
     }
 }
 

@@ -17,7 +17,7 @@ mod message;
 mod tests;
 mod vote;
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -217,7 +217,7 @@ impl Round {
 
     /// Takes the aliases that are to be abandoned.
     pub(crate) fn take_abandoned(&mut self) -> PerServer<AbandonedAlias> {
-        std::mem::take(&mut self.abandoned)
+        mem::take(&mut self.abandoned)
     }
 
     fn majority(&self, cx: &Cx<'_>) -> usize {
@@ -255,16 +255,13 @@ impl Round {
     ) {
         let is_current = exchange == self.exchange;
         let state = &mut self.states[server];
-        let (token, is_current) = if cx.breaks(Mutation::BelievesTheAbandoned) {
-            (state.token, true)
-        } else {
-            (token, is_current)
-        };
+        let believes = cx.breaks(Mutation::BelievesTheAbandoned);
+        let (is_ours, is_current) = (believes || state.token == token, believes || is_current);
         // The latest request determines the state at the server, so replies to earlier ones are
         // outdated. A raised number stays raised.
         let is_outdated =
             state.as_of.is_some_and(|as_of| sent < as_of) && !matches!(answer, Answer::Raise(..));
-        if state.token != token || is_outdated {
+        if !is_ours || is_outdated {
             return;
         }
         let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
@@ -342,11 +339,6 @@ impl Round {
         state.renewed = renewed;
     }
 
-    fn fresh_name(&mut self) -> Token {
-        self.names = self.names.wrapping_add(1);
-        self.hold.token.alias(self.names)
-    }
-
     /// Stops waiting for the servers that have not replied yet, and returns them.
     pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
         let mut silent = PerServer::new();
@@ -380,12 +372,9 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
-        let token = self.fresh_name();
+        self.names = self.names.wrapping_add(1);
+        let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];
-        let status = std::mem::replace(&mut state.status, Status::None);
-        *state = VoteState {
-            status,
-            ..VoteState::new(token)
-        };
+        state.status = mem::replace(state, next).status;
     }
 }
