@@ -62,10 +62,12 @@ struct Holder {
     votes: Option<Votes>,
 }
 
+/// A fencing token, and the mode and the time of its guard.
+type Numbered = (FencingToken, Mode, Instant);
+
 #[derive(Default)]
 pub(super) struct Checker {
-    /// The fencing tokens of each lock, each with the mode and the time of its guard.
-    fences: BTreeMap<(LockKind, LockKey), Vec<(FencingToken, Mode, Instant)>>,
+    fences: BTreeMap<(LockKind, LockKey), Vec<Numbered>>,
     /// The number of guards that each token of a writer was handed out to, one after the other.
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
@@ -151,7 +153,7 @@ impl Checker {
         }
         let fences = self.fences.entry((hold.mode.kind(), hold.key.clone()));
         let fences = fences.or_default();
-        let is_smaller = |(other, mode, at): &(FencingToken, Mode, Instant)| {
+        let is_smaller = |(other, mode, at): &Numbered| {
             let has_writer = [hold.mode, *mode].contains(&Mode::Exclusive);
             other < fence || other > fence && !has_writer && *at >= began.asked_at
         };

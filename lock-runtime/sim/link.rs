@@ -89,14 +89,10 @@ impl Client {
             self.at(net, now + timeout, Input::Call(id, timeout));
         }
         let mut conditions = Conditions::default();
-        match &request {
-            ServerRequest::Acquire(request, _) => {
-                conditions.deadline_there = Some(self.clock.when(request.deadline));
-            }
-            ServerRequest::Raise(..) => {
-                conditions.marker = self.links[server].marker(net);
-            }
-            _ => {}
+        if let ServerRequest::Acquire(request, _) = &request {
+            conditions.deadline_there = Some(self.clock.when(request.deadline));
+        } else if let ServerRequest::Raise(..) = &request {
+            conditions.marker = self.links[server].marker(net);
         }
         let calling = Calling {
             ticket: send.ticket,

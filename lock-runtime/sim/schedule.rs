@@ -126,17 +126,12 @@ impl Schedule {
         // Short leases on a slow network that often duplicates messages: a message about a token
         // arrives late in the life of the token.
         let is_echoing = dice.chance(150);
-        let (mut short, mut times) = (
-            dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]),
-            dice.one_of(&[1, 2, 4]),
-        );
+        let mut short = dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]);
+        let mut times = dice.one_of(&[1, 2, 4]);
         if is_echoing {
             (short, times) = (100, 16);
         }
-        let leases = [
-            millis(short),
-            millis(dice.one_of(&[short, short, short, 300, 6000])),
-        ];
+        let leases = [short, dice.one_of(&[short, short, short, 300, 6000])].map(millis);
         let longest_lease = leases[0].max(leases[1]);
         // Long enough for leases to expire, and short enough for requests to overlap.
         let horizon = (leases[0] * times).clamp(millis(50), millis(6000));
@@ -186,7 +181,6 @@ impl Schedule {
             quick_hold: are_many.then(|| dice.one_of(&[Duration::from_micros(500), millis(5)])),
             strict: 50,
             cancelled: if are_readers { 600 } else { 300 },
-            min_held: 30,
             extended: 100,
             again: match (are_many, is_echoing) {
                 (true, _) => 60,
@@ -236,10 +230,7 @@ impl Schedule {
     fn of_majority(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
-        let leases = [
-            millis(short),
-            millis(dice.one_of(&[short, short, short, 1000, 5000])),
-        ];
+        let leases = [short, dice.one_of(&[short, short, short, 1000, 5000])].map(millis);
         let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
         // Many replies arrive at about the time-out of their requests.
         let is_sluggish = dice.chance(300);
@@ -263,25 +254,19 @@ impl Schedule {
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
+        let is_mixed = dice.chance(250);
+        let longest_holds = [millis(20), leases[0] / 2, leases[0] * 2];
         let crowd = Crowd {
-            kind: if dice.chance(250) {
-                Kind::Mixed
-            } else {
-                Kind::Passing
-            },
+            kind: if is_mixed { Kind::Mixed } else { Kind::Passing },
             clients,
             locks: if dice.chance(80) { 2 } else { 1 },
             leases,
-            holds: [
-                millis(4),
-                dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2]),
-            ],
+            holds: [millis(4), dice.one_of(&longest_holds)],
             horizon,
             quick_hold: None,
             // A lock that is handed off in a process asks the servers less often.
             strict: 700,
             cancelled: 150,
-            min_held: 30,
             extended: 20,
             again: 2,
             repeated: 700,
@@ -293,24 +278,26 @@ impl Schedule {
         let longest_lease = schedule.longest_lease;
         // A number that servers have forgotten must be smaller than any clock when they vote again.
         let forgets = dice.chance(500);
-        let (apart, jumps) = if forgets {
-            (longest_lease / 4, false)
+        let (of_servers, apart) = if forgets {
+            (longest_lease / 4, longest_lease / 4)
         } else {
-            (millis(300_000), true)
+            (millis(5000), millis(300_000))
         };
         for _ in 0..dice.one_of(&[0, 1, 2, 3, 5]) {
             let (server, client) = (dice.below(count), dice.below(clients));
             let pause = dice.up_to(horizon);
-            let left = |dice: &mut Dice| dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
             let action = match dice.below(if forgets { 12 } else { 9 }) {
                 0 => Action::Crash(client),
                 1 | 2 => Action::Stop(client, pause),
                 3 | 4 => Action::Stall(server, pause),
                 5 | 6 => Action::Part(client, server, pause),
-                7 if jumps => Action::Jump(client, ahead(dice, apart)),
+                7 if !forgets => Action::Jump(client, ahead(dice, apart)),
                 7 | 8 => Action::Restart(server, pause / 4, Left::All),
                 9 => Action::Flush(server),
-                _ => Action::Restart(server, pause / 8, left(dice)),
+                _ => {
+                    let left = dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
+                    Action::Restart(server, pause / 8, left)
+                }
             };
             schedule.actions.push((dice.up_to(horizon), action));
         }
@@ -324,11 +311,9 @@ impl Schedule {
             let pause = leases[0] / dice.one_of(&[4, 16, 64]);
             let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
             for server in 0..count {
-                let (when, restart) = (
-                    when + pause * server as u32,
-                    Action::Restart(server, pause / 4, left),
-                );
-                schedule.actions.push((when, restart));
+                let at = when + pause * server as u32;
+                let restart = Action::Restart(server, pause / 4, left);
+                schedule.actions.push((at, restart));
             }
         }
         // A client reaches only a minority of the servers for longer than a lease.
@@ -340,11 +325,6 @@ impl Schedule {
                 schedule.actions.push((when, part));
             }
         }
-        let of_servers = if forgets {
-            longest_lease / 4
-        } else {
-            millis(5000)
-        };
         let of_clients = if dice.chance(500) { millis(2) } else { apart };
         let mut clocks = |count: usize, apart| -> Vec<_> {
             let fast = [0, 0, 1_000, 5_000, 10_000];
@@ -388,7 +368,6 @@ struct Crowd {
     quick_hold: Option<Duration>,
     strict: usize,
     cancelled: usize,
-    min_held: usize,
     extended: usize,
     /// The number of repetitions, and the requests that are repeated.
     again: usize,
@@ -459,7 +438,7 @@ impl Crowd {
         let mut terms = Terms::plain(mode, lease, wait);
         terms.strict_order = matches!(self.kind, Kind::Strict) || dice.chance(self.strict);
         terms.renew = !dice.chance(90);
-        terms.min_hold = dice.chance(self.min_held).then(|| dice.up_to(lease));
+        terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
         // A `max_hold` shorter than a round trip can never be met.
         let max_hold = terms.min_hold.unwrap_or_default() + millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);

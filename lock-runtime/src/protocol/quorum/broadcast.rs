@@ -51,8 +51,8 @@ pub(super) enum Count {
 impl Session {
     /// Determines the state of a lock at a majority.
     pub(crate) fn inspect(&mut self, key: &LockKey, kind: LockKind, cx: &mut Cx<'_>) -> RequestId {
-        let request = || ServerRequest::Inspect(key.clone(), kind);
-        self.ask_all(request, Count::Inspection(Vec::new()), cx)
+        let request = ServerRequest::Inspect(key.clone(), kind);
+        self.ask_all(&request, Count::Inspection(Vec::new()), cx)
     }
 
     pub(crate) fn revoke(
@@ -62,19 +62,14 @@ impl Session {
         scope: RevokeScope,
         cx: &mut Cx<'_>,
     ) -> RequestId {
-        let request = || ServerRequest::Revoke(key.clone(), kind, scope);
-        self.ask_all(request, Count::Revocation(Vec::new()), cx)
+        let request = ServerRequest::Revoke(key.clone(), kind, scope);
+        self.ask_all(&request, Count::Revocation(Vec::new()), cx)
     }
 
     /// Sends the same request to every server.
-    fn ask_all(
-        &mut self,
-        request: impl Fn() -> ServerRequest,
-        count: Count,
-        cx: &mut Cx<'_>,
-    ) -> RequestId {
-        let calls = (0..self.servers.len()).map(|server| (server, request(), Purpose::Broadcast));
-        let calls: Vec<_> = calls.collect();
+    fn ask_all(&mut self, request: &ServerRequest, count: Count, cx: &mut Cx<'_>) -> RequestId {
+        let call = |server| (server, request.clone(), Purpose::Broadcast);
+        let calls = (0..self.servers.len()).map(call);
         self.broadcast(count, majority_timeout(MAX_LEASE), None, calls, cx)
     }
 

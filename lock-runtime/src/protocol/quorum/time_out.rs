@@ -12,8 +12,8 @@ pub(super) fn majority_timeout(lease: Duration) -> Duration {
 }
 
 impl Session {
-    /// The time in which one server must reply to an acquire: min(lease/20, 200 ms). It is longer if
-    /// all servers are slow; otherwise no request would ever get its replies.
+    /// The time in which one server must reply to an acquire: min(lease/20, 200 ms). It is longer
+    /// if all servers are slow; otherwise no request would ever get its replies.
     pub(super) fn server_timeout(&self, lease: Duration, cx: &Cx<'_>) -> Duration {
         let shortest = (lease / 20).min(Duration::from_millis(200));
         if cx.breaks(Mutation::FixedTimeOuts) {

@@ -21,6 +21,7 @@ use tokio::{
 use super::Inner;
 use crate::{
     call::{only, within},
+    on_drop::OnDrop,
     protocol::quorum::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
@@ -49,24 +50,14 @@ impl Drop for Running {
     }
 }
 
-/// A guard that counts a task with calls in the background.
-struct Busy(Arc<Inner>);
-
-impl Busy {
-    fn new(inner: &Arc<Inner>) -> Self {
-        inner.busy.send_modify(|busy| *busy += 1);
-        Self(inner.clone())
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let Self(inner) = self;
-        inner.busy.send_modify(|busy| *busy -= 1);
-    }
-}
-
 impl Inner {
+    /// Counts a task with calls in the background, until the guard is dropped.
+    fn count_task(self: &Arc<Self>) -> OnDrop<impl FnOnce() + use<>> {
+        self.busy.send_modify(|busy| *busy += 1);
+        let inner = self.clone();
+        OnDrop::new(move || inner.busy.send_modify(|busy| *busy -= 1))
+    }
+
     /// Waits until no background call is in progress. Does not wait for retries to unresponsive
     /// servers.
     pub(super) async fn settled(&self) {
@@ -133,7 +124,7 @@ impl Inner {
             if let Some(until) = until.filter(|until| *until != alarm.deadline()) {
                 alarm.as_mut().reset(until);
             }
-            let busy = (is_background && !running.calls.is_empty()).then(|| Busy::new(self));
+            let busy = (is_background && !running.calls.is_empty()).then(|| self.count_task());
             tokio::select! {
                 biased;
                 Some(()) = running.calls.next() => {
@@ -183,7 +174,7 @@ impl Inner {
     fn finish(self: &Arc<Self>, mut calls: InFlight) {
         // A future that is dropped outside of a runtime cannot complete its calls.
         if let (false, Ok(runtime)) = (calls.is_empty(), Handle::try_current()) {
-            let busy = Busy::new(self);
+            let busy = self.count_task();
             runtime.spawn(async move {
                 let over = async { while calls.next().await.is_some() {} };
                 let _ = timeout(LONGEST_CALL, over).await;

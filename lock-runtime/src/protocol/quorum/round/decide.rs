@@ -111,15 +111,9 @@ impl Round {
         let coordinator = self.coordinator_status().cloned();
         if votes >= self.majority(cx) {
             let majority_at = *self.majority_at.get_or_insert(cx.now);
+            let until = majority_at + grace(majority_at - self.since);
             return match coordinator {
-                Some(Status::Awaited) => {
-                    let until = majority_at + grace(majority_at - self.since);
-                    if cx.now < until {
-                        Next::Wait(Some(until))
-                    } else {
-                        self.has_majority(cx)
-                    }
-                }
+                Some(Status::Awaited) if cx.now < until => Next::Wait(Some(until)),
                 Some(status) if status.taken().is_some() => self.free_but_for_coordinator(cx),
                 _ => self.has_majority(cx),
             };
