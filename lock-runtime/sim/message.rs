@@ -136,11 +136,8 @@ impl Network {
         let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
         match request {
             ServerRequest::Acquire(request, proposal) => {
-                let (if_busy, lease) = (request.if_busy, request.lease);
-                format!(
-                    "acquire {name} {if_busy:?} {lease:?} ..{}",
-                    short(*proposal)
-                )
+                let (if_busy, lease, number) = (request.if_busy, request.lease, short(*proposal));
+                format!("acquire {name} {if_busy:?} {lease:?} ..{number}")
             }
             ServerRequest::Poll(_) => format!("poll {name}"),
             ServerRequest::Renew(_) => format!("renew {name}"),

@@ -506,7 +506,7 @@ impl Process {
     fn all_step(
         &mut self,
         together: Together,
-        arrival: Arrival,
+        mut arrival: Arrival,
         asked_at: Instant,
         step: AllStep,
     ) -> Option<u32> {
@@ -517,7 +517,6 @@ impl Process {
                 return Some(self.send(purpose, Message::All(requests), timeout));
             }
             AllStep::Done(Ok(granted)) => {
-                let mut arrival = arrival;
                 for (key, granted) in arrival.keys.clone().into_iter().zip(granted) {
                     self.begins(key, arrival.clone(), granted, asked_at);
                     // One request follows them all.

@@ -486,11 +486,7 @@ impl Crowd {
                 let reenter = reenters.then(|| (dice.up_to(longest_hold), Act::Reenter));
                 [extend, convert, reenter].into_iter().flatten().collect()
             },
-            again: if may_repeat && dice.chance(self.repeated) {
-                self.again
-            } else {
-                0
-            },
+            again: self.again * usize::from(may_repeat && dice.chance(self.repeated)),
             pause: Duration::from_millis(1) + dice.up_to(self.longest_pause),
         }
     }

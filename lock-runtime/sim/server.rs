@@ -18,7 +18,7 @@ use crate::{
     },
     spec::LockKind,
     store::{
-        AcquireReply, KeyRequest, RenewReply, StoreEvent, Token,
+        AcquireReply, RenewReply, StoreEvent, Token,
         memory::table::{Fences, Step, Table, acquire_all},
     },
 };
@@ -290,31 +290,28 @@ fn vote(
     request: &ServerRequest,
     step: &mut Step<'_>,
 ) -> quorum::Reply {
+    use quorum::Reply;
     match request {
         ServerRequest::Acquire(request, proposal) => {
             step.proposal = Some(*proposal);
             // The deadline was checked before.
-            let request = KeyRequest {
-                deadline: step.now,
-                ..request.clone()
-            };
-            quorum::Reply::Acquire(table.acquire(&request, step))
+            let mut request = request.clone();
+            request.deadline = step.now;
+            Reply::Acquire(table.acquire(&request, step))
         }
-        ServerRequest::Poll(hold) => quorum::Reply::Poll(table.poll(hold, step)),
+        ServerRequest::Poll(hold) => Reply::Poll(table.poll(hold, step)),
         ServerRequest::Renew(renewals) => {
             let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
-            quorum::Reply::Renew(renewed.collect())
+            Reply::Renew(renewed.collect())
         }
-        ServerRequest::Release(release) => quorum::Reply::Release(table.release(release, step)),
-        ServerRequest::Convert(hold) => quorum::Reply::Convert(table.convert(hold, step)),
+        ServerRequest::Release(release) => Reply::Release(table.release(release, step)),
+        ServerRequest::Convert(hold) => Reply::Convert(table.convert(hold, step)),
         ServerRequest::Abandon(hold) => {
             table.abandon(hold, step);
-            quorum::Reply::Abandoned
+            Reply::Abandoned
         }
-        ServerRequest::Raise(_, _, fence) => quorum::Reply::Raise(*fence, fences.raise(*fence)),
-        ServerRequest::Inspect(key, kind) => {
-            quorum::Reply::Inspect(table.inspect(key, *kind, step.now))
-        }
+        ServerRequest::Raise(_, _, fence) => Reply::Raise(*fence, fences.raise(*fence)),
+        ServerRequest::Inspect(key, kind) => Reply::Inspect(table.inspect(key, *kind, step.now)),
         ServerRequest::Revoke(..) => unreachable!("no lock of a majority is revoked"),
     }
 }

@@ -131,10 +131,8 @@ impl World {
                 return Err(violation);
             }
         }
-        Err(Violation {
-            wrong: Wrong::Stuck,
-            what: "the run does not end".into(),
-        })
+        let (wrong, what) = (Wrong::Stuck, "the run does not end".into());
+        Err(Violation { wrong, what })
     }
 
     pub(super) fn history(&mut self) -> String {

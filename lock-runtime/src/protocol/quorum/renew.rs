@@ -28,7 +28,7 @@ pub(super) fn count(
         let tally = &mut tallies[*number];
         match reply {
             Ok(RenewReply::Renewed { ttl }) => tally.renewed(sent, ttl),
-            Ok(RenewReply::Gone) => tally.gone(),
+            Ok(RenewReply::Gone) => tally.gone += 1,
             Err(error) => tally.errors.push((server, error)),
         }
     }
@@ -55,7 +55,7 @@ impl Session {
                     round.longest_lease = round.longest_lease.max(*lease);
                 }
             }
-            (known.len()..servers).for_each(|_| tally.gone());
+            tally.gone = servers - known.len();
             for (server, token) in known {
                 let hold = hold.alias(token);
                 batches[server].0.push((number, token));

@@ -16,7 +16,8 @@ use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 pub(crate) struct Renewed {
     servers: usize,
     until: PerServer<Instant>,
-    gone: usize,
+    /// The servers that do not hold the lock.
+    pub(crate) gone: usize,
     /// The errors of servers that failed to renew this lock alone.
     pub(crate) errors: Vec<(usize, StoreError)>,
 }
@@ -44,10 +45,6 @@ impl Renewed {
     /// Counts a server that holds the lock for at least `ttl` from `sent` on.
     pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration) {
         self.until.push(sent + ttl);
-    }
-
-    pub(crate) fn gone(&mut self) {
-        self.gone += 1;
     }
 
     /// The result so far. The lock is held for as long as a majority of the servers holds it,
@@ -82,11 +79,8 @@ impl Ballot {
 
     /// Counts a vote. Returns whether the decision is made.
     pub(crate) fn count(&mut self, yes: bool) -> bool {
-        if yes {
-            self.yes += 1
-        } else {
-            self.no += 1
-        }
+        self.yes += usize::from(yes);
+        self.no += usize::from(!yes);
         self.decided().is_some()
     }
 
@@ -167,11 +161,10 @@ mod tests {
         let mut fraction = || 0.5;
         let cx = Cx::new(Instant::now(), 1, &mut fraction);
         let mut renewed = Renewed::new(5);
-        renewed.gone();
-        renewed.gone();
+        renewed.gone = 2;
         renewed.renewed(Instant::now(), Duration::from_secs(1));
         assert_eq!(renewed.held(&cx), Held::Open);
-        renewed.gone();
+        renewed.gone = 3;
         assert_eq!(renewed.held(&cx), Held::Gone);
     }
 

@@ -284,32 +284,35 @@ impl Round {
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
     pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
-        let (mut busy, mut waited_for, mut late) = (false, false, false);
-        let mut unfit = PerServer::new();
-        for state in &self.states {
-            let Status::Denied(reply) = state.status else {
-                continue;
-            };
-            match reply {
-                AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch => unfit.push(reply),
-                AcquireReply::Busy { has_waiters, .. } => {
-                    (busy, waited_for) = (true, waited_for || has_waiters);
-                }
-                AcquireReply::Queued { .. } => busy = true,
-                AcquireReply::Late => late = true,
-                AcquireReply::Granted(_) => {}
-            }
-        }
+        let denials = || {
+            self.states.iter().filter_map(|state| match state.status {
+                Status::Denied(reply) => Some(reply),
+                _ => None,
+            })
+        };
+        let is_unfit = |reply: &AcquireReply| {
+            matches!(
+                reply,
+                AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch
+            )
+        };
+        let unfit: PerServer<_> = denials().filter(is_unfit).collect();
         // A minority of servers with unfit data does not affect the others.
         if unfit.len() > self.states.len() - self.majority(cx) {
             return unfit[0];
         }
-        if !busy && late {
+        let is_taken = self
+            .states
+            .iter()
+            .any(|state| state.status.taken().is_some());
+        if !is_taken && denials().any(|reply| reply == AcquireReply::Late) {
             return AcquireReply::Late;
         }
+        let is_waited_for =
+            |reply| matches!(reply, AcquireReply::Busy { has_waiters, .. } if has_waiters);
         AcquireReply::Busy {
             holder_ttl: self.free_in(cx),
-            has_waiters: waited_for,
+            has_waiters: denials().any(is_waited_for),
         }
     }
 

@@ -126,11 +126,8 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
         1 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
         _ => queued(),
     });
-    assert_eq!(
-        case.round.take_abandoned().len(),
-        1,
-        "an alias that is gone is abandoned (rule 9)"
-    );
+    // An alias that is gone is abandoned (rule 9).
+    assert_eq!(case.round.take_abandoned().len(), 1);
     case.waits();
     let calls = case.polls();
     case.hears(calls, |server| {
