@@ -147,7 +147,9 @@ impl Client {
                 }
             }
             Input::Forget(id) => {
-                for call in self.calls_of(|call| call.ticket.id == id && !call.is_limited) {
+                for call in
+                    self.calls_of(|call| call.send.ticket.id == id && call.send.timeout.is_none())
+                {
                     self.drop_call(net, call);
                 }
             }
@@ -300,8 +302,10 @@ impl Client {
         if let Err(error) = &result {
             net.say(|_| format!("{} #{id} failed: {error}", self.who));
         }
-        let request = call.ticket.id;
-        self.visit(net, |session, cx| session.replied(call.ticket, result, cx));
+        let request = call.send.ticket.id;
+        self.visit(net, |session, cx| {
+            session.replied(call.send.ticket, result, cx)
+        });
         self.advance(net, request);
     }
 
@@ -333,7 +337,8 @@ impl Client {
 
     /// Whether this client knows that the server may know the token, and takes care of it.
     pub(super) fn owns(&self, server: usize, token: Token) -> bool {
-        let releases = |call: &Calling| call.ticket.server == server && call.ticket.releases(token);
+        let releases =
+            |call: &Calling| call.send.ticket.server == server && call.send.ticket.releases(token);
         if self.direct.is_some() {
             return self.process.session.knows(token);
         }

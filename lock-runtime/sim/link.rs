@@ -11,7 +11,7 @@ use super::{
     network::{Conn, Event, Network},
 };
 use crate::{
-    protocol::quorum::{self, Send, ServerRequest, Ticket},
+    protocol::quorum::{self, Send, ServerRequest},
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
@@ -62,16 +62,13 @@ impl Link {
 
 /// A call to a server.
 pub(super) struct Calling {
-    pub(super) ticket: Ticket,
-    request: ServerRequest,
+    pub(super) send: Send,
     conditions: Conditions,
     /// `None` while it waits for a connection.
     conn: Option<Conn>,
     /// It was repeated because its connection was lost.
     was_repeated: bool,
     sent: Instant,
-    /// It has a shorter time-out than the other calls of its request.
-    pub(super) is_limited: bool,
     /// It was repeated because the estimate of the server's clock was wrong.
     asked_again: bool,
 }
@@ -84,24 +81,21 @@ impl Client {
     /// Makes a call of the session.
     pub(super) fn call(&mut self, net: &mut Network, send: Send) {
         let (id, now) = (net.number(), self.now(net));
-        let (request, server) = (send.request, send.ticket.server);
         if let Some(timeout) = send.timeout {
             self.at(net, now + timeout, Input::Call(id, timeout));
         }
         let mut conditions = Conditions::default();
-        if let ServerRequest::Acquire(request, _) = &request {
+        if let ServerRequest::Acquire(request, _) = &send.request {
             conditions.deadline_there = Some(self.clock.when(request.deadline));
-        } else if let ServerRequest::Raise(..) = &request {
-            conditions.marker = self.links[server].marker(net);
+        } else if let ServerRequest::Raise(..) = &send.request {
+            conditions.marker = self.links[send.ticket.server].marker(net);
         }
         let calling = Calling {
-            ticket: send.ticket,
+            send,
             conditions,
             conn: None,
             was_repeated: false,
-            request,
             sent: now,
-            is_limited: send.timeout.is_some(),
             asked_again: false,
         };
         self.calls.insert(id, calling);
@@ -115,10 +109,10 @@ impl Client {
         let Some(call) = self.calls.get_mut(&id) else {
             return;
         };
-        let server = call.ticket.server;
+        let server = call.send.ticket.server;
         let link = &mut self.links[server];
         if let (ServerRequest::Acquire(request, _), None, Some(clock)) =
-            (&call.request, call.conditions.deadline, &link.clock)
+            (&call.send.request, call.conditions.deadline, &link.clock)
         {
             call.conditions.deadline = Some(clock.server_micros(request.deadline));
             call.conditions.marker = link.marker(net);
@@ -126,12 +120,16 @@ impl Client {
         match (&link.state, link.conn) {
             (State::Over, _) => self.dial(net, server, false),
             (State::Up(tenure), Some(conn)) => {
-                if let Some(error) = tenure.check(now).err().filter(|_| votes(&call.request)) {
+                if let Some(error) = tenure
+                    .check(now)
+                    .err()
+                    .filter(|_| votes(&call.send.request))
+                {
                     return net.at(net.now, Event::InClient(self.who, Input::Failed(id, error)));
                 }
                 link.silent_since.get_or_insert(now);
                 call.conn = Some(conn);
-                let request = Request::Call(call.request.clone(), call.conditions);
+                let request = Request::Call(call.send.request.clone(), call.conditions);
                 net.send(conn, id, request);
             }
             _ => {}
@@ -153,7 +151,7 @@ impl Client {
 
     /// The calls to a server that were sent on this connection, or that wait for one.
     fn calls_on(&self, server: usize, conn: Option<Conn>) -> Vec<Call> {
-        self.calls_of(|call| call.ticket.server == server && call.conn == conn)
+        self.calls_of(|call| call.send.ticket.server == server && call.conn == conn)
     }
 
     fn greeted(&mut self, net: &mut Network, conn: Conn, mut greeted: Greeted) {
@@ -208,7 +206,7 @@ impl Client {
         self.end(net, server, conn);
         for id in calls {
             match self.calls.get_mut(&id) {
-                Some(call) if is_repeated(&call.request) && !call.was_repeated => {
+                Some(call) if is_repeated(&call.send.request) && !call.was_repeated => {
                     (call.conn, call.was_repeated) = (None, true);
                     self.transmit(net, id);
                 }
@@ -253,7 +251,7 @@ impl Client {
         {
             clock.observe(*micros, call.sent, now);
         }
-        match (reply, &call.request) {
+        match (reply, &call.send.request) {
             // The estimate of the server's clock was wrong: repeat the request.
             (
                 Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), _),
@@ -282,7 +280,7 @@ impl Client {
     pub(super) fn drop_call(&mut self, net: &mut Network, id: Call) -> Option<Calling> {
         let now = self.now(net);
         let call = self.calls.remove(&id)?;
-        let server = call.ticket.server;
+        let server = call.send.ticket.server;
         let silent_since = self.links[server].silent_since;
         if let Some(conn) = call.conn
             && silent_since.is_some_and(|since| now - since >= SILENCE)

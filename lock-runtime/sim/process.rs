@@ -595,14 +595,11 @@ impl Process {
                 let released = self.visit(|session, cx| session.release_replied(id, answer, cx));
                 self.say(|| format!("released: {released:?}"));
             }
-            Purpose::Convert(id, guard) => {
+            Purpose::Convert(id, mut guard) => {
                 match self.visit(|session, cx| session.convert_replied(id, answer, cx)) {
                     Ok(granted) => {
-                        let Guard {
-                            key, mut arrival, ..
-                        } = guard;
-                        arrival.acts.retain(|(_, act)| *act == Act::Reenter);
-                        self.begins(key, arrival, granted, sent);
+                        guard.arrival.acts.retain(|(_, act)| *act == Act::Reenter);
+                        self.begins(guard.key, guard.arrival, granted, sent);
                     }
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
                 }

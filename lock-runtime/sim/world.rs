@@ -318,12 +318,10 @@ impl World {
     }
 
     fn crash(&mut self, process: usize) {
-        let Client {
-            who, clock, ahead, ..
-        } = self.clients[process];
-        let life = who.life + 1;
-        let who = Who { life, ..who };
-        let next = Client::new(&mut self.net, who, clock, ahead);
+        let client = &self.clients[process];
+        let life = client.who.life + 1;
+        let who = Who { process, life };
+        let next = Client::new(&mut self.net, who, client.clock, client.ahead);
         let mut dead = std::mem::replace(&mut self.clients[process], next);
         self.checker.crashed(&self.net, &mut dead);
         // The arrivals of a paused client go to its next life.

@@ -146,7 +146,7 @@ pub(crate) struct Session {
     proposals: Proposals,
     contended: Contended,
     /// The moving average of the time in which a majority replies.
-    round_trip: Duration,
+    pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
     released: Vec<(Instant, u128)>,
 }
@@ -340,10 +340,6 @@ impl Session {
         self.remove_expired(now);
         let tokens = self.rounds.values().map(|round| round.hold.token);
         (tokens.collect(), self.requests.len())
-    }
-
-    pub(crate) fn round_trip(&self) -> Duration {
-        self.round_trip
     }
 
     pub(crate) fn coordinator(&self, key: &crate::key::LockKey, now: Instant) -> Option<usize> {

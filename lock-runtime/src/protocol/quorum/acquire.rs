@@ -192,15 +192,13 @@ impl Session {
             };
             let deadline = (acquiring.terms.deadline).max(cx.now + acquiring.timeout + STRAGGLE);
             let next = round.next(deadline, &beyond, cx);
-            if let Next::Send(calls) = next {
-                acquiring.sent = cx.now;
-                acquiring.terms.deadline = deadline;
-                self.exchange(id, &acquiring, calls, cx);
-                continue;
-            }
             self.abandon_unused(stem, cx);
             match next {
-                Next::Send(_) => {}
+                Next::Send(calls) => {
+                    acquiring.sent = cx.now;
+                    acquiring.terms.deadline = deadline;
+                    self.exchange(id, &acquiring, calls, cx);
+                }
                 Next::Pause(until) => break until,
                 Next::Wait(grace) => {
                     let silent_at = acquiring.silent_at();

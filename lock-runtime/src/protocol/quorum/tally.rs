@@ -12,7 +12,7 @@ use super::{
 use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 
 /// The replies of one exchange to the renewal of one lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Renewed {
     servers: usize,
     until: PerServer<Instant>,
@@ -36,9 +36,7 @@ impl Renewed {
     pub(crate) fn new(servers: usize) -> Self {
         Self {
             servers,
-            until: PerServer::new(),
-            gone: 0,
-            errors: Vec::new(),
+            ..Self::default()
         }
     }
 
