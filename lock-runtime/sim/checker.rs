@@ -73,7 +73,7 @@ pub(super) struct Checker {
     dead: Vec<Holder>,
     /// When the single store last had a holder, a reservation or a waiter of each lock.
     taken_at: BTreeMap<(LockKind, LockKey), Instant>,
-    found: Option<Violation>,
+    pub(super) found: Option<Violation>,
     /// If set, all other violations are ignored.
     pub(super) only: Option<Wrong>,
 }
@@ -84,10 +84,6 @@ impl Checker {
             let what = what();
             self.found = Some(Violation { wrong, what });
         }
-    }
-
-    pub(super) fn found(&mut self) -> Option<Violation> {
-        self.found.take()
     }
 
     /// Checks the state after an event at a client or a server.
@@ -128,16 +124,13 @@ impl Checker {
     fn began(&mut self, net: &Network, servers: &[Server], began: &Began, is_warned: bool) {
         let Began { hold, fence, .. } = began;
         let name = || format!("{} as {}", hold.key, net.name(hold.token));
-        let mut is_handoff = false;
-        if hold.mode == Mode::Exclusive {
-            let guards = self.writers.entry(hold.token).or_default();
-            *guards += 1;
-            is_handoff = *guards > 1;
-            let guards = *guards;
-            if guards > MAX_HANDOFFS + 1 {
-                let often = || format!("{} is held {guards} times in a row", name());
-                self.report(Wrong::Budget, often);
-            }
+        let guards = self.writers.entry(hold.token).or_default();
+        *guards += u32::from(hold.mode == Mode::Exclusive);
+        let guards = *guards;
+        let is_handoff = hold.mode == Mode::Exclusive && guards > 1;
+        if is_handoff && guards > MAX_HANDOFFS + 1 {
+            let often = || format!("{} is held {guards} times in a row", name());
+            self.report(Wrong::Budget, often);
         }
         // Nothing can be said about a grant whose data the store has lost, except that it is not
         // handed off by a process that knows of the loss.
@@ -270,8 +263,8 @@ fn is_kept(net: &Network, servers: &[Server], holder: &Holder) -> bool {
             && (server.lost_data_at).is_some_and(|at| at >= since - net.schedule.longest_lease);
         let mut aliases = aliases.iter().filter(|(at, _)| at == number);
         aliases.any(|(_, token)| {
-            let name = Hold::new(hold.key.clone(), hold.mode, *token);
-            let kept = server.table().held_until(&name, server.clock.at(net.now));
+            let alias = hold.alias(*token);
+            let kept = server.table().held_until(&alias, server.clock.at(net.now));
             forgot || kept.is_some_and(|kept| server.clock.when(kept) >= *until)
         })
     };

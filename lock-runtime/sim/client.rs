@@ -48,19 +48,6 @@ pub(super) enum Input {
     Call(Call, Duration),
 }
 
-impl Input {
-    pub(super) fn reply(conn: Conn, call: Call, reply: message::Reply) -> Self {
-        if let message::Reply::Direct(reply) = reply {
-            return Self::Process(process::Event::Replied(call, Some(reply)));
-        }
-        Self::Replied(conn, call, reply)
-    }
-
-    pub(super) fn from_store(event: StoreEvent) -> Self {
-        Self::Process(process::Event::FromStore(event))
-    }
-}
-
 /// A request to the session of the store.
 #[derive(Default)]
 struct Asked {
@@ -240,7 +227,11 @@ impl Client {
             net.began.push((self.who, Began { asked_at, ..began }));
         }
         // The futures of calls that the process no longer awaits are dropped.
-        let is_dropped = |asked: &Asked| asked.call.is_some_and(|call| !self.process.awaits(call));
+        let is_dropped = |asked: &Asked| {
+            asked
+                .call
+                .is_some_and(|call| !self.process.calls.contains_key(&call))
+        };
         let dropped = self.asked.iter().filter(|(_, asked)| is_dropped(asked));
         let dropped: Vec<_> = dropped.map(|(id, _)| *id).collect();
         for id in dropped {

@@ -58,22 +58,17 @@ pub(super) struct Greeted {
 
 /// Whether a grant may rely on the reply.
 pub(super) fn votes(request: &ServerRequest) -> bool {
+    use ServerRequest::{Acquire, Convert, Poll, Raise, Renew};
     matches!(
         request,
-        ServerRequest::Acquire(..)
-            | ServerRequest::Poll(_)
-            | ServerRequest::Renew(_)
-            | ServerRequest::Raise(..)
-            | ServerRequest::Convert(_)
+        Acquire(..) | Poll(_) | Renew(_) | Raise(..) | Convert(_)
     )
 }
 
 /// Whether the request is repeated if the connection is lost.
 pub(super) fn is_repeated(request: &ServerRequest) -> bool {
-    !matches!(
-        request,
-        ServerRequest::Acquire(..) | ServerRequest::Release(_)
-    )
+    use ServerRequest::{Acquire, Release};
+    !matches!(request, Acquire(..) | Release(_))
 }
 
 /// The alias that a request names.

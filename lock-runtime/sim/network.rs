@@ -9,7 +9,7 @@ use super::{
     client::Input,
     dice::Dice,
     message::{Call, Reply, Request, acquires, alias_number},
-    process::{Began, Who},
+    process::{self, Began, Who},
     schedule::{Action, Schedule},
     search::Search,
     server::KINDS,
@@ -234,7 +234,11 @@ impl Network {
         let copies = self.copies(conn, Way::Reply, self.is_single, |net| {
             format!("is sent the reply to #{call} {}", net.show_reply(&reply))
         });
-        self.deliver(conn, copies, Input::reply(conn, call, reply));
+        let input = match reply {
+            Reply::Direct(reply) => Input::Process(process::Event::Replied(call, Some(reply))),
+            reply => Input::Replied(conn, call, reply),
+        };
+        self.deliver(conn, copies, input);
     }
 
     pub(super) fn push(&mut self, conn: Conn, event: StoreEvent) {
@@ -242,7 +246,7 @@ impl Network {
             format!("is pushed {}", net.show_event(&event))
         });
         let input = if self.is_single {
-            Input::from_store(event)
+            Input::Process(process::Event::FromStore(event))
         } else {
             Input::Pushed(conn, event)
         };

@@ -142,7 +142,7 @@ pub(super) struct Guard {
 }
 
 #[derive(Clone, Debug)]
-enum Purpose {
+pub(super) enum Purpose {
     Acquire(AcquireId),
     All(Together, Arrival, Instant),
     Release(ReleaseId),
@@ -173,7 +173,8 @@ pub(super) struct Process {
     mutation: Option<Mutation>,
     waiters: BTreeMap<AcquireId, Waiter>,
     pub(super) guards: BTreeMap<u32, Guard>,
-    calls: BTreeMap<u32, (Purpose, Instant)>,
+    /// The calls whose replies are awaited, each with the time at which it was sent.
+    pub(super) calls: BTreeMap<u32, (Purpose, Instant)>,
     /// The time at which the driver checks for work. `None` while it is dead.
     driver_at: Option<Instant>,
     /// Calls whose replies are ignored.
@@ -720,11 +721,6 @@ impl Process {
         let soon = self.now + Duration::from_millis(50);
         let ends = self.guards.keys().map(|guard| (soon, Event::Done(*guard)));
         self.out.timers.extend(ends);
-    }
-
-    /// Whether the reply to a call is still awaited.
-    pub(super) fn awaits(&self, call: u32) -> bool {
-        self.calls.contains_key(&call)
     }
 
     /// Returns whether the event has no effect any more.

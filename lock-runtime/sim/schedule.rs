@@ -63,11 +63,6 @@ pub(super) struct Schedule {
     pub(super) bound: Duration,
 }
 
-const UNLIMITED: WaiterLimits = WaiterLimits {
-    per_key: usize::MAX,
-    in_all: usize::MAX,
-};
-
 /// The longest pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -106,7 +101,10 @@ impl Schedule {
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
             locks: keys.map_or(0, |last| last + 1),
-            limits: UNLIMITED,
+            limits: WaiterLimits {
+                per_key: usize::MAX,
+                in_all: usize::MAX,
+            },
             longest_lease: Duration::ZERO,
             rates: Rates::default(),
             actions: arrivals.into_iter().map(arrives).collect(),
@@ -114,14 +112,7 @@ impl Schedule {
         }
     }
 
-    pub(super) fn random(stores: Stores, dice: &mut Dice) -> Self {
-        match stores {
-            Stores::One => Self::of_one(dice),
-            Stores::Majority => Self::of_majority(dice),
-        }
-    }
-
-    fn of_one(dice: &mut Dice) -> Self {
+    pub(super) fn of_one(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         // Short leases on a slow network that often duplicates messages: a message about a token
         // arrives late in the life of the token.
@@ -227,7 +218,7 @@ impl Schedule {
         schedule
     }
 
-    fn of_majority(dice: &mut Dice) -> Self {
+    pub(super) fn of_majority(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
         let leases = [short, dice.one_of(&[short, short, short, 1000, 5000])].map(millis);

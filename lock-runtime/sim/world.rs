@@ -45,7 +45,10 @@ impl World {
         is_traced: bool,
     ) -> Self {
         let mut dice = Dice::new(seed);
-        let schedule = Schedule::random(stores, &mut dice);
+        let schedule = match stores {
+            Stores::One => Schedule::of_one(&mut dice),
+            Stores::Majority => Schedule::of_majority(&mut dice),
+        };
         let mut world = Self::new(schedule, dice, broken, is_traced);
         world.checks_sleepers = stores == Stores::One
             && (seed.is_multiple_of(6) || broken == Some(Broken::Client(Mutation::WakesNoHead)));
@@ -127,7 +130,7 @@ impl World {
                 self.served_by = None;
                 self.check_waiters();
             }
-            if let Some(violation) = self.checker.found() {
+            if let Some(violation) = self.checker.found.take() {
                 return Err(violation);
             }
         }
@@ -220,7 +223,7 @@ impl World {
                 self.checker.report(Wrong::Leak, left);
             }
         }
-        self.checker.found().map_or(Ok(()), Err)
+        self.checker.found.take().map_or(Ok(()), Err)
     }
 
     fn check_owners(&mut self, number: usize, wrong: Wrong) {
@@ -310,7 +313,7 @@ impl World {
         if net.is_single {
             for client in &mut self.clients {
                 client.is_warned = false;
-                let input = Input::from_store(StoreEvent::Disconnected);
+                let input = Input::Process(process::Event::FromStore(StoreEvent::Disconnected));
                 let pause = net.dice.up_to(Duration::from_millis(1));
                 net.after(pause, Event::InClient(client.who, input));
             }

@@ -114,10 +114,8 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
 #[test]
 fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
     let (mut case, others) = Case::at_the_head();
-    case.hears(
-        others,
-        |server| if server == 1 { granted() } else { queued() },
-    );
+    let replies = |server| if server == 1 { granted() } else { queued() };
+    case.hears(others, replies);
     case.waits();
 
     let calls = case.polls();
