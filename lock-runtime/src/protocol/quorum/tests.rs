@@ -218,3 +218,44 @@ fn a_reader_that_polls_again_gets_a_new_number() {
     });
     assert!(raised.clone().count() >= 2 && raised.clone().all(|fence| fence > grant().fence));
 }
+
+/// A server has granted the lock from its queue to an earlier reader of the process. Its vote is
+/// found only after the coordinator has granted the lock to the next reader, with a smaller number.
+#[test]
+fn a_reader_counts_an_earlier_vote_under_a_new_number() {
+    let (mut client, id, sends) = Client::granted_by_coordinator(Mode::Shared);
+    let coordinator = sends[0].ticket.server;
+    // The coordinator's message was outdated, and all servers queue the reader.
+    let mut aliases = Vec::new();
+    for send in sends {
+        let reply = match &send.request {
+            ServerRequest::Acquire(request, _) => {
+                aliases.push((send.ticket.server, request.hold.token));
+                QUEUED
+            }
+            _ => Reply::Renew(vec![Ok(RenewReply::Gone)]),
+        };
+        client.reply(send, reply);
+    }
+    client.step(id);
+
+    let (id, sends) = client.poll();
+    let [polled] = sends.try_into().unwrap();
+    assert_eq!(polled.ticket.server, coordinator);
+    let (server, alias) = aliases[0];
+    let earlier = Grant::new(grant().fence.later(10), LEASE);
+    assert!(client.session.pushed(server, alias, earlier));
+    client.reply(polled, Reply::Poll(PollReply::Granted(grant())));
+    let (_, out) = client.step(id);
+    for send in out.sends {
+        let is_earlier = send.ticket.server == server;
+        client.reply(send, if is_earlier { renewed() } else { QUEUED });
+    }
+    let (step, out) = client.step(id);
+    assert!(!matches!(step, Step::Done(..)), "{step:?}");
+    let raised = out.sends.iter().map(|send| match &send.request {
+        ServerRequest::Raise(_, _, fence) => *fence,
+        request => panic!("{request:?}"),
+    });
+    assert!(raised.clone().count() == 2 && raised.clone().all(|fence| fence > earlier.fence));
+}
