@@ -92,6 +92,17 @@ impl Client {
         self.visit(|session, cx| session.step(id, cx))
     }
 
+    /// Takes a step that raises the fencing token at some servers, and returns it for each of them.
+    fn raises(&mut self, id: RequestId) -> Vec<FencingToken> {
+        let (step, out) = self.step(id);
+        assert!(!matches!(step, Step::Done(..)), "{step:?}");
+        let raised = out.sends.iter().map(|send| match &send.request {
+            ServerRequest::Raise(_, _, fence) => *fence,
+            request => panic!("{request:?}"),
+        });
+        raised.collect()
+    }
+
     fn poll(&mut self) -> (RequestId, Vec<Send>) {
         let hold = self.hold.clone();
         let (id, out) = self.visit(|session, cx| session.poll(&hold, cx));
@@ -210,13 +221,8 @@ fn a_reader_that_polls_again_gets_a_new_number() {
         let holds = matches!(send.request, ServerRequest::Renew(_));
         client.reply(send, if holds { renewed() } else { QUEUED });
     }
-    let (step, out) = client.step(id);
-    assert!(!matches!(step, Step::Done(..)), "{step:?}");
-    let raised = out.sends.iter().map(|send| match &send.request {
-        ServerRequest::Raise(_, _, fence) => *fence,
-        request => panic!("{request:?}"),
-    });
-    assert!(raised.clone().count() >= 2 && raised.clone().all(|fence| fence > grant().fence));
+    let raised = client.raises(id);
+    assert!(raised.len() >= 2 && raised.iter().all(|fence| *fence > grant().fence));
 }
 
 /// A server has granted the lock from its queue to an earlier reader of the process. Its vote is
@@ -251,11 +257,6 @@ fn a_reader_counts_an_earlier_vote_under_a_new_number() {
         let is_earlier = send.ticket.server == server;
         client.reply(send, if is_earlier { renewed() } else { QUEUED });
     }
-    let (step, out) = client.step(id);
-    assert!(!matches!(step, Step::Done(..)), "{step:?}");
-    let raised = out.sends.iter().map(|send| match &send.request {
-        ServerRequest::Raise(_, _, fence) => *fence,
-        request => panic!("{request:?}"),
-    });
-    assert!(raised.clone().count() == 2 && raised.clone().all(|fence| fence > earlier.fence));
+    let raised = client.raises(id);
+    assert!(raised.len() == 2 && raised.iter().all(|fence| *fence > earlier.fence));
 }
