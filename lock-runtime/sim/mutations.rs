@@ -32,7 +32,7 @@ found! {
     found_client_that_leaves_no_room_for_drift: NoDrift => TwoHolders,
     found_quarantine_by_the_marker_alone: MarkerOnly => TwoHolders,
     found_quarantine_by_the_uptime_alone: UptimeOnly => TwoHolders,
-    found_client_that_accepts_an_abandoned_acquire: Majority(Quorum::BelievesTheAbandoned) => TwoHolders,
+    found_client_that_accepts_an_abandoned_acquire: Majority(Quorum::BelievesTheAbandoned) => NotHeld,
     found_client_that_gives_up_a_name_once: Majority(Quorum::AbandonsOnce) => Orphan,
     found_client_whose_time_outs_are_fixed: Majority(Quorum::FixedTimeOuts) => Stuck,
 }

@@ -160,7 +160,7 @@ enum Purpose {
     Extend(HeldId),
     Renewal(HeldId),
     Job(Job),
-    Revoke(LockKind, LockKey, Vec<HeldId>),
+    Revoke(LockKind, LockKey, Vec<Token>),
 }
 
 /// A guard was handed out.
@@ -605,12 +605,7 @@ impl Process {
                 || granted.ends_at.is_some()
                 || until + Duration::from_millis(1) - self.now > arrival.terms.call_timeout(),
         });
-        let hold_for = if self.is_quiet {
-            Duration::from_millis(5)
-        } else {
-            arrival.hold_for
-        };
-        self.after(hold_for, Event::Done(guard));
+        self.after(self.time_to_hold(arrival.hold_for), Event::Done(guard));
         if !self.is_quiet {
             let extends = arrival
                 .extend
@@ -780,6 +775,15 @@ impl Process {
         }
     }
 
+    /// The time after which a new guard leaves: soon, once there are no more faults.
+    fn time_to_hold(&self, planned: Duration) -> Duration {
+        if self.is_quiet {
+            Duration::from_millis(5)
+        } else {
+            planned
+        }
+    }
+
     fn reenter(&mut self, guard: u32) {
         let Some(outer) = self.guards.get(&guard).cloned() else {
             return;
@@ -788,7 +792,7 @@ impl Process {
         if let Ok(true) = reentered {
             let inner = self.number();
             let pause = self.entropy.up_to(outer.arrival.hold_for * 2);
-            self.after(pause, Event::Done(inner));
+            self.after(self.time_to_hold(pause), Event::Done(inner));
             let arrival = Arrival {
                 again: 0,
                 ..outer.arrival

@@ -10,6 +10,7 @@ use std::{
     task::Waker,
 };
 
+use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use tokio::{sync::Notify, time::Instant};
 
@@ -47,13 +48,13 @@ pub(crate) struct Core {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) session: Session,
-    /// The wakers of waiting requests, by the slot of their acquisitions.
-    wakers: Vec<Option<(AcquireId, Waker)>>,
+    /// The wakers of waiting requests.
+    wakers: SecondaryMap<AcquireId, Waker>,
     /// Wakers to be dropped after the state is unlocked: the last waker of a task may own it, and
     /// with it a guard of this client.
     discarded: Vec<Waker>,
-    /// The views of held locks, by their slots.
-    views: Vec<Option<Arc<View>>>,
+    /// The views of held locks.
+    views: SecondaryMap<HeldId, Arc<View>>,
     pub(crate) driver_runs: bool,
     /// The last clone of the client is gone: the driver ends when no work is left.
     pub(crate) orphaned: bool,
@@ -125,12 +126,20 @@ impl Core {
         #[cfg(test)]
         VISITS.with(|visits| visits.set(visits.get() + 1));
         let output = input(&mut state, &mut cx);
+        if !effects.is_empty() || state.needs_care() {
+            self.perform(effects, state);
+        }
+        output
+    }
+
+    /// Performs the effects of an input.
+    fn perform(self: &Arc<Self>, effects: Effects, mut state: MutexGuard<'_, State>) {
         let mut wakers = SmallVec::<[Waker; 2]>::new();
         let mut notes = SmallVec::<[Box<Note>; 2]>::new();
         let mut has_work = false;
         for effect in effects {
             match effect {
-                Effect::Wake(id) => wakers.extend(state.take_waker(id)),
+                Effect::Wake(id) => wakers.extend(state.wakers.remove(id)),
                 Effect::Rouse => has_work = true,
                 Effect::Note(note) => notes.push(note),
                 Effect::Extended {
@@ -138,20 +147,16 @@ impl Core {
                     valid_until,
                     is_renewal,
                 } => {
-                    if let Some(view) = state.view(held) {
+                    if let Some(view) = state.views.get(held) {
                         view.extended(valid_until, is_renewal);
                     }
                 }
                 Effect::Lost(held, loss) => {
-                    wakers.extend(
-                        state
-                            .take_view(held)
-                            .into_iter()
-                            .flat_map(|it| it.lost(loss)),
-                    );
+                    let view = state.views.remove(held);
+                    wakers.extend(view.into_iter().flat_map(|view| view.lost(loss)));
                 }
                 Effect::Released(held) => {
-                    if let Some(view) = state.take_view(held) {
+                    if let Some(view) = state.views.remove(held) {
                         view.released();
                     }
                 }
@@ -175,7 +180,6 @@ impl Core {
         if is_closed {
             self.changed.notify_waiters();
         }
-        output
     }
 
     /// Locks the state. Inputs take less than a microsecond, so a task spins for a few of them
@@ -254,57 +258,33 @@ impl State {
         granted: &Granted,
     ) -> Arc<View> {
         let view = Arc::new(View::new(core, key, mode, granted));
-        set(&mut self.views, granted.held.slot(), Some(view.clone()));
+        self.views.insert(granted.held, view.clone());
         view
     }
 
-    fn view(&self, id: HeldId) -> Option<&Arc<View>> {
-        let view = self.views.get(id.slot())?.as_ref();
-        view.filter(|view| view.id() == id)
-    }
-
-    fn take_view(&mut self, id: HeldId) -> Option<Arc<View>> {
-        let view = self.views.get_mut(id.slot())?;
-        view.take_if(|view| view.id() == id)
+    /// Returns whether there may be work after an input without effects.
+    fn needs_care(&self) -> bool {
+        let is_calm = self.driver_runs && !self.orphaned && !self.session.is_closed();
+        !is_calm || !self.discarded.is_empty()
     }
 
     /// Returns the views of all locks that are held.
     pub(crate) fn views(&self) -> impl Iterator<Item = &Arc<View>> {
-        self.views.iter().flatten()
+        self.views.values()
     }
 
     /// Registers a waiting request to be woken.
     pub(crate) fn set_waker(&mut self, id: AcquireId, waker: &Waker) {
-        match self.wakers.get_mut(id.slot()) {
-            Some(Some((other, old))) if *other == id => {
-                if !old.will_wake(waker) {
-                    self.discarded.push(std::mem::replace(old, waker.clone()));
-                }
-            }
-            _ => set(&mut self.wakers, id.slot(), Some((id, waker.clone()))),
+        match self.wakers.get_mut(id) {
+            Some(old) if old.will_wake(waker) => {}
+            _ => self.discarded.extend(self.wakers.insert(id, waker.clone())),
         }
     }
 
     /// Removes the waker of a request whose wait has ended: it would keep its task alive.
     pub(crate) fn discard_waker(&mut self, id: AcquireId) {
-        let waker = self.take_waker(id);
-        self.discarded.extend(waker);
+        self.discarded.extend(self.wakers.remove(id));
     }
-
-    fn take_waker(&mut self, id: AcquireId) -> Option<Waker> {
-        let waker = self.wakers.get_mut(id.slot())?;
-        waker
-            .take_if(|(other, _)| *other == id)
-            .map(|(_, waker)| waker)
-    }
-}
-
-/// Sets the element at `index`, after as many empty ones as are missing.
-fn set<T>(all: &mut Vec<Option<T>>, index: usize, value: Option<T>) {
-    if all.len() <= index {
-        all.resize_with(index + 1, || None);
-    }
-    all[index] = value;
 }
 
 fn log(note: Note) {

@@ -33,7 +33,14 @@ pub(crate) struct Frame {
 impl Frame {
     /// A frame of `held` within the current frame.
     pub(crate) fn enclosing(held: HeldLock) -> Arc<Self> {
-        let outer = Self::current();
+        let current = Self::current();
+        // A task that starts its successor within its own scope adds a frame each time. Frames
+        // without a lock of their own are left out, so that the chain does not grow.
+        let mut frames = std::iter::successors(current.as_ref(), |frame| frame.outer.as_ref());
+        let is_own = |view| held.views().iter().any(|own| Arc::ptr_eq(own, view));
+        let outer = frames
+            .find(|frame| (frame.held.views().iter()).any(|it| !it.is_released() && !is_own(it)))
+            .cloned();
         Arc::new(Self { held, outer })
     }
 

@@ -21,11 +21,11 @@ mod reenter;
 mod release;
 mod schedule;
 mod several;
-mod slab;
 
 use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
+use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -43,28 +43,25 @@ pub(crate) use self::{
     several::AllStep,
 };
 use self::{
-    acquire::Acquisition,
-    convert::Conversion,
-    handoff::Handoff,
-    held::Held,
-    queue::WaitQueue,
-    release::Releasing,
-    schedule::Schedule,
-    slab::{Id, Slab},
+    acquire::Acquisition, convert::Conversion, handoff::Handoff, held::Held, queue::WaitQueue,
+    release::Releasing, schedule::Schedule,
 };
 use crate::{
     error::Loss,
     fence::FencingToken,
     key::LockKey,
+    spec::MAX_LEASE,
     store::{Hold, StoreError, StoreEvent, Token},
 };
 
-pub(crate) type AcquireId = Id<Acquisition>;
-pub(crate) type HeldId = Id<Held>;
-pub(crate) type ReleaseId = Id<Releasing>;
-pub(crate) type ConversionId = Id<Conversion>;
-type AbandonId = Id<Abandonment>;
-type QueueId = Id<WaitQueue>;
+new_key_type! {
+    pub(crate) struct AcquireId;
+    pub(crate) struct HeldId;
+    pub(crate) struct ReleaseId;
+    pub(crate) struct ConversionId;
+    pub(crate) struct AbandonId;
+    struct QueueId;
+}
 
 /// The time within which every head calls the store after a broken connection.
 const ASK_WITHIN: Duration = Duration::from_millis(50);
@@ -238,14 +235,14 @@ pub(crate) struct Session {
     limits: WaiterLimits,
     /// The wait queues, by kind and key.
     by_key: [HashMap<LockKey, QueueId, RandomState>; 2],
-    queues: Slab<WaitQueue>,
-    acquisitions: Slab<Acquisition>,
+    queues: SlotMap<QueueId, WaitQueue>,
+    acquisitions: SlotMap<AcquireId, Acquisition>,
     /// The number of requests in wait queues.
     waiting: usize,
-    held: Slab<Held>,
-    conversions: Slab<Conversion>,
-    releases: Slab<Releasing>,
-    abandonments: Slab<Abandonment>,
+    held: SlotMap<HeldId, Held>,
+    conversions: SlotMap<ConversionId, Conversion>,
+    releases: SlotMap<ReleaseId, Releasing>,
+    abandonments: SlotMap<AbandonId, Abandonment>,
     leases: Schedule<HeldId>,
     jobs: Schedule<Job>,
     /// The latest time at which the store may have lost data.
@@ -272,31 +269,25 @@ impl Session {
                     queue.wake_head(cx);
                 } else if self.is_abandoned(hold.token) {
                     // The store may have executed the abandon before it granted the lock (rule 6).
-                    self.abandon(hold.clone(), grant.ttl, None, cx);
+                    self.abandon(hold.clone(), grant.ttl.min(MAX_LEASE), None, cx);
                 }
                 // Otherwise a reply has already delivered the grant.
             }
             StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
-            StoreEvent::Revoked { token } => {
-                let id_of = |(id, held): (HeldId, &Held)| (held.hold.token == *token).then_some(id);
-                let revoked = self.held.iter().find_map(id_of);
-                if let Some(id) = revoked {
-                    self.lose(id, Loss::Revoked, cx);
-                }
-            }
+            StoreEvent::Revoked { token } => self.revoke(*token, cx),
             StoreEvent::Disconnected => self.disconnected(cx),
         }
     }
 
     /// Returns whether a release or an abandonment of this token is pending.
     fn is_abandoned(&self, token: Token) -> bool {
-        let mut abandoned = self.abandonments.iter().map(|(_, it)| it.hold());
+        let mut abandoned = self.abandonments.values().map(Abandonment::hold);
         let mut released = self.background_releases().map(Releasing::hold);
         abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
     }
 
     fn background_releases(&self) -> impl Iterator<Item = &Releasing> {
-        let releases = self.releases.iter().map(|(_, releasing)| releasing);
+        let releases = self.releases.values();
         releases.filter(|releasing| releasing.is_background())
     }
 
@@ -307,14 +298,15 @@ impl Session {
     fn disconnected(&mut self, cx: &mut Cx<'_>) {
         self.data_lost_at = self.data_lost_at.max(Some(cx.now));
         let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
-        for id in self.queues.ids() {
-            let queue = &mut self.queues[id];
-            if !cx.breaks(Mutation::HandsOffAfterDataLoss)
-                && let Some(Handoff { hold, lease, .. }) = queue.handoff.take()
-            {
-                self.give_back(hold, lease.length(), cx);
+        let mut handoffs = Vec::new();
+        for queue in self.queues.values_mut() {
+            if !cx.breaks(Mutation::HandsOffAfterDataLoss) {
+                handoffs.extend(queue.handoff.take());
             }
-            self.queues[id].doubt(at, cx);
+            queue.doubt(at, cx);
+        }
+        for Handoff { hold, lease, .. } in handoffs {
+            self.give_back(hold, lease.length(), cx);
         }
         self.renew_all_soon(cx);
     }
@@ -340,7 +332,7 @@ impl Session {
     /// Refuses new requests and ends all that wait.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
         self.closed = true;
-        let waiters = self.acquisitions.iter().map(|(id, _)| Effect::Wake(id));
+        let waiters = self.acquisitions.keys().map(Effect::Wake);
         cx.out.extend(waiters);
     }
 
@@ -348,9 +340,9 @@ impl Session {
         self.closed
     }
 
-    /// Returns whether no request waits.
+    /// Returns whether no request is left.
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting == 0
+        self.acquisitions.is_empty()
     }
 
     /// Returns whether no background call is left.
@@ -373,15 +365,15 @@ impl Session {
         let in_abandonment = |it: &Abandonment| {
             it.hold().token == token || it.afterwards().is_some_and(|hold| hold.token == token)
         };
-        self.queues.iter().any(|(_, queue)| in_queue(queue))
-            || self.acquisitions.iter().any(|(_, it)| it.knows(token))
-            || self.held.iter().any(|(_, held)| held.hold.token == token)
-            || self.releases.iter().any(|(_, it)| it.knows(token))
-            || self.abandonments.iter().any(|(_, it)| in_abandonment(it))
+        self.queues.values().any(in_queue)
+            || self.acquisitions.values().any(|it| it.knows(token))
+            || self.held.values().any(|held| held.hold.token == token)
+            || self.releases.values().any(|it| it.knows(token))
+            || self.abandonments.values().any(in_abandonment)
             || self
                 .conversions
-                .iter()
-                .any(|(_, it)| it.writer.hold.token == token)
+                .values()
+                .any(|it| it.writer.hold.token == token)
     }
 
     /// Returns the locks that are certain to be held at `now`, each with the end of its validity.
@@ -394,8 +386,8 @@ impl Session {
 
     /// Extends the waits of all requests.
     pub(crate) fn wait_longer(&mut self, longer: Duration) {
-        for id in self.acquisitions.ids() {
-            self.acquisitions[id].wait_longer(longer);
+        for acquisition in self.acquisitions.values_mut() {
+            acquisition.wait_longer(longer);
         }
     }
 

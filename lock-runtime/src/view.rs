@@ -3,8 +3,8 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -41,23 +41,10 @@ pub(crate) struct View {
     valid_until: AtomicU64,
     /// The number of renewals that the store has confirmed.
     renewals: AtomicU64,
-    phase: AtomicU8,
+    /// The end of the hold: the release of its last guard, or a loss before.
+    end: OnceLock<Option<Loss>>,
     /// The wakers to be woken by a loss, by listener number.
     listeners: Mutex<Vec<(u64, Waker)>>,
-}
-
-const HELD: u8 = 0;
-const RELEASED: u8 = 1;
-/// The numbers of the losses begin here.
-const LOSSES: [Loss; 4] = [Loss::Expired, Loss::Taken, Loss::Revoked, Loss::MaxHold];
-
-fn number_of(loss: Loss) -> u8 {
-    2 + match loss {
-        Loss::Expired => 0,
-        Loss::Taken => 1,
-        Loss::Revoked => 2,
-        Loss::MaxHold => 3,
-    }
 }
 
 impl View {
@@ -72,7 +59,7 @@ impl View {
             ends_at: granted.ends_at,
             valid_until: AtomicU64::new(core.nanos(granted.valid_until)),
             renewals: AtomicU64::new(0),
-            phase: AtomicU8::new(HELD),
+            end: OnceLock::new(),
             listeners: Mutex::default(),
         }
     }
@@ -112,7 +99,7 @@ impl View {
 
     /// Returns how long the lock is surely still held; zero after a loss or a release.
     pub(crate) fn validity(&self) -> Duration {
-        if self.phase.load(Ordering::Acquire) != HELD {
+        if self.end.get().is_some() {
             return Duration::ZERO;
         }
         let valid_until = self.valid_until();
@@ -123,17 +110,13 @@ impl View {
     /// Returns how the lock was lost, if it was. The local clock decides, so the driver
     /// need not have noticed.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        match self.phase.load(Ordering::Acquire) {
-            HELD => {
-                let now = Instant::now();
-                if self.ends_at.is_some_and(|at| at <= now) {
-                    return Some(Loss::MaxHold);
-                }
-                (self.valid_until() <= now).then_some(Loss::Expired)
+        self.end.get().copied().unwrap_or_else(|| {
+            let now = Instant::now();
+            if self.ends_at.is_some_and(|at| at <= now) {
+                return Some(Loss::MaxHold);
             }
-            RELEASED => None,
-            number => Some(LOSSES[usize::from(number - 2)]),
-        }
+            (self.valid_until() <= now).then_some(Loss::Expired)
+        })
     }
 
     pub(crate) fn lost_error(&self, loss: Loss) -> LockError {
@@ -148,7 +131,7 @@ impl View {
 
     /// Returns whether the last guard has left.
     pub(crate) fn is_released(&self) -> bool {
-        self.phase.load(Ordering::Acquire) == RELEASED
+        self.end.get() == Some(&None)
     }
 
     /// Resolves with the loss once there is one. Until then `listener` is registered to be woken.
@@ -156,19 +139,20 @@ impl View {
         if let Some(loss) = self.loss() {
             return Poll::Ready(loss);
         }
-        let mut listeners = lock(&self.listeners);
-        match listeners.iter_mut().find(|(number, _)| *number == listener) {
-            Some((_, waker)) => waker.clone_from(cx.waker()),
-            None => listeners.push((listener, cx.waker().clone())),
-        }
-        drop(listeners);
+        self.unlisten(listener);
+        lock(&self.listeners).push((listener, cx.waker().clone()));
         // The lock may have been lost after the first check, and before the registration.
         self.loss().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Removes a listener.
     pub(crate) fn unlisten(&self, listener: u64) {
-        lock(&self.listeners).retain(|(number, _)| *number != listener);
+        let mut listeners = lock(&self.listeners);
+        let index = listeners.iter().position(|(number, _)| *number == listener);
+        let removed = index.map(|index| listeners.swap_remove(index));
+        // A waker may own a task, and with it a listener of this lock.
+        drop(listeners);
+        drop(removed);
     }
 
     pub(crate) fn extended(&self, valid_until: Instant, is_renewal: bool) {
@@ -179,12 +163,13 @@ impl View {
     }
 
     pub(crate) fn released(&self) {
-        self.phase.store(RELEASED, Ordering::Release);
+        // Set once, as the session refers to a view only until it has ended.
+        let _ = self.end.set(None);
     }
 
     /// Records a loss. Returns the wakers of its listeners.
     pub(crate) fn lost(&self, loss: Loss) -> Vec<Waker> {
-        self.phase.store(number_of(loss), Ordering::Release);
+        let _ = self.end.set(Some(loss));
         let listeners = std::mem::take(&mut *lock(&self.listeners));
         listeners.into_iter().map(|(_, waker)| waker).collect()
     }

@@ -113,8 +113,9 @@ impl Future for Part {
                 }
                 ReleaseStep::Call(id, call) => {
                     let store = &this.entry.view.core().store;
-                    this.call.set(Some(release_call(store, call)));
+                    // First, as a release whose call panics is continued in the background.
                     *this.in_flight = Some(id);
+                    this.call.set(Some(release_call(store, call)));
                 }
             }
         }

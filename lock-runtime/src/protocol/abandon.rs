@@ -205,7 +205,7 @@ impl Session {
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {
             Some(at) => self.plan_job(at, Job::Abandon(id), cx),
-            None => self.abandonments.discard(id),
+            None => drop(self.abandonments.remove(id)),
         }
         match latest {
             Latest::Unconfirmed => return,

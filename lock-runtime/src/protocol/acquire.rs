@@ -133,6 +133,14 @@ impl Acquisition {
         self.until.is_some_and(|until| until <= now)
     }
 
+    /// Returns whether a grant from the wait queue may be older than grants that other holders got
+    /// before this waiter came, as the entry may be that of an earlier waiter. A poll draws a
+    /// larger fencing token then.
+    fn is_newer(&self, as_of: Instant, cx: &Cx<'_>) -> bool {
+        let is_newer = self.terms.mode != Mode::Exclusive && as_of < self.entered;
+        is_newer && !cx.breaks(Mutation::ReaderTakesOldGrant)
+    }
+
     /// Returns the instant by which a waiting task calls again: the end of its wait, which is at
     /// most [`MAX_LEASE`] away, or before.
     fn wakes(&self, at: Instant) -> Step {
@@ -231,8 +239,15 @@ impl Session {
                 acquisition.wakes(cx.now + STRAGGLE)
             }
             Some(Purpose::Poll) if !self.closed => {
-                let queue = acquisition.queue.map(|queue| &mut self.queues[queue]);
-                if queue.is_some_and(|queue| std::mem::take(&mut queue.news)) {
+                // A poll goes on unless the head can be served without its reply: a broken poll
+                // would otherwise be repeated at once, without its pause.
+                let is_served = acquisition.queue.is_some_and(|queue| {
+                    let queue = &self.queues[queue];
+                    let proven = queue.entry.as_ref().and_then(QueueEntry::proven);
+                    let takes = |(_, as_of)| !acquisition.is_newer(as_of, cx);
+                    queue.handoff.is_some() || proven.is_some_and(takes)
+                });
+                if is_served {
                     acquisition.in_flight = None;
                     return self.go_on(id, cx);
                 }
@@ -342,7 +357,6 @@ impl Session {
             if queue.head != Some(id) {
                 return acquisition.wakes(cx.now + MAX_LEASE);
             }
-            queue.news = false;
             if let Some(handoff) = queue.handoff.take() {
                 match self.take(id, handoff, cx) {
                     Some(step) => return step,
@@ -361,11 +375,7 @@ impl Session {
                 .get_or_insert_with(|| QueueEntry::new(claim, cx));
             let token = entry.token;
             let proven = entry.proven();
-            // The entry may be that of an earlier waiter. Its grant is then older than grants
-            // that other holders got before this waiter came; a poll draws a larger fencing token.
-            let is_outdated = proven.is_some_and(|(_, as_of)| {
-                claim.mode != Mode::Exclusive && as_of < acquisition.entered
-            }) && !cx.breaks(Mutation::ReaderTakesOldGrant);
+            let is_outdated = proven.is_some_and(|(_, as_of)| acquisition.is_newer(as_of, cx));
             if let (Some((grant, as_of)), false) = (proven, is_outdated) {
                 return self.granted(id, token, grant, as_of, cx);
             }

@@ -43,18 +43,15 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> Result<(ConversionId, Call), ConvertError> {
         self.notice_loss(id, cx);
-        let Some(held) = self.held.get(id) else {
-            return Err(ConvertError::Lost(Loss::Taken));
-        };
-        if held.guards > 1 {
+        if self.held.get(id).is_some_and(|held| held.guards > 1) {
             return Err(ConvertError::Reentered);
         }
-        if let Some(loss) = held.loss {
-            self.remove_held(id, cx);
+        let Some(writer) = self.remove_held(id, cx) else {
+            return Err(ConvertError::Lost(Loss::Taken));
+        };
+        if let Some(loss) = writer.loss {
             return Err(ConvertError::Lost(loss));
         }
-        let writer = held.clone();
-        self.remove_held(id, cx);
         let request = Request::Convert(writer.hold.clone());
         let call = Call::new(request, writer.terms.call_timeout());
         let sent = cx.now;
@@ -91,7 +88,7 @@ impl Session {
                     let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);
                     let mut reader = Held::new(hold, grant.fence, terms, lease, None);
                     reader.longest_lease = writer.longest_lease;
-                    self.conversions.discard(id);
+                    self.conversions.remove(id);
                     self.freed(LockKind::Lock, &reader.hold.key, cx);
                     return Ok(self.hold(reader, cx));
                 }

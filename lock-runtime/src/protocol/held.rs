@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Cx, Effect, HeldId, Note, Session,
-    handoff::Budget,
+    handoff::{Budget, Handoff},
     lease::{Due, LONGEST_SLACK, Lease},
     message::{Answer, Call, Reply, Request},
 };
@@ -15,7 +15,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::{LockKind, Mode, Terms},
-    store::{Hold, RenewReply, Renewal, StoreError},
+    store::{Hold, RenewReply, Renewal, StoreError, Token},
 };
 
 /// After a broken connection, every lease is renewed within this time.
@@ -34,7 +34,7 @@ pub(crate) struct Granted {
 }
 
 /// A held lock. Its entry is removed when its last guard leaves.
-#[derive(Clone)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Held {
     pub(super) hold: Hold,
     pub(super) fence: FencingToken,
@@ -201,6 +201,8 @@ impl Session {
         sent: Instant,
         cx: &mut Cx<'_>,
     ) {
+        // A guard may have reported the loss already, so it stands.
+        self.notice_loss(id, cx);
         let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) else {
             return;
         };
@@ -293,12 +295,31 @@ impl Session {
         }
     }
 
-    /// Returns the locks of this process that a revocation of `key` takes away.
-    pub(crate) fn holders_of(&self, kind: LockKind, key: &LockKey) -> Vec<HeldId> {
-        let held = self.held.iter().filter(|(_, held)| {
-            held.loss.is_none() && held.hold.key == *key && held.hold.mode.kind() == kind
-        });
-        held.map(|(id, _)| id).collect()
+    /// Returns the tokens of this process that a revocation of `key` takes away.
+    pub(crate) fn holders_of(&self, kind: LockKind, key: &LockKey) -> Vec<Token> {
+        let held = self.held.values().map(|held| &held.hold);
+        let handed_off = self.queues.values().flat_map(|queue| &queue.handoff);
+        let holds = held.chain(handed_off.map(|handoff| &handoff.hold));
+        let revoked = holds.filter(|hold| hold.key == *key && hold.mode.kind() == kind);
+        revoked.map(|hold| hold.token).collect()
+    }
+
+    /// Records that the store has taken the lock away from a token, which may be on its way from
+    /// one holder to the next.
+    pub(super) fn revoke(&mut self, token: Token, cx: &mut Cx<'_>) {
+        let mut held = self.held.iter();
+        if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
+            return self.lose(id, Loss::Revoked, cx);
+        }
+        let is_revoked = |handoff: &mut Handoff| handoff.hold.token == token;
+        let mut queues = self.queues.values_mut();
+        if let Some(Handoff { hold, lease, .. }) = queues.find_map(|queue| {
+            let revoked = queue.handoff.take_if(is_revoked)?;
+            queue.freed(cx);
+            Some(revoked)
+        }) {
+            self.abandon(hold, lease.length(), None, cx);
+        }
     }
 
     /// Records that `holders` have been revoked.
@@ -306,11 +327,11 @@ impl Session {
         &mut self,
         kind: LockKind,
         key: &LockKey,
-        holders: &[HeldId],
+        holders: &[Token],
         cx: &mut Cx<'_>,
     ) {
-        for id in holders {
-            self.lose(*id, Loss::Revoked, cx);
+        for token in holders {
+            self.revoke(*token, cx);
         }
         self.freed(kind, key, cx);
     }
@@ -327,14 +348,14 @@ impl Session {
     }
 
     /// Removes a lock whose last guard leaves.
-    pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+    pub(super) fn remove_held(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Option<Held> {
         cx.out.push(Effect::Released(id));
-        self.held.discard(id);
+        self.held.remove(id)
     }
 
     /// Renews every lease soon, as the store may have lost data.
     pub(super) fn renew_all_soon(&mut self, cx: &mut Cx<'_>) {
-        for id in self.held.ids() {
+        for id in self.held.keys().collect::<Vec<_>>() {
             let held = &mut self.held[id];
             let within = CHECK_WITHIN.mul_f64(cx.fraction());
             held.lease.hurry(cx.now + within);
@@ -345,7 +366,7 @@ impl Session {
     /// Plans again every renewal whose answer will not arrive.
     pub(super) fn renewals_interrupted(&mut self, cx: &mut Cx<'_>) {
         self.leases.unchecked();
-        for id in self.held.ids() {
+        for id in self.held.keys().collect::<Vec<_>>() {
             let held = &mut self.held[id];
             held.lease.renewal_failed(cx.now);
             self.plan_lease(id, cx);

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use slotmap::SlotMap;
 use tokio::time::Instant;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     acquire::Acquisition,
     entry::{Claim, QueueEntry},
     handoff::Handoff,
-    slab::Slab,
 };
 use crate::{
     fence::FencingToken,
@@ -34,6 +34,8 @@ pub(crate) enum Refusal {
     Unavailable(StoreError),
 }
 
+type Waiters = SlotMap<AcquireId, Acquisition>;
+
 /// The waiters for one lock: a list through their acquisitions, so that a waiter leaves without a
 /// search and needs no memory of its own.
 #[cfg_attr(test, derive(Clone))]
@@ -53,10 +55,9 @@ pub(crate) struct WaitQueue {
     pub(super) handoff_until: Option<Instant>,
     /// The last admitted reader, and the first ticket of the next reader group.
     group: Option<(Token, Ticket)>,
-    /// When the lock may be free, as announced by the store since the latest request was sent.
+    /// When to call the store at the latest, because of an announcement or a broken connection
+    /// since the latest request was sent.
     ask_by: Option<Instant>,
-    /// Whether there is news for the head.
-    pub(super) news: bool,
     /// Whether there was a release in this process since the latest request was sent.
     released: bool,
     /// The store refused the head or did not reply, or the head holds the lock exclusively: a
@@ -69,7 +70,7 @@ pub(crate) struct WaitQueue {
 }
 
 impl WaitQueue {
-    fn push(&mut self, id: AcquireId, all: &mut Slab<Acquisition>) {
+    fn push(&mut self, id: AcquireId, all: &mut Waiters) {
         all[id].ticket = self.next;
         self.next += 1;
         match self.tail {
@@ -83,12 +84,7 @@ impl WaitQueue {
         self.tail = Some(id);
     }
 
-    fn unlink(
-        &mut self,
-        previous: Option<AcquireId>,
-        next: Option<AcquireId>,
-        all: &mut Slab<Acquisition>,
-    ) {
+    fn unlink(&mut self, previous: Option<AcquireId>, next: Option<AcquireId>, all: &mut Waiters) {
         match previous {
             Some(previous) => all[previous].next = next,
             None => self.head = next,
@@ -109,9 +105,7 @@ impl WaitQueue {
         self.entry.take_if(|entry| entry.token == token)
     }
 
-    /// Records news for the head and wakes it.
     pub(super) fn wake_head(&mut self, cx: &mut Cx<'_>) {
-        self.news = true;
         if !cx.breaks(Mutation::WakesNoHead) {
             cx.out.extend(self.head.map(Effect::Wake));
         }
@@ -240,6 +234,7 @@ impl WaitQueue {
     /// head calls the store by `at`.
     pub(super) fn doubt(&mut self, at: Instant, cx: &mut Cx<'_>) {
         self.handoff_until = None;
+        self.ask_by = Some(self.ask_by.map_or(at, |by| by.min(at)));
         if let Some(entry) = &mut self.entry {
             entry.doubt(at);
         }
@@ -324,19 +319,17 @@ impl Session {
     /// Removes a request, served or not. The next waiter becomes the head of its queue, and
     /// continues with its queue entry and its hand-off if they fit.
     pub(super) fn leave(&mut self, id: AcquireId, cx: &mut Cx<'_>) {
-        let Some(left) = self.acquisitions.get(id) else {
+        let Some(left) = self.acquisitions.remove(id) else {
             return;
         };
         let Some(queue_id) = left.queue else {
-            return self.acquisitions.discard(id);
+            return;
         };
-        let (previous, next) = (left.previous, left.next);
-        let (key, kind) = (left.key.clone(), left.terms.mode.kind());
-        self.acquisitions.discard(id);
+        let (key, kind) = (left.key, left.terms.mode.kind());
         self.waiting -= 1;
         let queue = &mut self.queues[queue_id];
         let was_head = queue.head == Some(id);
-        queue.unlink(previous, next, &mut self.acquisitions);
+        queue.unlink(left.previous, left.next, &mut self.acquisitions);
         if !was_head {
             return;
         }
@@ -354,7 +347,7 @@ impl Session {
             queue.wake_head(cx);
         } else {
             self.by_key[kind as usize].remove(&key);
-            self.queues.discard(queue_id);
+            self.queues.remove(queue_id);
         }
         if let Some((hold, lease)) = orphan {
             self.abandon(hold, lease, None, cx);

@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
+use slotmap::SlotMap;
 use tokio::time::Instant;
 
 use super::{
-    Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
     abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
     lease::Lease,
     message::{Answer, Call, Reply, Request},
-    slab::Slab,
 };
 use crate::{
     error::Loss,
@@ -107,28 +107,25 @@ impl Session {
             return Left::Over(Ok(Released::Locally));
         };
         held.guards = held.guards.saturating_sub(1);
-        let is_last = held.guards == 0;
-        if let Some(loss) = held.loss {
-            if is_last {
-                self.remove_held(id, cx);
-            }
+        let (is_last, loss) = (held.guards == 0, held.loss);
+        let held = is_last.then(|| self.remove_held(id, cx)).flatten();
+        if let Some(loss) = loss {
             return Left::Over(Err(ReleaseError::Lost(loss)));
         }
-        if !is_last {
+        let Some(held) = held else {
             return Left::Over(Ok(Released::Locally));
-        }
+        };
+        let keep_for = held.left_to_hold(cx.now);
+        let lease = held.lease.passed_on(cx.now);
         let Held {
+            hold,
             fence,
             terms,
-            ref lease,
             longest_lease,
             budget,
             ..
-        } = *held;
-        let keep_for = held.left_to_hold(cx.now);
-        let mut release = Release::new(held.hold.clone()).keep_for(keep_for);
-        let lease = lease.passed_on(cx.now);
-        self.remove_held(id, cx);
+        } = held;
+        let mut release = Release::new(hold).keep_for(keep_for);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
         if let Some(mut budget) = budget.filter(|_| keep_for.is_none())
@@ -349,14 +346,14 @@ impl Session {
     /// Plans again every background call whose answer will not arrive.
     pub(super) fn jobs_interrupted(&mut self, cx: &mut Cx<'_>) {
         self.jobs.unchecked();
-        for id in self.abandonments.ids() {
+        for id in self.abandonments.keys().collect::<Vec<_>>() {
             let abandonment = &mut self.abandonments[id];
             if abandonment.due().is_none() {
                 abandonment.interrupted(cx.now);
                 self.plan_job(cx.now, Job::Abandon(id), cx);
             }
         }
-        for id in self.releases.ids() {
+        for id in self.releases.keys().collect::<Vec<_>>() {
             let releasing = &self.releases[id];
             if releasing.is_background() && releasing.sent.is_some() {
                 self.release_dropped(id, cx);
@@ -369,8 +366,8 @@ impl Session {
 }
 
 fn is_due(
-    releases: &Slab<Releasing>,
-    abandonments: &Slab<Abandonment>,
+    releases: &SlotMap<ReleaseId, Releasing>,
+    abandonments: &SlotMap<AbandonId, Abandonment>,
     at: Instant,
     job: Job,
 ) -> bool {

@@ -535,6 +535,74 @@ fn queued_waiter_is_notified_and_polls_once_a_second() {
 }
 
 #[test]
+fn poll_goes_on_until_the_head_can_be_served_without_it() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    let next = waits(&bench.reply(id, queued(Some(7))));
+    bench.now = next;
+    polls(&bench.resume(id));
+    // The poll may be on the broken connection. It fails by itself, and is repeated after a pause.
+    bench.event(&StoreEvent::Disconnected);
+    bench.freed();
+    assert!(bench.woken.contains(&id));
+    waits(&bench.resume(id));
+    let pause = waits(&bench.no_reply(id)) - bench.now;
+    assert!(pause >= MILLI, "{pause:?}");
+    bench.now += pause;
+    polls(&bench.resume(id));
+    // The reply may be older than the broken connection, which may have delivered a grant since.
+    bench.event(&StoreEvent::Disconnected);
+    let next = waits(&bench.reply(id, polled_queued(7)));
+    assert!(next <= bench.now + ASK_WITHIN, "{:?}", next - bench.now);
+    bench.now = next;
+    polls(&bench.resume(id));
+    bench.push(Mode::Exclusive, token, 8);
+    holds(bench.resume(id));
+}
+
+#[test]
+fn attempt_that_was_not_sent_is_not_abandoned() {
+    let mut bench = Bench::new();
+    let hasty = Terms {
+        wait: Wait::No,
+        ..WRITER
+    };
+    for terms in [WRITER, hasty] {
+        let (id, token) = bench.asks_for(&terms);
+        let unsent = StoreError::timed_out(MILLI).with_unsent(true);
+        let step = bench.input(|session, cx| session.replied(id, Err(unsent), cx));
+        assert_eq!(bench.endings(), []);
+        if let Step::Wait(at) = step {
+            bench.now = at;
+            assert!(token != asks(&bench.resume(id)));
+        }
+        bench.cancel(id);
+        bench.endings();
+    }
+}
+
+#[test]
+fn hand_off_of_a_revoked_lock_is_not_taken() {
+    for by_event in [true, false] {
+        let mut bench = Bench::new();
+        let (head, _) = bench.head();
+        waits(&bench.reply(head, BUSY));
+        let held = bench.holds(4, LEASE);
+        let token = bench.token_of(held);
+        assert!(bench.hands_off(held));
+        let revoked = bench.session.holders_of(LockKind::Lock, &key());
+        assert_eq!(revoked, [token]);
+        if by_event {
+            bench.event(&StoreEvent::Revoked { token });
+        } else {
+            bench.input(|session, cx| session.revoked(LockKind::Lock, &key(), &revoked, cx));
+        }
+        assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+        assert!(token != asks(&bench.resume(head)));
+    }
+}
+
+#[test]
 fn hand_off_goes_to_the_head_with_the_same_claim_only() {
     let mut bench = Bench::new();
     bench.gives_back(4, LEASE, "no request waits");

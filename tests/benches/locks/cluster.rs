@@ -12,8 +12,7 @@ use crate::{
     raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::Ours,
-    turns::each,
-    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
+    wire::Wires,
 };
 
 const TASKS: usize = 256;
@@ -31,9 +30,8 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
             .map(async |node| Raw::connect(&raw::client(&node.url())).await),
     )
     .await;
-    let sockets = join_all(servers.iter().map(|node| Socket::connect(node.addr()))).await;
-    let sockets = BareLock::load(sockets).await;
-    let connections = BareLock::load(raw.iter().map(|raw| raw.connection.clone())).await;
+    let lines = servers.iter().zip(&raw);
+    let wires = Wires::connect(lines.map(|(node, raw)| (node.addr(), &raw.connection))).await;
     let mut nodes = Vec::with_capacity(TASKS);
     for task in 0..TASKS {
         // Bare locks use the name of the task's lock, so that they are on the same node.
@@ -48,33 +46,18 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     }
     let contest = Contest::new("cluster", TASKS, slice)
         .servers(&cluster.nodes()[..3])
-        .subject("lock-runtime", |_, slice| {
-            each(slice, TASKS, |task| {
-                Ours::new(&locks, format!("bench:{task}"))
-            })
+        .each("lock-runtime", |task| {
+            Ours::new(&locks, format!("bench:{task}"))
         })
-        .subject(WIRE, |_, slice| {
-            each(slice, TASKS, |task| {
-                BareLock::new(
-                    &sockets[nodes[task]..=nodes[task]],
-                    format!("lock:raw:{task}"),
-                )
-            })
-        })
-        .subject(WIRE_REDIS_RS, |_, slice| {
-            each(slice, TASKS, |task| {
-                BareLock::new(
-                    &connections[nodes[task]..=nodes[task]],
-                    format!("lock:raw:{task}"),
-                )
-            })
-        })
-        .subject(SCRIPTS, |_, slice| {
-            each(slice, TASKS, |task| {
-                RawLock::new(&raw[nodes[task]], &format!("raw:{task}"))
-            })
+        .each(SCRIPTS, |task| {
+            RawLock::new(&raw[nodes[task]], &format!("raw:{task}"))
         });
-    let rows = contest.run().await;
+    let rows = wires
+        .compete(contest, |task| {
+            (nodes[task]..nodes[task] + 1, format!("lock:raw:{task}"))
+        })
+        .run()
+        .await;
     locks.shutdown().await;
     rows
 }

@@ -6,7 +6,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use hdrhistogram::Histogram;
 use lock_tests::redis_server::RedisServer;
 
-use crate::{cpu::cpu_of_all, report::Row, wire::WIRE};
+use crate::{cpu::cpu_of_all, report::Row, subject::Subject, turns::each, wire::WIRE};
 
 /// Number of rounds that count, after a shorter one for warm-up.
 pub(crate) const ROUNDS: usize = 3;
@@ -128,6 +128,16 @@ impl<'a> Contest<'a> {
             Box::new(move |round, slice| measure(round, slice).boxed_local()),
         ));
         self
+    }
+
+    /// Adds a subject whose tasks each acquire and release a separate lock, repeatedly.
+    pub(crate) fn each<S: Subject>(
+        self,
+        name: &'static str,
+        subject: impl Fn(usize) -> S + Copy + 'a,
+    ) -> Self {
+        let tasks = self.clients;
+        self.subject(name, move |_, slice| each(slice, tasks, subject))
     }
 
     pub(crate) async fn run(self) -> Vec<Row> {

@@ -12,8 +12,8 @@ use crate::{
     raw::{self, MARKER, Raw, RawMajority, SCRIPTS},
     report::Row,
     subject::{Ours, Rslock, Subject},
-    turns::{Watch, contend, each, together},
-    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
+    turns::{Watch, contend, together},
+    wire::Wires,
 };
 
 /// Lease of all locks, and the time for which new servers do not vote.
@@ -38,37 +38,28 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         )
     }));
     let raw = raw.await;
-    let sockets = join_all(servers.iter().map(|server| Socket::connect(server.addr()))).await;
-    let sockets = BareLock::load(sockets).await;
-    let connections = BareLock::load(raw.iter().map(|(raw, _)| raw.connection.clone())).await;
+    let lines = servers.iter().zip(&raw);
+    let lines = lines.map(|(server, (raw, _))| (server.addr(), &raw.connection));
+    let wires = Wires::connect(lines).await;
     let manager = Rslock::manager_of(&clients);
     let mut rows = Vec::new();
     for tasks in TASKS {
         let ours = |task| Ours::new(&locks, format!("bench:{task}")).lease(LEASE);
         let contest = Contest::new("redlock", tasks, slice)
             .servers(&servers)
-            .subject("lock-runtime", |_, slice| each(slice, tasks, ours))
-            .subject(WIRE, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&sockets, format!("wire:{task}"))
-                })
+            .each("lock-runtime", ours)
+            .each(SCRIPTS, |task| {
+                RawMajority::new(&raw, &format!("raw:{task}"))
             })
-            .subject(WIRE_REDIS_RS, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&connections, format!("wire-rs:{task}"))
-                })
-            })
-            .subject(SCRIPTS, |_, slice| {
-                each(slice, tasks, |task| {
-                    RawMajority::new(&raw, &format!("raw:{task}"))
-                })
-            })
-            .subject("rslock", |_, slice| {
-                each(slice, tasks, |task| {
-                    Rslock::new(&manager, format!("rslock:{task}"))
-                })
+            .each("rslock", |task| {
+                Rslock::new(&manager, format!("rslock:{task}"))
             });
-        rows.extend(contest.run().await);
+        rows.extend(
+            wires
+                .compete(contest, |task| (0..SERVERS, format!("wire:{task}")))
+                .run()
+                .await,
+        );
     }
     locks.shutdown().await;
 

@@ -11,8 +11,7 @@ use crate::{
     raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::Ours,
-    turns::each,
-    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
+    wire::Wires,
 };
 
 const TASKS: [usize; 2] = [1, 64];
@@ -34,38 +33,24 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     .await;
     let primary = set.master().await;
     let raw = Raw::connect(&raw::client(&primary.url())).await;
-    let sockets = BareLock::load([Socket::connect(primary.addr()).await]).await;
-    let connections = BareLock::load([raw.connection.clone()]).await;
+    let wires = Wires::connect([(primary.addr(), &raw.connection)]).await;
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("sentinel", tasks, slice)
             .servers(set.nodes())
-            .subject("lock-runtime", |_, slice| {
-                each(slice, tasks, |task| {
-                    Ours::new(&locks, format!("bench:{task}"))
-                })
+            .each("lock-runtime", |task| {
+                Ours::new(&locks, format!("bench:{task}"))
             })
-            .subject("min_replicas(1)", |_, slice| {
-                each(slice, tasks, |task| {
-                    Ours::new(&replicated, format!("replicated:{task}"))
-                })
+            .each("min_replicas(1)", |task| {
+                Ours::new(&replicated, format!("replicated:{task}"))
             })
-            .subject(WIRE, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&sockets, format!("wire:{task}"))
-                })
-            })
-            .subject(WIRE_REDIS_RS, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&connections, format!("wire-rs:{task}"))
-                })
-            })
-            .subject(SCRIPTS, |_, slice| {
-                each(slice, tasks, |task| {
-                    RawLock::new(&raw, &format!("raw:{task}"))
-                })
-            });
-        rows.extend(contest.run().await);
+            .each(SCRIPTS, |task| RawLock::new(&raw, &format!("raw:{task}")));
+        rows.extend(
+            wires
+                .compete(contest, |task| (0..1, format!("wire:{task}")))
+                .run()
+                .await,
+        );
     }
     locks.shutdown().await;
     replicated.shutdown().await;

@@ -10,8 +10,7 @@ use crate::{
     raw::{self, Raw, RawLock, SCRIPTS},
     report::Row,
     subject::{Ours, Rslock},
-    turns::each,
-    wire::{BareLock, Socket, WIRE, WIRE_REDIS_RS},
+    wire::Wires,
 };
 
 const TASKS: [usize; 3] = [1, 64, 1024];
@@ -23,39 +22,25 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         .await
         .expect("our own server answers");
     let raw = Raw::connect(&client).await;
-    let sockets = BareLock::load([Socket::connect(server.addr()).await]).await;
-    let connections = BareLock::load([raw.connection.clone()]).await;
+    let wires = Wires::connect([(server.addr(), &raw.connection)]).await;
     let manager = Rslock::manager(&client);
     let mut rows = Vec::new();
     for tasks in TASKS {
         let contest = Contest::new("uncontended", tasks, slice)
             .servers([&server])
-            .subject("lock-runtime", |_, slice| {
-                each(slice, tasks, |task| {
-                    Ours::new(&locks, format!("bench:{task}"))
-                })
+            .each("lock-runtime", |task| {
+                Ours::new(&locks, format!("bench:{task}"))
             })
-            .subject(WIRE, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&sockets, format!("wire:{task}"))
-                })
-            })
-            .subject(WIRE_REDIS_RS, |_, slice| {
-                each(slice, tasks, |task| {
-                    BareLock::new(&connections, format!("wire-rs:{task}"))
-                })
-            })
-            .subject(SCRIPTS, |_, slice| {
-                each(slice, tasks, |task| {
-                    RawLock::new(&raw, &format!("raw:{task}"))
-                })
-            })
-            .subject("rslock", |_, slice| {
-                each(slice, tasks, |task| {
-                    Rslock::new(&manager, format!("rslock:{task}"))
-                })
+            .each(SCRIPTS, |task| RawLock::new(&raw, &format!("raw:{task}")))
+            .each("rslock", |task| {
+                Rslock::new(&manager, format!("rslock:{task}"))
             });
-        rows.extend(contest.run().await);
+        rows.extend(
+            wires
+                .compete(contest, |task| (0..1, format!("wire:{task}")))
+                .run()
+                .await,
+        );
     }
     locks.shutdown().await;
     rows

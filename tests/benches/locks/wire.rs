@@ -6,6 +6,8 @@
 
 use std::{
     collections::VecDeque,
+    net::SocketAddr,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -21,16 +23,60 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use crate::subject::{LEASE, Subject};
+use crate::{
+    contest::Contest,
+    subject::{LEASE, Subject},
+};
 
 pub(crate) const WIRE: &str = "wire";
-pub(crate) const WIRE_REDIS_RS: &str = "wire redis-rs";
+const WIRE_REDIS_RS: &str = "wire redis-rs";
 
 const DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
+/// The connections to each server, of both kinds.
+pub(crate) struct Wires {
+    sockets: Loaded<Socket>,
+    connections: Loaded<MultiplexedConnection>,
+}
+
+/// Connections, each with the digest of the script.
+type Loaded<L> = Vec<(L, String)>;
+
+impl Wires {
+    /// Loads the script on the servers.
+    pub(crate) async fn connect<'a>(
+        servers: impl IntoIterator<Item = (SocketAddr, &'a MultiplexedConnection)>,
+    ) -> Self {
+        let (mut sockets, mut connections) = (Vec::new(), Vec::new());
+        for (address, connection) in servers {
+            let socket = Socket::connect(address).await;
+            let digest = socket.load().await;
+            sockets.push((socket, digest.clone()));
+            connections.push((connection.clone(), digest));
+        }
+        Self {
+            sockets,
+            connections,
+        }
+    }
+
+    /// Adds both subjects. `place` returns the servers and the key of a task.
+    pub(crate) fn compete<'a>(
+        &'a self,
+        contest: Contest<'a>,
+        place: impl Fn(usize) -> (Range<usize>, String) + Copy + 'a,
+    ) -> Contest<'a> {
+        contest
+            .each(WIRE, move |task| BareLock::new(&self.sockets, place(task)))
+            .each(WIRE_REDIS_RS, move |task| {
+                BareLock::new(&self.connections, place(task))
+            })
+    }
+}
+
 /// A connection that is shared by all tasks.
-pub(crate) trait Line: Clone + Send + Sync + 'static {
+trait Line: Clone + Send + Sync + 'static {
     /// A command on its way.
     type Call: Send + 'static;
 
@@ -38,14 +84,11 @@ pub(crate) trait Line: Clone + Send + Sync + 'static {
 
     /// Returns whether the command took effect.
     fn reply(call: Self::Call) -> impl Future<Output = bool> + Send;
-
-    /// Loads the script that deletes a key. Returns its digest.
-    fn load(&self) -> impl Future<Output = String> + Send;
 }
 
 /// A plain socket. Commands that are made while others are written go out together.
 #[derive(Clone)]
-pub(crate) struct Socket {
+struct Socket {
     shared: Arc<Shared>,
 }
 
@@ -71,7 +114,7 @@ impl Shared {
 }
 
 impl Socket {
-    pub(crate) async fn connect(address: impl tokio::net::ToSocketAddrs) -> Self {
+    async fn connect(address: SocketAddr) -> Self {
         let socket = TcpStream::connect(address)
             .await
             .expect("our own server listens");
@@ -83,6 +126,14 @@ impl Socket {
         tokio::spawn(write_all(write, shared.clone()));
         tokio::spawn(read_all(read, shared.clone()));
         Self { shared }
+    }
+
+    /// Loads the script that deletes a key. Returns its digest.
+    async fn load(&self) -> String {
+        let reply = self.call(&[b"SCRIPT", b"LOAD", DELETE.as_bytes()]).await;
+        let reply = String::from_utf8(reply.expect("the server replies")).expect("a digest");
+        let digest = reply.lines().nth(1).expect("the script is valid");
+        digest.to_owned()
     }
 }
 
@@ -153,13 +204,6 @@ impl Line for Socket {
         assert_ne!(reply.first(), Some(&b'-'), "{}", reply.escape_ascii());
         matches!(&reply[..], b"+OK\r\n" | b":1\r\n")
     }
-
-    async fn load(&self) -> String {
-        let reply = self.call(&[b"SCRIPT", b"LOAD", DELETE.as_bytes()]).await;
-        let reply = String::from_utf8(reply.expect("the server replies")).expect("a digest");
-        let digest = reply.lines().nth(1).expect("the script is valid");
-        digest.to_owned()
-    }
 }
 
 impl Line for MultiplexedConnection {
@@ -180,36 +224,18 @@ impl Line for MultiplexedConnection {
             .expect("the server replies");
         matches!(reply, Value::Okay | Value::Int(1))
     }
-
-    async fn load(&self) -> String {
-        let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(DELETE);
-        let digest = load.query_async(&mut self.clone()).await;
-        digest.expect("the script is valid")
-    }
 }
 
 /// A lock on one server, or on several by majority.
-pub(crate) struct BareLock<L> {
-    /// With the digest of the script.
-    lines: Vec<(L, String)>,
+struct BareLock<L> {
+    lines: Loaded<L>,
     key: String,
 }
 
 impl<L: Line> BareLock<L> {
-    /// Loads the script on the servers.
-    pub(crate) async fn load(lines: impl IntoIterator<Item = L>) -> Vec<(L, String)> {
-        let mut loaded = Vec::new();
-        for line in lines {
-            let digest = line.load().await;
-            loaded.push((line, digest));
-        }
-        loaded
-    }
-
-    pub(crate) fn new(lines: &[(L, String)], key: String) -> Self {
+    fn new(lines: &Loaded<L>, (servers, key): (Range<usize>, String)) -> Self {
         Self {
-            lines: lines.to_vec(),
+            lines: lines[servers].to_vec(),
             key,
         }
     }

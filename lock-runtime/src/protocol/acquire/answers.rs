@@ -205,7 +205,9 @@ impl Session {
             // so the token is abandoned after a refusal as well.
             Err(error) => error,
         };
-        self.abandon_attempt(id, attempt, cx);
+        if !error.is_unsent() {
+            self.abandon_attempt(id, attempt, cx);
+        }
         if error.is_transient() {
             Outcome::Failed(error)
         } else {

@@ -52,7 +52,13 @@ impl RedisStore {
         for (taken, indices) in slots.iter().enumerate() {
             let some = indices.iter().map(|index| requests[*index].clone());
             let some: Vec<_> = some.collect();
-            match self.acquire_in_time(&some, IfBusy::Refuse, None).await? {
+            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
+            // The locks of the slots before may be held.
+            let reply = reply.map_err(|error| {
+                let unsent = error.is_unsent() && taken == 0;
+                error.with_unsent(unsent)
+            });
+            match reply? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
                         grants[*index] = Some(grant);
