@@ -81,7 +81,7 @@ struct Map {
 /// A node to which a connection has been started.
 pub(super) struct Node {
     address: Address,
-    connection: Connection,
+    connection: Arc<Connection>,
 }
 
 /// The cause of a failed request.

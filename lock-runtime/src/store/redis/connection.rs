@@ -25,7 +25,8 @@ use super::{
     clock::ServerClock,
     cluster::Slot,
     error,
-    handshake::Info,
+    groups::{Groups, Turn},
+    handshake::{Info, Kind},
     link::{Dial, Link},
     pushes::Pushes,
     reply::unexpected,
@@ -45,13 +46,17 @@ pub(super) struct Connection {
     pub(super) dial: Dial,
     // A std mutex: it is held for a clone only, never across an await.
     link: Mutex<Arc<Link>>,
+    groups: Groups,
 }
 
 impl Connection {
     /// Starts to connect, within a runtime. The first call waits for the connection.
-    pub(super) fn begin(dial: Dial) -> Self {
-        let link = Mutex::new(Arc::new(dial.dial()));
-        Self { dial, link }
+    pub(super) fn begin(dial: Dial) -> Arc<Self> {
+        Arc::new_cyclic(|connection| Self {
+            link: Mutex::new(Arc::new(dial.dial())),
+            dial,
+            groups: Groups::new(connection),
+        })
     }
 
     /// Waits for the first connection.
@@ -69,7 +74,7 @@ impl Connection {
     }
 
     /// Starts to connect to a server that votes with others.
-    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
+    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Arc<Self> {
         let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
         let dial = Dial::new(target, Pushes::new(namespace), AclLine::new(namespace, db));
@@ -108,7 +113,7 @@ impl Connection {
         errand: Errand<'_>,
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
-            Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
+            Errand::Call(call, repeat) => return self.commit(first, call, repeat).await,
             Errand::By {
                 deadline, write, ..
             } => (deadline, write),
@@ -116,7 +121,7 @@ impl Connection {
         let clock = self.clock().await?;
         let sent = Instant::now();
         let call = write(clock.server_micros(deadline));
-        let value = self.send_script(first, &call, Repeat::Never).await?;
+        let value = self.commit(first, &call, Repeat::Never).await?;
         if let Value::Array(words) = &value
             && let Some(Value::Int(micros)) = words.get(1)
             && let Ok(micros) = u64::try_from(*micros)
@@ -126,7 +131,25 @@ impl Connection {
         Ok(value)
     }
 
-    async fn send_script(
+    /// Runs a script, if possible together with others.
+    async fn commit(
+        &self,
+        first: Option<&Cmd>,
+        call: &Call,
+        repeat: Repeat,
+    ) -> Result<Value, Failed> {
+        let _alone = match self.dial.kind {
+            // The keys of a group would have to be in one slot.
+            Kind::Node => None,
+            Kind::Primary => match self.groups.enter(call).await {
+                Turn::Over(result) => return result,
+                Turn::Alone(alone) => alone,
+            },
+        };
+        self.send_script(first, call, repeat).await
+    }
+
+    pub(super) async fn send_script(
         &self,
         first: Option<&Cmd>,
         call: &Call,
@@ -340,6 +363,7 @@ pub(super) enum Repeat {
 }
 
 /// A call without a reply.
+#[derive(Clone)]
 pub(super) struct Failed {
     pub(super) error: StoreError,
     /// The connection was established and has broken.

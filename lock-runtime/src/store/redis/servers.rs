@@ -16,7 +16,7 @@ use super::{
 use crate::store::{Hold, KeyRequest, StoreError};
 
 pub(super) enum Servers {
-    One(Box<Connection>),
+    One(Arc<Connection>),
     Cluster(Arc<Cluster>),
 }
 
