@@ -9,7 +9,7 @@ use super::{
     explore::Violation,
     network::Network,
     process::Began,
-    server::{KINDS, Server},
+    server::Server,
 };
 use crate::{
     fence::FencingToken,
@@ -62,25 +62,18 @@ struct Holder {
     votes: Option<Votes>,
 }
 
-/// The fencing tokens of a lock.
-#[derive(Default)]
-struct Fences {
-    /// The largest one of a writer.
-    writer: Option<FencingToken>,
-    others: Vec<FencingToken>,
-    /// All of them, with the times at which the guards were handed out.
-    at: Vec<(Instant, FencingToken)>,
-}
+/// A fencing token, and the mode and the time of its guard.
+type Numbered = (FencingToken, Mode, Instant);
 
 #[derive(Default)]
 pub(super) struct Checker {
-    fences: BTreeMap<(LockKind, LockKey), Fences>,
+    fences: BTreeMap<(LockKind, LockKey), Vec<Numbered>>,
     /// The number of guards that each token of a writer was handed out to, one after the other.
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
     /// When the single store last had a holder, a reservation or a waiter of each lock.
     taken_at: BTreeMap<(LockKind, LockKey), Instant>,
-    found: Option<Violation>,
+    pub(super) found: Option<Violation>,
     /// If set, all other violations are ignored.
     pub(super) only: Option<Wrong>,
 }
@@ -88,15 +81,9 @@ pub(super) struct Checker {
 impl Checker {
     pub(super) fn report(&mut self, wrong: Wrong, what: impl FnOnce() -> String) {
         if self.only.is_none_or(|only| only == wrong) && self.found.is_none() {
-            self.found = Some(Violation {
-                wrong,
-                what: what(),
-            });
+            let what = what();
+            self.found = Some(Violation { wrong, what });
         }
-    }
-
-    pub(super) fn found(&mut self) -> Option<Violation> {
-        self.found.take()
     }
 
     /// Checks the state after an event at a client or a server.
@@ -114,7 +101,7 @@ impl Checker {
     /// Checks that requests are refused as contended only if the store had something to refuse them
     /// for. A reply that the store did not give proves nothing.
     fn contended(&mut self, net: &mut Network, server: &Server) {
-        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+        for (key, kind) in net.locks() {
             if server.table().is_taken(key, kind, server.clock.at(net.now)) {
                 self.taken_at.insert((kind, key.clone()), net.now);
             }
@@ -137,49 +124,37 @@ impl Checker {
     fn began(&mut self, net: &Network, servers: &[Server], began: &Began, is_warned: bool) {
         let Began { hold, fence, .. } = began;
         let name = || format!("{} as {}", hold.key, net.name(hold.token));
-        let mut is_handoff = false;
-        if hold.mode == Mode::Exclusive {
-            let guards = self.writers.entry(hold.token).or_default();
-            *guards += 1;
-            is_handoff = *guards > 1;
-            let guards = *guards;
-            if guards > MAX_HANDOFFS + 1 {
-                self.report(Wrong::Budget, || {
-                    format!("{} is held {guards} times in a row", name())
-                });
-            }
+        let guards = self.writers.entry(hold.token).or_default();
+        *guards += u32::from(hold.mode == Mode::Exclusive);
+        let guards = *guards;
+        let is_handoff = hold.mode == Mode::Exclusive && guards > 1;
+        if is_handoff && guards > MAX_HANDOFFS + 1 {
+            let often = || format!("{} is held {guards} times in a row", name());
+            self.report(Wrong::Budget, often);
         }
         // Nothing can be said about a grant whose data the store has lost, except that it is not
         // handed off by a process that knows of the loss.
         let is_outdated = was_lost(net, servers, hold.token) && !(is_handoff && is_warned);
-        let is_exempt = (net.is_single && net.excused.contains(&hold.token))
-            || net.revoked.contains(&hold.token);
-        if is_exempt || is_outdated {
+        let is_excused = net.is_single && net.excused.contains(&hold.token);
+        if is_excused || net.revoked.contains(&hold.token) || is_outdated {
             return;
         }
         // A majority takes its time to confirm a grant.
         if net.is_single && !began.is_long_enough {
-            self.report(Wrong::TooShort, || {
-                format!("{} is held for too short a time", name())
-            });
+            let short = || format!("{} is held for too short a time", name());
+            self.report(Wrong::TooShort, short);
         }
         let fences = self.fences.entry((hold.mode.kind(), hold.key.clone()));
         let fences = fences.or_default();
-        let before = |(at, other): &(Instant, FencingToken)| *at < began.asked_at && other >= fence;
-        let mut is_in_order =
-            fences.writer.is_none_or(|writer| writer < *fence) && !fences.at.iter().any(before);
-        if hold.mode == Mode::Exclusive {
-            is_in_order &= fences.others.iter().all(|other| other < fence);
-            fences.writer = fences.writer.max(Some(*fence));
-        } else {
-            is_in_order &= !fences.others.contains(fence);
-            fences.others.push(*fence);
-        }
-        fences.at.push((net.now, *fence));
+        let is_smaller = |(other, mode, at): &Numbered| {
+            let has_writer = [hold.mode, *mode].contains(&Mode::Exclusive);
+            other < fence || other > fence && !has_writer && *at >= began.asked_at
+        };
+        let is_in_order = fences.iter().all(is_smaller);
+        fences.push((*fence, hold.mode, net.now));
         if !is_in_order {
-            self.report(Wrong::Fence, || {
-                format!("{} has fencing token {fence} out of order", name())
-            });
+            let wrong = || format!("{} has fencing token {fence} out of order", name());
+            self.report(Wrong::Fence, wrong);
         }
     }
 
@@ -192,18 +167,14 @@ impl Checker {
     /// too, as it does not vote in the meantime.
     fn holders(&mut self, net: &Network, clients: &mut [Client], servers: &[Server]) {
         self.dead.retain(|dead| net.now < dead.until);
-        let mut holders: Vec<_> = clients
-            .iter_mut()
-            .flat_map(|client| held(net, client))
-            .collect();
+        let clients = clients.iter_mut();
+        let mut holders: Vec<_> = clients.flat_map(|client| held(net, client)).collect();
         let living = holders.len();
         holders.append(&mut self.dead);
-        let valid: Vec<_> = holders
-            .iter()
-            .filter(|Holder { hold, .. }| {
-                !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
-            })
-            .collect();
+        let is_valid = |Holder { hold, .. }: &&Holder| {
+            !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
+        };
+        let valid: Vec<_> = holders.iter().filter(is_valid).collect();
         for (index, holder) in valid.iter().enumerate() {
             let hold = &holder.hold;
             if !is_kept(net, servers, holder) {
@@ -212,16 +183,17 @@ impl Checker {
                     format!("{} is held for {left:?} by a client only", hold.key)
                 });
             }
-            let beside = valid[..index].iter().filter(|other| {
-                other.hold.key == hold.key && other.hold.mode.kind() == hold.mode.kind()
-            });
-            let (mut count, mut is_excluded) = (1, false);
-            for other in beside {
-                count += 1;
-                is_excluded |= hold.mode == Mode::Exclusive || other.hold.mode == Mode::Exclusive;
-            }
-            let too_many = matches!(hold.mode, Mode::Permits(permits) if count > permits.get());
-            if is_excluded || too_many {
+            let before = valid[..index].iter().map(|other| &other.hold);
+            let lock = (hold.mode.kind(), &hold.key);
+            let beside: Vec<_> = before
+                .filter(|it| (it.mode.kind(), &it.key) == lock)
+                .collect();
+            let is_excluded = match hold.mode {
+                Mode::Exclusive => !beside.is_empty(),
+                Mode::Shared => beside.iter().any(|other| other.mode == Mode::Exclusive),
+                Mode::Permits(permits) => beside.len() >= permits.get() as usize,
+            };
+            if is_excluded {
                 self.report(Wrong::TwoHolders, || {
                     format!("{} is held twice, by {}", hold.key, net.name(hold.token))
                 });
@@ -240,9 +212,11 @@ impl Checker {
         wrong: Wrong,
     ) {
         let now = server.clock.at(net.now);
-        for (key, kind) in (net.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind))) {
+        for (key, kind) in net.locks() {
             for (token, mode) in server.table().tokens(key, kind, now) {
-                let owner = net.whose(token).map(|who| (who, &clients[who.process]));
+                let owner = net
+                    .origin(token)
+                    .map(|it| (it.who, &clients[it.who.process]));
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(number, token))
                     && !net.excused.contains(&token)
@@ -261,9 +235,8 @@ impl Checker {
 /// The locks that a client holds by its own clock.
 fn held(net: &Network, client: &mut Client) -> Vec<Holder> {
     let valid = client.process.session.valid(client.now(net));
-    let valid: Vec<_> = valid
-        .map(|(_, hold, until)| (hold.clone(), until))
-        .collect();
+    let valid = valid.map(|(_, hold, until)| (hold.clone(), until));
+    let valid: Vec<_> = valid.collect();
     let holder = |(hold, until): (Hold, Instant)| Holder {
         until: client.clock.when(until),
         votes: client.votes(&hold),
@@ -287,11 +260,11 @@ fn is_kept(net: &Network, servers: &[Server], holder: &Holder) -> bool {
     };
     let keeps = |(number, server): &(usize, &Server)| {
         let forgot = !net.is_single
-            && (server.lost_data_at).is_some_and(|at| at >= since - net.longest_lease);
+            && (server.lost_data_at).is_some_and(|at| at >= since - net.schedule.longest_lease);
         let mut aliases = aliases.iter().filter(|(at, _)| at == number);
         aliases.any(|(_, token)| {
-            let name = Hold::new(hold.key.clone(), hold.mode, *token);
-            let kept = server.table().held_until(&name, server.clock.at(net.now));
+            let alias = hold.alias(*token);
+            let kept = server.table().held_until(&alias, server.clock.at(net.now));
             forgot || kept.is_some_and(|kept| server.clock.when(kept) >= *until)
         })
     };

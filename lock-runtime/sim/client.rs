@@ -11,16 +11,16 @@ use super::{
     link::{Calling, Link},
     message::{self, Call, introduces},
     network::{Conn, Event, Network},
-    process::{self, Began, Message, Process, StoreReply, Who},
+    process::{self, Began, Message, Process, Who},
     server::MICROS,
 };
 use crate::{
     protocol::{
-        self, Request,
-        quorum::{Cx, LONGEST_CALL, Reply, RequestId, ServerReply, Session, Step},
+        Request,
+        quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
     },
     store::{
-        AcquireReply, Grant, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
+        AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
         StoreEvent, Token,
     },
 };
@@ -48,22 +48,8 @@ pub(super) enum Input {
     Call(Call, Duration),
 }
 
-impl Input {
-    pub(super) fn reply(conn: Conn, call: Call, reply: message::Reply) -> Self {
-        match reply {
-            message::Reply::Direct(reply) => {
-                Self::Process(process::Event::Replied(call, Some(reply)))
-            }
-            reply => Self::Replied(conn, call, reply),
-        }
-    }
-
-    pub(super) fn from_store(event: StoreEvent) -> Self {
-        Self::Process(process::Event::FromStore(event))
-    }
-}
-
 /// A request to the session of the store.
+#[derive(Default)]
 struct Asked {
     /// The call of the process that it belongs to. `None` if the session began it.
     call: Option<u32>,
@@ -100,20 +86,15 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// A client of a single store, to which `direct` leads, or of a majority of these servers.
-    pub(super) fn new(
-        process: Process,
-        clock: Clock,
-        ahead: i64,
-        direct: Option<Conn>,
-        servers: usize,
-    ) -> Self {
+    /// A client of a single store or of a majority of servers.
+    pub(super) fn new(net: &mut Network, who: Who, clock: Clock, ahead: i64) -> Self {
+        let servers = net.schedule.servers.len();
         Self {
-            who: process.who,
+            who,
             clock,
             ahead,
-            process,
-            direct,
+            process: Process::new(net, who),
+            direct: net.is_single.then(|| net.connect(who, 0)),
             session: Session::new((0..servers).map(|server| format!("s{server}"))),
             asked: BTreeMap::new(),
             links: (0..servers).map(|_| Link::default()).collect(),
@@ -153,12 +134,11 @@ impl Client {
                 }
             }
             Input::Forget(id) => {
-                let calls = self.calls.iter();
-                let calls = calls.filter(|(_, call)| call.ticket.id == id && !call.is_limited);
-                let calls: Vec<_> = calls.map(|(call, _)| *call).collect();
-                calls
-                    .into_iter()
-                    .for_each(|call| drop(self.drop_call(net, call)));
+                for call in
+                    self.calls_of(|call| call.send.ticket.id == id && call.send.timeout.is_none())
+                {
+                    self.drop_call(net, call);
+                }
             }
             Input::Call(call, timeout) => {
                 if let Some(calling) = self.drop_call(net, call) {
@@ -181,13 +161,7 @@ impl Client {
         let result = visit(&mut self.session, &mut cx);
         let out = cx.out;
         for id in out.abandonments {
-            self.asked.insert(
-                id,
-                Asked {
-                    call: None,
-                    plan: 0,
-                },
-            );
+            self.asked.insert(id, Asked::default());
             self.advance(net, id);
         }
         for send in out.background.into_iter().chain(out.sends) {
@@ -210,21 +184,17 @@ impl Client {
                     self.at(net, until, Input::Request(id, plan));
                 }
             }
-            Step::Done(reply, _) => match (self.forget(net, id), reply) {
-                (Some(Asked { call: None, .. }), Ok(Reply::NotAbandoned(_, hold, _))) => {
-                    net.leave(self.who, &hold);
+            Step::Done(reply, _) => {
+                let call = self.forget(net, id).and_then(|asked| asked.call);
+                match (call, reply) {
+                    (None, Ok(Reply::NotAbandoned(_, hold, _))) => net.leave(self.who, &hold),
+                    (None, _) => {}
+                    (Some(call), reply) => {
+                        let reply = reply.ok().map(|reply| answer(net, reply));
+                        self.happens(net, process::Event::Replied(call, reply));
+                    }
                 }
-                (
-                    Some(Asked {
-                        call: Some(call), ..
-                    }),
-                    reply,
-                ) => {
-                    let reply = reply.ok().and_then(|reply| answer(net, reply));
-                    self.happens(net, process::Event::Replied(call, reply));
-                }
-                _ => {}
-            },
+            }
         }
     }
 
@@ -251,19 +221,19 @@ impl Client {
         for began in out.began {
             net.look = true;
             let (since, aliases) = (net.now, Vec::new());
-            self.votes
-                .entry(began.hold.token)
-                .or_insert(Votes { since, aliases });
+            let votes = self.votes.entry(began.hold.token);
+            votes.or_insert(Votes { since, aliases });
             let asked_at = self.clock.when(began.asked_at);
             net.began.push((self.who, Began { asked_at, ..began }));
         }
         // The futures of calls that the process no longer awaits are dropped.
-        let dropped: Vec<_> = self
-            .asked
-            .iter()
-            .filter(|(_, asked)| asked.call.is_some_and(|call| !self.process.awaits(call)))
-            .map(|(id, _)| *id)
-            .collect();
+        let is_dropped = |asked: &Asked| {
+            asked
+                .call
+                .is_some_and(|call| !self.process.calls.contains_key(&call))
+        };
+        let dropped = self.asked.iter().filter(|(_, asked)| is_dropped(asked));
+        let dropped: Vec<_> = dropped.map(|(id, _)| *id).collect();
         for id in dropped {
             self.session.cancel(id, self.clock.at(net.now));
             self.forget(net, id);
@@ -307,12 +277,7 @@ impl Client {
     }
 
     /// Handles the end of a call.
-    pub(super) fn done(
-        &mut self,
-        net: &mut Network,
-        id: Call,
-        result: Result<ServerReply, StoreError>,
-    ) {
+    pub(super) fn done(&mut self, net: &mut Network, id: Call, result: Result<Reply, StoreError>) {
         if let Some(call) = self.calls.remove(&id) {
             self.replied_to(net, id, call, result);
         }
@@ -323,13 +288,15 @@ impl Client {
         net: &mut Network,
         id: Call,
         call: Calling,
-        result: Result<ServerReply, StoreError>,
+        result: Result<Reply, StoreError>,
     ) {
         if let Err(error) = &result {
             net.say(|_| format!("{} #{id} failed: {error}", self.who));
         }
-        let request = call.ticket.id;
-        self.visit(net, |session, cx| session.replied(call.ticket, result, cx));
+        let request = call.send.ticket.id;
+        self.visit(net, |session, cx| {
+            session.replied(call.send.ticket, result, cx)
+        });
         self.advance(net, request);
     }
 
@@ -346,7 +313,7 @@ impl Client {
     /// Handles the loss of an established connection, and with it of push messages.
     pub(super) fn disconnected(&mut self, net: &mut Network, server: usize) {
         let mut waiting = self.session.waiting_at(server);
-        waiting.sort_by_key(|hold| net.introduced_at(hold.token));
+        waiting.sort_by_key(|hold| net.origin(hold.token).map(|origin| origin.at));
         waiting.iter().for_each(|hold| self.free_now(net, hold));
     }
 
@@ -361,7 +328,8 @@ impl Client {
 
     /// Whether this client knows that the server may know the token, and takes care of it.
     pub(super) fn owns(&self, server: usize, token: Token) -> bool {
-        let releases = |call: &Calling| call.ticket.server == server && call.ticket.releases(token);
+        let releases =
+            |call: &Calling| call.send.ticket.server == server && call.send.ticket.releases(token);
         if self.direct.is_some() {
             return self.process.session.knows(token);
         }
@@ -382,40 +350,30 @@ impl Client {
     /// Describes the state that is left in the client, or returns `None` if there is none.
     pub(super) fn unrest(&mut self, net: &Network) -> Option<String> {
         // The round of a release that was given up stays until its votes have expired.
-        let later = self.clock.at(net.now + net.longest_lease);
+        let later = self.clock.at(net.now + net.schedule.longest_lease);
         let (rounds, requests) = self.session.rest(later);
         let rounds: Vec<_> = rounds.into_iter().map(|token| net.name(token)).collect();
         let left = self.process.session.rest();
-        (left.is_some() || requests + rounds.len() > 0)
-            .then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
+        let is_at_rest = left.is_none() && requests == 0 && rounds.is_empty();
+        (!is_at_rest).then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
     }
 }
 
 /// The reply of the store, as the process receives it.
-fn answer(net: &Network, reply: Reply) -> Option<StoreReply> {
-    use protocol::Reply as One;
-    let mut one = match reply {
-        Reply::Acquire(reply) => One::Acquire(reply),
-        Reply::Poll(reply) => One::Poll(reply),
-        Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
-        Reply::Release(reply) => One::Release(reply),
-        Reply::Convert(reply) => One::Convert(reply),
-        Reply::Abandoned => One::Abandoned,
-        Reply::AcquireAll(reply) => return Some(StoreReply::All(reply)),
-        Reply::Revoke(reply) => return Some(StoreReply::Revoke(reply)),
-        Reply::NotAbandoned(..) | Reply::Inspect(_) => return None,
+fn answer(net: &Network, mut reply: Reply) -> Reply {
+    let ttl = match &mut reply {
+        Reply::Acquire(AcquireReply::Granted(grant))
+        | Reply::Poll(PollReply::Granted(grant))
+        | Reply::Release(ReleaseReply::Passed(grant)) => &mut grant.ttl,
+        Reply::Renew(replies) => match &mut replies[..] {
+            [Ok(RenewReply::Renewed { ttl })] => ttl,
+            _ => return reply,
+        },
+        _ => return reply,
     };
-    match &mut one {
-        One::Acquire(AcquireReply::Granted(Grant { ttl, .. }))
-        | One::Poll(PollReply::Granted(Grant { ttl, .. }))
-        | One::Release(ReleaseReply::Passed(Grant { ttl, .. }))
-        | One::Renew(RenewReply::Renewed { ttl })
-            if net.is_broken(Broken::NoDrift) =>
-        {
-            // The lease is valid for the whole `ttl`, without an allowance for clock drift.
-            *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
-        }
-        _ => {}
+    if net.is_broken(Broken::NoDrift) {
+        // The lease is valid for the whole `ttl`, without an allowance for clock drift.
+        *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
     }
-    Some(StoreReply::One(one))
+    reply
 }

@@ -11,7 +11,7 @@ use super::{
     network::{Conn, Event, Network},
 };
 use crate::{
-    protocol::quorum::{Send, ServerReply, ServerRequest, Ticket},
+    protocol::quorum::{self, Send, ServerRequest},
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
@@ -62,17 +62,13 @@ impl Link {
 
 /// A call to a server.
 pub(super) struct Calling {
-    pub(super) ticket: Ticket,
-    request: ServerRequest,
+    pub(super) send: Send,
     conditions: Conditions,
     /// `None` while it waits for a connection.
     conn: Option<Conn>,
-    /// It is repeated once if its connection is lost.
-    may_repeat: bool,
+    /// It was repeated because its connection was lost.
     was_repeated: bool,
     sent: Instant,
-    /// It has a shorter time-out than the other calls of its request.
-    pub(super) is_limited: bool,
     /// It was repeated because the estimate of the server's clock was wrong.
     asked_again: bool,
 }
@@ -85,33 +81,21 @@ impl Client {
     /// Makes a call of the session.
     pub(super) fn call(&mut self, net: &mut Network, send: Send) {
         let (id, now) = (net.number(), self.now(net));
-        let Send {
-            request,
-            timeout,
-            ticket,
-        } = send;
-        if let Some(timeout) = timeout {
+        if let Some(timeout) = send.timeout {
             self.at(net, now + timeout, Input::Call(id, timeout));
         }
         let mut conditions = Conditions::default();
-        match &request {
-            ServerRequest::Acquire(request, _) => {
-                conditions.deadline_there = Some(self.clock.when(request.deadline));
-            }
-            ServerRequest::Raise(..) => {
-                conditions.marker = self.links[ticket.server].marker(net);
-            }
-            _ => {}
+        if let ServerRequest::Acquire(request, _) = &send.request {
+            conditions.deadline_there = Some(self.clock.when(request.deadline));
+        } else if let ServerRequest::Raise(..) = &send.request {
+            conditions.marker = self.links[send.ticket.server].marker(net);
         }
         let calling = Calling {
-            ticket,
+            send,
             conditions,
             conn: None,
-            may_repeat: is_repeated(&request),
             was_repeated: false,
-            request,
             sent: now,
-            is_limited: timeout.is_some(),
             asked_again: false,
         };
         self.calls.insert(id, calling);
@@ -125,10 +109,10 @@ impl Client {
         let Some(call) = self.calls.get_mut(&id) else {
             return;
         };
-        let server = call.ticket.server;
+        let server = call.send.ticket.server;
         let link = &mut self.links[server];
         if let (ServerRequest::Acquire(request, _), None, Some(clock)) =
-            (&call.request, call.conditions.deadline, &link.clock)
+            (&call.send.request, call.conditions.deadline, &link.clock)
         {
             call.conditions.deadline = Some(clock.server_micros(request.deadline));
             call.conditions.marker = link.marker(net);
@@ -136,12 +120,16 @@ impl Client {
         match (&link.state, link.conn) {
             (State::Over, _) => self.dial(net, server, false),
             (State::Up(tenure), Some(conn)) => {
-                if let Some(error) = tenure.check(now).err().filter(|_| votes(&call.request)) {
+                if let Some(error) = tenure
+                    .check(now)
+                    .err()
+                    .filter(|_| votes(&call.send.request))
+                {
                     return net.at(net.now, Event::InClient(self.who, Input::Failed(id, error)));
                 }
                 link.silent_since.get_or_insert(now);
                 call.conn = Some(conn);
-                let request = Request::Call(call.request.clone(), call.conditions);
+                let request = Request::Call(call.send.request.clone(), call.conditions);
                 net.send(conn, id, request);
             }
             _ => {}
@@ -156,47 +144,35 @@ impl Client {
         self.at(net, sent + ATTEMPT, Input::Attempt(conn));
     }
 
-    /// The calls to a server that were sent on this connection, or that wait for one.
-    fn calls_on(&self, server: usize, conn: Option<Conn>) -> Vec<Call> {
-        let calls = self.calls.iter();
-        let calls = calls.filter(|(_, call)| call.ticket.server == server && call.conn == conn);
+    pub(super) fn calls_of(&self, is_one: impl Fn(&Calling) -> bool) -> Vec<Call> {
+        let calls = self.calls.iter().filter(|(_, call)| is_one(call));
         calls.map(|(id, _)| *id).collect()
     }
 
-    fn greeted(&mut self, net: &mut Network, conn: Conn, greeted: Greeted) {
+    /// The calls to a server that were sent on this connection, or that wait for one.
+    fn calls_on(&self, server: usize, conn: Option<Conn>) -> Vec<Call> {
+        self.calls_of(|call| call.send.ticket.server == server && call.conn == conn)
+    }
+
+    fn greeted(&mut self, net: &mut Network, conn: Conn, mut greeted: Greeted) {
         let now = self.now(net);
         let server = net.connections[conn].server;
         let waiting = self.calls_on(server, None);
         let link = &mut self.links[server];
-        let State::Connecting { sent, .. } = link.state else {
+        let (&State::Connecting { sent, .. }, true) = (&link.state, link.conn == Some(conn)) else {
             return;
         };
-        if link.conn != Some(conn) {
-            return;
-        }
-        let Greeted {
-            micros,
-            mut uptime,
-            marker,
-            mut with_data,
-        } = greeted;
         if net.is_broken(Broken::MarkerOnly) {
-            uptime = LONG;
+            greeted.uptime = LONG;
         }
         if net.is_broken(Broken::UptimeOnly) {
-            with_data = LONG;
+            greeted.with_data = LONG;
         }
-        let clock = link
-            .clock
-            .get_or_insert_with(|| ServerClock::new(micros, now));
+        let (micros, marker) = (greeted.micros, greeted.marker);
+        let clock = link.clock.get_or_insert(ServerClock::new(micros, now));
         clock.observe(micros, sent, now);
-        let tenure = Tenure::new(
-            net.longest_lease,
-            uptime,
-            with_data,
-            marker.to_string(),
-            sent,
-        );
+        let (longest_lease, name) = (net.schedule.longest_lease, marker.to_string());
+        let tenure = Tenure::new(longest_lease, greeted.uptime, greeted.with_data, name, now);
         if let Some(left) = tenure.keeps_away(now) {
             net.say(|_| format!("{}: s{server} does not vote for {left:?}", self.who));
         }
@@ -209,12 +185,10 @@ impl Client {
     pub(super) fn attempt_over(&mut self, net: &mut Network, conn: Conn) {
         let server = net.connections[conn].server;
         let link = &mut self.links[server];
-        let State::Connecting { is_second, .. } = link.state else {
+        let (&State::Connecting { is_second, .. }, true) = (&link.state, link.conn == Some(conn))
+        else {
             return;
         };
-        if link.conn != Some(conn) {
-            return;
-        }
         link.conn = None;
         if !is_second {
             return self.at(net, self.now(net) + PAUSE, Input::Redial(server));
@@ -232,9 +206,8 @@ impl Client {
         self.end(net, server, conn);
         for id in calls {
             match self.calls.get_mut(&id) {
-                Some(call) if call.may_repeat => {
-                    (call.may_repeat, call.was_repeated) = (false, true);
-                    call.conn = None;
+                Some(call) if is_repeated(&call.send.request) && !call.was_repeated => {
+                    (call.conn, call.was_repeated) = (None, true);
                     self.transmit(net, id);
                 }
                 _ => self.failed(net, id, broken("the connection was lost")),
@@ -255,12 +228,8 @@ impl Client {
     /// Ends a call. An earlier execution of one that was repeated may have had an effect.
     pub(super) fn failed(&mut self, net: &mut Network, id: Call, error: StoreError) {
         if let Some(call) = self.calls.get(&id) {
-            let error = if call.was_repeated {
-                error.with_unsent(false)
-            } else {
-                error
-            };
-            self.done(net, id, Err(error));
+            let is_unsent = error.is_unsent() && !call.was_repeated;
+            self.done(net, id, Err(error.with_unsent(is_unsent)));
         }
     }
 
@@ -277,17 +246,15 @@ impl Client {
         if link.is_up(conn) {
             link.silent_since = None;
         }
-        if let (
-            Reply::Call(ServerReply::Acquire(_), micros) | Reply::Strange(micros),
-            Some(clock),
-        ) = (&reply, &link.clock)
+        if let Reply::Call(quorum::Reply::Acquire(_), micros) | Reply::Strange(micros) = &reply
+            && let Some(clock) = &link.clock
         {
             clock.observe(*micros, call.sent, now);
         }
-        match (reply, &call.request) {
+        match (reply, &call.send.request) {
             // The estimate of the server's clock was wrong: repeat the request.
             (
-                Reply::Call(ServerReply::Acquire(AcquireReply::Late), _),
+                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), _),
                 ServerRequest::Acquire(request, _),
             ) if !call.asked_again && request.deadline > now => {
                 call.conditions.deadline = None;
@@ -313,7 +280,7 @@ impl Client {
     pub(super) fn drop_call(&mut self, net: &mut Network, id: Call) -> Option<Calling> {
         let now = self.now(net);
         let call = self.calls.remove(&id)?;
-        let server = call.ticket.server;
+        let server = call.send.ticket.server;
         let silent_since = self.links[server].silent_since;
         if let Some(conn) = call.conn
             && silent_since.is_some_and(|since| now - since >= SILENCE)

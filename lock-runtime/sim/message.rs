@@ -4,15 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    network::Network,
-    process::{Message, StoreReply},
-};
+use super::{network::Network, process::Message};
 use crate::{
     fence::FencingToken,
     protocol::{
         self,
-        quorum::{ServerReply, ServerRequest},
+        quorum::{self, ServerRequest},
     },
     store::{AcquireReply, Grant, Hold, PollReply, StoreEvent, Token},
 };
@@ -45,10 +42,10 @@ pub(super) struct Conditions {
 pub(super) enum Reply {
     Greeted(Greeted),
     /// With the server's time.
-    Call(ServerReply, u64),
+    Call(quorum::Reply, u64),
     /// The server has another marker.
     Strange(u64),
-    Direct(StoreReply),
+    Direct(quorum::Reply),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,22 +58,17 @@ pub(super) struct Greeted {
 
 /// Whether a grant may rely on the reply.
 pub(super) fn votes(request: &ServerRequest) -> bool {
+    use ServerRequest::{Acquire, Convert, Poll, Raise, Renew};
     matches!(
         request,
-        ServerRequest::Acquire(..)
-            | ServerRequest::Poll(_)
-            | ServerRequest::Renew(_)
-            | ServerRequest::Raise(..)
-            | ServerRequest::Convert(_)
+        Acquire(..) | Poll(_) | Renew(_) | Raise(..) | Convert(_)
     )
 }
 
 /// Whether the request is repeated if the connection is lost.
 pub(super) fn is_repeated(request: &ServerRequest) -> bool {
-    !matches!(
-        request,
-        ServerRequest::Acquire(..) | ServerRequest::Release(_)
-    )
+    use ServerRequest::{Acquire, Release};
+    !matches!(request, Acquire(..) | Release(_))
 }
 
 /// The alias that a request names.
@@ -111,6 +103,20 @@ pub(super) fn introduces(message: &Message) -> Vec<Token> {
     }
 }
 
+/// The reply of a store to a request for one lock.
+pub(super) fn one(reply: quorum::Reply) -> Option<protocol::Reply> {
+    use protocol::Reply as One;
+    Some(match reply {
+        quorum::Reply::Acquire(reply) => One::Acquire(reply),
+        quorum::Reply::Poll(reply) => One::Poll(reply),
+        quorum::Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
+        quorum::Reply::Release(reply) => One::Release(reply),
+        quorum::Reply::Convert(reply) => One::Convert(reply),
+        quorum::Reply::Abandoned => One::Abandoned,
+        _ => return None,
+    })
+}
+
 impl Network {
     pub(super) fn show(&self, request: &Request) -> String {
         let request = match request {
@@ -125,11 +131,8 @@ impl Network {
         let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
         match request {
             ServerRequest::Acquire(request, proposal) => {
-                let (if_busy, lease) = (request.if_busy, request.lease);
-                format!(
-                    "acquire {name} {if_busy:?} {lease:?} ..{}",
-                    short(*proposal)
-                )
+                let (if_busy, lease, number) = (request.if_busy, request.lease, short(*proposal));
+                format!("acquire {name} {if_busy:?} {lease:?} ..{number}")
             }
             ServerRequest::Poll(_) => format!("poll {name}"),
             ServerRequest::Renew(_) => format!("renew {name}"),
@@ -143,8 +146,8 @@ impl Network {
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
-            Reply::Call(ServerReply::Acquire(AcquireReply::Granted(grant)), _)
-            | Reply::Call(ServerReply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
+            Reply::Call(quorum::Reply::Acquire(AcquireReply::Granted(grant)), _)
+            | Reply::Call(quorum::Reply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
             Reply::Call(reply, _) => format!("{reply:?}"),
             other => format!("{other:?}"),
         }

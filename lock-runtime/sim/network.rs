@@ -9,9 +9,10 @@ use super::{
     client::Input,
     dice::Dice,
     message::{Call, Reply, Request, acquires, alias_number},
-    process::{Began, Who},
+    process::{self, Began, Who},
     schedule::{Action, Schedule},
     search::Search,
+    server::KINDS,
 };
 use crate::{
     key::LockKey,
@@ -73,13 +74,13 @@ enum Way {
 }
 
 /// The first appearance of an acquisition.
-struct Origin {
+pub(super) struct Origin {
     /// Its number in the history.
     place: usize,
     /// Its first alias.
     first: Token,
-    who: Who,
-    at: Instant,
+    pub(super) who: Who,
+    pub(super) at: Instant,
 }
 
 pub(super) struct Network {
@@ -88,7 +89,8 @@ pub(super) struct Network {
     pub(super) events: BTreeMap<(Instant, u64), Event>,
     numbers: u64,
     pub(super) dice: Dice,
-    rates: Rates,
+    /// Without its actions.
+    pub(super) schedule: Schedule,
     /// It leads to a single store, and not to a majority of servers.
     pub(super) is_single: bool,
     pub(super) connections: Vec<Connection>,
@@ -98,7 +100,6 @@ pub(super) struct Network {
     pub(super) is_quiet: bool,
     pub(super) broken: Option<Broken>,
     pub(super) keys: Vec<LockKey>,
-    pub(super) longest_lease: Duration,
     /// Makes all choices, in place of the dice.
     pub(super) search: Option<Search>,
     /// By the stems of their tokens.
@@ -124,7 +125,7 @@ pub(super) struct Network {
 
 impl Network {
     pub(super) fn new(
-        schedule: &Schedule,
+        schedule: Schedule,
         dice: Dice,
         broken: Option<Broken>,
         is_traced: bool,
@@ -137,14 +138,13 @@ impl Network {
             events: BTreeMap::new(),
             numbers: 0,
             dice,
-            rates: schedule.rates,
             is_single: schedule.servers.len() == 1,
             connections: Vec::new(),
             parted: Vec::new(),
             is_quiet: false,
             broken,
             keys: keys.filter_map(|name| LockKey::new(name).ok()).collect(),
-            longest_lease: schedule.longest_lease,
+            schedule,
             search: None,
             origins: BTreeMap::new(),
             excused: Vec::new(),
@@ -185,8 +185,8 @@ impl Network {
 
     pub(super) fn at(&mut self, when: Instant, event: Event) {
         self.numbers += 1;
-        self.events
-            .insert((when.max(self.now), self.numbers), event);
+        let when = when.max(self.now);
+        self.events.insert((when, self.numbers), event);
     }
 
     pub(super) fn after(&mut self, pause: Duration, event: Event) {
@@ -212,22 +212,15 @@ impl Network {
             Request::Call(..) | Request::Direct(_) => true,
         };
         let copies = self.copies(conn, Way::Request, may_double, |net| {
-            format!(
-                "to s{} #{call} {}",
-                net.connections[conn].server,
-                net.show(&request)
-            )
+            let (server, request) = (net.connections[conn].server, net.show(&request));
+            format!("to s{server} #{call} {request}")
         });
-        // The reply to the copy of a request to a majority is not awaited.
-        let mut of_copy = 0;
-        if let Request::Direct(message) = &request {
-            of_copy = call;
-            if let [Some(_), Some(_)] = copies {
-                self.excused.extend(acquires(message));
-            }
+        if let (Request::Direct(message), [Some(_), Some(_)]) = (&request, copies) {
+            self.excused.extend(acquires(message));
         }
-        let calls = [call, of_copy].into_iter();
-        for (when, call) in copies.into_iter().zip(calls) {
+        // The reply to the copy of a request to a majority is not awaited.
+        let of_copy = if self.is_single { call } else { 0 };
+        for (when, call) in copies.into_iter().zip([call, of_copy]) {
             if let Some(when) = when {
                 self.at(when, Event::AtServer(conn, call, request.clone()));
             }
@@ -241,7 +234,11 @@ impl Network {
         let copies = self.copies(conn, Way::Reply, self.is_single, |net| {
             format!("is sent the reply to #{call} {}", net.show_reply(&reply))
         });
-        self.deliver(conn, copies, Input::reply(conn, call, reply));
+        let input = match reply {
+            Reply::Direct(reply) => Input::Process(process::Event::Replied(call, Some(reply))),
+            reply => Input::Replied(conn, call, reply),
+        };
+        self.deliver(conn, copies, input);
     }
 
     pub(super) fn push(&mut self, conn: Conn, event: StoreEvent) {
@@ -249,7 +246,7 @@ impl Network {
             format!("is pushed {}", net.show_event(&event))
         });
         let input = if self.is_single {
-            Input::from_store(event)
+            Input::Process(process::Event::FromStore(event))
         } else {
             Input::Pushed(conn, event)
         };
@@ -258,11 +255,8 @@ impl Network {
 
     fn deliver(&mut self, conn: Conn, copies: [Option<Instant>; 2], input: Input) {
         let who = self.connections[conn].who;
-        if let Some(when) = copies[1] {
+        for when in copies.into_iter().rev().flatten() {
             self.at(when, Event::InClient(who, input.clone()));
-        }
-        if let Some(when) = copies[0] {
-            self.at(when, Event::InClient(who, input));
         }
     }
 
@@ -274,13 +268,13 @@ impl Network {
         may_double: bool,
         what: impl FnOnce(&Self) -> String,
     ) -> [Option<Instant>; 2] {
-        let now = self.now;
+        let (now, rates) = (self.now, self.schedule.rates);
         let copies = if let Some(search) = &mut self.search {
             let copies = search.copies();
             [copies > 0, copies > 1].map(|arrives| arrives.then_some(now))
         } else {
-            let is_doubled = may_double && !self.is_quiet && self.dice.chance(self.rates.doubled);
-            let copy = is_doubled.then(|| now + self.dice.up_to(self.rates.longest));
+            let is_doubled = may_double && !self.is_quiet && self.dice.chance(rates.doubled);
+            let copy = is_doubled.then(|| now + self.dice.up_to(rates.longest));
             [self.arrival(conn, way), copy]
         };
         self.say(|net| {
@@ -293,13 +287,12 @@ impl Network {
 
     fn arrival(&mut self, conn: Conn, way: Way) -> Option<Instant> {
         let Connection { who, server, .. } = self.connections[conn];
-        let (mut sent, mut longest) = (self.now, AT_LAST);
+        let (mut sent, mut longest, rates) = (self.now, AT_LAST, self.schedule.rates);
         if !self.is_quiet {
-            let rates = self.rates;
-            let parted = |(client, other, until): &&(usize, usize, Instant)| {
+            let parted = |(client, other, until): &(usize, usize, Instant)| {
                 *client == who.process && *other == server && *until > self.now
             };
-            if let Some((_, _, until)) = self.parted.iter().find(parted).copied() {
+            if let Some((_, _, until)) = self.parted.iter().copied().find(parted) {
                 if self.dice.chance(500) {
                     return None;
                 }
@@ -312,17 +305,14 @@ impl Network {
                 Way::Request | Way::Reply => rates.late,
                 Way::Push => rates.pushes_late,
             };
-            longest = if self.dice.chance(late) {
-                rates.longest
-            } else {
-                SHORT
-            };
+            let is_late = self.dice.chance(late);
+            longest = if is_late { rates.longest } else { SHORT };
             if self.dice.chance(rates.breaks) {
                 let soon = self.dice.up_to(longest);
                 self.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
-        let mut when = sent + self.rates.shortest + self.dice.up_to(longest);
+        let mut when = sent + rates.shortest + self.dice.up_to(longest);
         if !self.is_single {
             let latest = &mut self.connections[conn].latest[usize::from(way != Way::Request)];
             when = when.max(*latest);
@@ -342,32 +332,30 @@ impl Network {
         });
     }
 
-    pub(super) fn whose(&self, token: Token) -> Option<Who> {
-        self.origins.get(&token.stem()).map(|origin| origin.who)
-    }
-
-    /// When an acquisition began.
-    pub(super) fn introduced_at(&self, token: Token) -> Option<Instant> {
-        self.origins.get(&token.stem()).map(|origin| origin.at)
+    pub(super) fn origin(&self, token: Token) -> Option<&Origin> {
+        self.origins.get(&token.stem())
     }
 
     /// The name of a token in the history.
     pub(super) fn name(&self, token: Token) -> String {
-        let origin = self.origins.get(&token.stem());
-        origin.map_or("t?".into(), |origin| {
+        self.origin(token).map_or("t?".into(), |origin| {
             let alias = alias_number(token).wrapping_sub(alias_number(origin.first));
             format!("t{}.{alias}", origin.place)
         })
     }
 
+    /// The locks of all kinds.
+    pub(super) fn locks(&self) -> impl Iterator<Item = (&LockKey, LockKind)> {
+        (self.keys.iter()).flat_map(|key| KINDS.map(|kind| (key, kind)))
+    }
+
     /// Writes a line to the history, if there is one.
     pub(super) fn say(&mut self, line: impl FnOnce(&Self) -> String) {
-        if self.history.is_some() {
+        if let Some(mut history) = self.history.take() {
             let (at, line) = ((self.now - self.start).as_secs_f64() * 1e3, line(self));
-            if let Some(history) = &mut self.history {
-                // Writing to a string does not fail.
-                let _ = writeln!(history, "{at:>10.3} ms  {line}");
-            }
+            // Writing to a string does not fail.
+            let _ = writeln!(history, "{at:>10.3} ms  {line}");
+            self.history = Some(history);
         }
     }
 

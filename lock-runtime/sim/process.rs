@@ -5,17 +5,17 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::dice::Dice;
+use super::{dice::Dice, message, network::Network};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     protocol::{
-        AcquireId, AllStep, Answer, Call, ConversionId, Cx, Effect, Effects, Entropy, Granted,
-        HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request, Session,
-        Step, Together, WaiterLimits,
+        AcquireId, AllStep, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
+        Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
+        Session, Step, Together, quorum,
     },
-    spec::{LockKind, Mode, Terms, Wait},
-    store::{AcquireAllReply, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
+    spec::{LockKind, Terms, Wait},
+    store::{Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
 };
 
 /// A process, and the number of its restarts.
@@ -46,19 +46,15 @@ pub(super) enum Ending {
     Drop,
 }
 
-/// Terms without any option.
-pub(super) fn terms(mode: Mode, lease: Duration, wait: Wait) -> Terms {
-    Terms {
-        mode,
-        lease,
-        wait,
-        renew: true,
-        strict_order: false,
-        reentrant: false,
-        min_hold: None,
-        max_hold: None,
-        max_waiters: usize::MAX,
-    }
+/// The use of a guard while it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Extends the hold to this number of leases.
+    Extend(u32),
+    /// Converts the writer to a reader. The future may be dropped.
+    Convert { is_dropped: bool },
+    /// Adds a guard.
+    Reenter,
 }
 
 /// A request for a lock, and the use of the lock.
@@ -71,12 +67,8 @@ pub(super) struct Arrival {
     pub(super) hold_for: Duration,
     pub(super) ending: Ending,
     pub(super) cancel_after: Option<Duration>,
-    /// Extends the hold to this number of leases, this time after the grant.
-    pub(super) extend: Option<(Duration, u32)>,
-    /// Converts the writer to a reader, this time after the grant. The future may be dropped.
-    pub(super) convert: Option<(Duration, bool)>,
-    /// Adds a guard, this time after the grant.
-    pub(super) reenter: Option<Duration>,
+    /// Each this time after the grant.
+    pub(super) acts: Vec<(Duration, Act)>,
     /// Repeats the request this often.
     pub(super) again: usize,
     /// The longest pause before a repetition.
@@ -91,20 +83,12 @@ pub(super) enum Message {
     Revoke(LockKey, LockKind),
 }
 
-/// A reply of the store.
-#[derive(Clone, Debug)]
-pub(super) enum StoreReply {
-    One(Reply),
-    All(AcquireAllReply),
-    Revoke(RevokeReply),
-}
-
 /// An event in a process.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     Arrive(Box<Arrival>),
     /// The reply to a call, or its time-out.
-    Replied(u32, Option<StoreReply>),
+    Replied(u32, Option<quorum::Reply>),
     FromStore(StoreEvent),
     Woken(AcquireId),
     /// The end of a wait, by number.
@@ -112,9 +96,7 @@ pub(super) enum Event {
     Cancel(AcquireId),
     /// The use of a lock ends.
     Done(u32),
-    Extend(u32),
-    Convert(u32),
-    Reenter(u32),
+    Act(u32, Act),
     /// The future that awaits a call is dropped.
     DropCall(u32),
     Driver,
@@ -126,6 +108,14 @@ pub(super) enum Event {
 }
 
 impl Event {
+    /// The acquisition that waits for this.
+    pub(super) fn wakes(&self) -> Option<AcquireId> {
+        match self {
+            Self::Timer(id, _) | Self::Woken(id) => Some(*id),
+            _ => None,
+        }
+    }
+
     /// Returns whether this is the arrival of a message.
     pub(super) fn is_message(&self) -> bool {
         matches!(self, Self::Replied(_, Some(_)) | Self::FromStore(_))
@@ -152,7 +142,7 @@ pub(super) struct Guard {
 }
 
 #[derive(Clone, Debug)]
-enum Purpose {
+pub(super) enum Purpose {
     Acquire(AcquireId),
     All(Together, Arrival, Instant),
     Release(ReleaseId),
@@ -183,7 +173,8 @@ pub(super) struct Process {
     mutation: Option<Mutation>,
     waiters: BTreeMap<AcquireId, Waiter>,
     pub(super) guards: BTreeMap<u32, Guard>,
-    calls: BTreeMap<u32, (Purpose, Instant)>,
+    /// The calls whose replies are awaited, each with the time at which it was sent.
+    pub(super) calls: BTreeMap<u32, (Purpose, Instant)>,
     /// The time at which the driver checks for work. `None` while it is dead.
     driver_at: Option<Instant>,
     /// Calls whose replies are ignored.
@@ -228,22 +219,14 @@ impl Entropy for Dice {
 }
 
 impl Process {
-    pub(super) fn new(
-        who: Who,
-        now: Instant,
-        keys: &[LockKey],
-        entropy: Dice,
-        limits: WaiterLimits,
-        mutation: Option<Mutation>,
-        is_traced: bool,
-    ) -> Self {
+    pub(super) fn new(net: &mut Network, who: Who) -> Self {
         Self {
             who,
-            now,
-            session: Session::new(limits),
-            keys: keys.to_vec(),
-            entropy,
-            mutation,
+            now: net.now,
+            session: Session::new(net.schedule.limits),
+            keys: net.keys.clone(),
+            entropy: net.dice.fork(),
+            mutation: net.of_client(),
             waiters: BTreeMap::new(),
             guards: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -254,7 +237,7 @@ impl Process {
             is_direct: false,
             is_quiet: false,
             served: 0,
-            is_traced,
+            is_traced: net.history.is_some(),
             out: Out::default(),
         }
     }
@@ -274,13 +257,10 @@ impl Process {
     fn visit<T>(&mut self, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
         let mut out = Effects::new();
         // The time is read before the session is locked: another visit may have seen a later one.
-        let early = if self.entropy.chance(100) {
-            self.entropy.up_to(Duration::from_micros(300))
-        } else {
-            Duration::ZERO
-        };
+        let is_early = self.entropy.chance(100);
+        let early = is_early.then(|| self.entropy.up_to(Duration::from_micros(300)));
         let mut cx = Cx {
-            now: self.now - early,
+            now: self.now - early.unwrap_or_default(),
             entropy: &mut self.entropy,
             out: &mut out,
             is_debugged: true,
@@ -340,7 +320,7 @@ impl Process {
     pub(super) fn happens(&mut self, now: Instant, event: Event) {
         self.now = now;
         self.is_direct = match &event {
-            Event::Replied(_, Some(StoreReply::One(Reply::Poll(_) | Reply::Release(_)))) => false,
+            Event::Replied(_, Some(quorum::Reply::Poll(_) | quorum::Reply::Release(_))) => false,
             Event::Replied(..) => true,
             _ => false,
         };
@@ -356,10 +336,7 @@ impl Process {
                 };
                 waiter.is_woken = false;
                 // A task that awaits any other call is not affected by the wake-up.
-                if waiter
-                    .call
-                    .is_none_or(|(_, is_interruptible)| is_interruptible)
-                {
+                if waiter.call.is_none_or(|(_, may_wake)| may_wake) {
                     self.resume(id);
                 }
             }
@@ -371,9 +348,7 @@ impl Process {
             }
             Event::Cancel(id) => self.cancel(id),
             Event::Done(guard) => self.done(guard),
-            Event::Extend(guard) => self.extend(guard),
-            Event::Convert(guard) => self.convert(guard),
-            Event::Reenter(guard) => self.reenter(guard),
+            Event::Act(guard, act) => self.act(guard, act),
             Event::DropCall(call) => match self.calls.remove(&call) {
                 Some((Purpose::All(together, ..), _)) => {
                     self.visit(|session, cx| session.cancel_all(&together, cx));
@@ -432,38 +407,28 @@ impl Process {
     }
 
     fn arrive(&mut self, arrival: Arrival) {
-        let (now, terms) = (self.now, arrival.terms);
-        self.say(|| {
-            format!(
-                "a request for {:?} arrives: {:?} {:?}",
-                arrival.keys, terms.mode, terms.wait
-            )
-        });
-        if arrival.keys.len() > 1 {
-            let keys: Vec<_> = arrival
-                .keys
-                .iter()
-                .map(|key| self.keys[*key].clone())
-                .collect();
-            let begun = self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx));
-            match begun {
+        let (now, terms, cancel_after) = (self.now, arrival.terms, arrival.cancel_after);
+        let (asked, mode, wait) = (&arrival.keys, terms.mode, terms.wait);
+        self.say(|| format!("a request for {asked:?} arrives: {mode:?} {wait:?}"));
+        let keys: Vec<_> = asked.iter().map(|key| self.keys[*key].clone()).collect();
+        let [key] = &keys[..] else {
+            match self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx)) {
                 Ok((together, requests)) => {
                     let step = AllStep::Call(requests);
-                    let call = self.all_step(together, arrival.clone(), self.now, step);
-                    if let (Some(call), Some(pause)) = (call, arrival.cancel_after) {
+                    let call = self.all_step(together, arrival, now, step);
+                    if let (Some(call), Some(pause)) = (call, cancel_after) {
                         self.after(pause, Event::DropCall(call));
                     }
                 }
                 Err((index, refused)) => self.refused(&arrival, index, &refused),
             }
             return;
-        }
-        let key = self.keys[arrival.keys[0]].clone();
-        match self.visit(|session, cx| session.begin(&key, &terms, now, cx)) {
+        };
+        match self.visit(|session, cx| session.begin(key, &terms, now, cx)) {
             Ok((id, step)) => {
                 let waiter = Waiter {
-                    arrival: arrival.clone(),
-                    since: self.now,
+                    arrival,
+                    since: now,
                     call: None,
                     wait: 0,
                     sleeps: false,
@@ -471,7 +436,7 @@ impl Process {
                 };
                 self.waiters.insert(id, waiter);
                 self.perform(id, step);
-                if let Some(pause) = arrival.cancel_after.filter(|_| !self.is_quiet) {
+                if let Some(pause) = cancel_after.filter(|_| !self.is_quiet) {
                     self.after(pause, Event::Cancel(id));
                 }
             }
@@ -486,13 +451,12 @@ impl Process {
             let key = self.keys[arrival.keys[index]].clone();
             self.out.contended.push((arrival.terms.mode.kind(), key));
         }
-        let is_wrong = match refused {
-            Refused::ForeignKey(_) | Refused::ModeMismatch => true,
-            Refused::ShuttingDown => !self.session.is_closed(),
-            _ => false,
-        };
-        if is_wrong {
-            self.out.wrong = Some(format!("refused: {refused:?}"));
+        match refused {
+            Refused::ShuttingDown if self.session.is_closed() => {}
+            Refused::ForeignKey(_) | Refused::ModeMismatch | Refused::ShuttingDown => {
+                self.out.wrong = Some(format!("refused: {refused:?}"));
+            }
+            _ => {}
         }
     }
 
@@ -514,39 +478,28 @@ impl Process {
                 waiter.sleeps = true;
                 if waiter.call.is_none() {
                     waiter.wait += 1;
-                    let wait = waiter.wait;
-                    self.out
-                        .timers
-                        .push((at.max(self.now), Event::Timer(id, wait)));
+                    let timer = Event::Timer(id, waiter.wait);
+                    self.out.timers.push((at.max(self.now), timer));
                 }
             }
             Step::Done(outcome) => {
-                let Some(waiter) = self.waiters.remove(&id) else {
+                let Some(Waiter { arrival, since, .. }) = self.leaves(id) else {
                     return;
                 };
-                if let Some((call, _)) = waiter.call {
-                    self.calls.remove(&call);
-                }
                 match outcome {
-                    Ok(granted) => {
-                        let key = waiter.arrival.keys[0];
-                        self.begins(key, waiter.arrival, granted, waiter.since);
-                    }
-                    Err(refused) => self.refused(&waiter.arrival, 0, &refused),
+                    Ok(granted) => self.begins(arrival.keys[0], arrival, granted, since),
+                    Err(refused) => self.refused(&arrival, 0, &refused),
                 }
             }
         }
     }
 
     fn acquire_call(&mut self, id: AcquireId, call: Call, is_interruptible: bool) {
+        let number = self.call(Purpose::Acquire(id), call);
         if let Some(waiter) = self.waiters.get_mut(&id)
-            && let Some((old, _)) = waiter.call.take()
+            && let Some((old, _)) = waiter.call.replace((number, is_interruptible))
         {
             self.calls.remove(&old);
-        }
-        let number = self.call(Purpose::Acquire(id), call);
-        if let Some(waiter) = self.waiters.get_mut(&id) {
-            waiter.call = Some((number, is_interruptible));
         }
     }
 
@@ -554,7 +507,7 @@ impl Process {
     fn all_step(
         &mut self,
         together: Together,
-        arrival: Arrival,
+        mut arrival: Arrival,
         asked_at: Instant,
         step: AllStep,
     ) -> Option<u32> {
@@ -565,7 +518,6 @@ impl Process {
                 return Some(self.send(purpose, Message::All(requests), timeout));
             }
             AllStep::Done(Ok(granted)) => {
-                let mut arrival = arrival;
                 for (key, granted) in arrival.keys.clone().into_iter().zip(granted) {
                     self.begins(key, arrival.clone(), granted, asked_at);
                     // One request follows them all.
@@ -580,26 +532,19 @@ impl Process {
     /// A guard is handed out.
     fn begins(&mut self, key: usize, arrival: Arrival, granted: Granted, asked_at: Instant) {
         self.served += 1;
-        let Some((_, hold, until)) = self
-            .session
-            .valid(self.now)
-            .find(|(id, ..)| *id == granted.held)
-        else {
+        let (held, fence) = (granted.held, granted.fence);
+        let valid = self.session.valid(self.now).find(|(id, ..)| *id == held);
+        let Some((hold, until)) = valid.map(|(_, hold, until)| (hold.clone(), until)) else {
             // It was lost in the same instant.
-            self.visit(|session, cx| session.guard_dropped(granted.held, cx));
+            self.visit(|session, cx| session.guard_dropped(held, cx));
             return;
         };
-        let hold = hold.clone();
         let guard = self.number();
-        self.say(|| {
-            format!(
-                "HOLDS {} as {:?}, guard {guard}, fence {}",
-                hold.key, granted.held, granted.fence
-            )
-        });
+        let key_name = &hold.key;
+        self.say(|| format!("HOLDS {key_name} as {held:?}, guard {guard}, fence {fence}"));
         self.out.began.push(Began {
             hold,
-            fence: granted.fence,
+            fence,
             asked_at,
             is_long_enough: self.is_direct
                 || granted.ends_at.is_some()
@@ -607,22 +552,14 @@ impl Process {
         });
         self.after(self.time_to_hold(arrival.hold_for), Event::Done(guard));
         if !self.is_quiet {
-            let extends = arrival
-                .extend
-                .map(|(pause, _)| (pause, Event::Extend(guard)));
-            let converts = arrival
-                .convert
-                .map(|(pause, _)| (pause, Event::Convert(guard)));
-            let reenters = arrival.reenter.map(|pause| (pause, Event::Reenter(guard)));
-            for (pause, event) in [extends, converts, reenters].into_iter().flatten() {
-                self.after(pause, event);
+            for (pause, act) in &arrival.acts {
+                self.after(*pause, Event::Act(guard, *act));
             }
         }
-        let held = granted.held;
         self.guards.insert(guard, Guard { held, key, arrival });
     }
 
-    fn replied(&mut self, number: u32, reply: Option<StoreReply>) {
+    fn replied(&mut self, number: u32, reply: Option<quorum::Reply>) {
         if self.neglected.contains(&number) {
             return;
         }
@@ -635,21 +572,19 @@ impl Process {
         });
         let waited = self.now - sent;
         let silent = || StoreError::timed_out(waited);
-        let answer: Answer = match &reply {
-            Some(StoreReply::One(reply)) => Ok(*reply),
-            _ => Err(silent()),
-        };
+        let answer = reply.clone().and_then(message::one).ok_or_else(silent);
         match purpose {
             Purpose::Acquire(id) => {
-                if let Some(waiter) = self.waiters.get_mut(&id) {
-                    waiter.call = None;
-                    let step = self.visit(|session, cx| session.replied(id, answer, cx));
-                    self.perform(id, step);
-                }
+                let Some(waiter) = self.waiters.get_mut(&id) else {
+                    return;
+                };
+                waiter.call = None;
+                let step = self.visit(|session, cx| session.replied(id, answer, cx));
+                self.perform(id, step);
             }
             Purpose::All(together, arrival, asked_at) => {
                 let answer = match reply {
-                    Some(StoreReply::All(reply)) => Ok(reply),
+                    Some(quorum::Reply::AcquireAll(reply)) => Ok(reply),
                     _ => Err(silent()),
                 };
                 let step = self.visit(|session, cx| session.all_replied(&together, answer, cx));
@@ -659,16 +594,11 @@ impl Process {
                 let released = self.visit(|session, cx| session.release_replied(id, answer, cx));
                 self.say(|| format!("released: {released:?}"));
             }
-            Purpose::Convert(id, guard) => {
-                let converted = self.visit(|session, cx| session.convert_replied(id, answer, cx));
-                match converted {
+            Purpose::Convert(id, mut guard) => {
+                match self.visit(|session, cx| session.convert_replied(id, answer, cx)) {
                     Ok(granted) => {
-                        let arrival = Arrival {
-                            convert: None,
-                            extend: None,
-                            ..guard.arrival
-                        };
-                        self.begins(guard.key, arrival, granted, sent);
+                        guard.arrival.acts.retain(|(_, act)| *act == Act::Reenter);
+                        self.begins(guard.key, guard.arrival, granted, sent);
                     }
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
                 }
@@ -683,31 +613,31 @@ impl Process {
                     Ok(Reply::Renew(reply)) => Ok(reply),
                     other => Err(other.err().unwrap_or_else(silent)),
                 };
-                self.visit(|session, cx| {
-                    session.renewal_replied(held, answer, sent, cx);
-                });
+                self.visit(|session, cx| session.renewal_replied(held, answer, sent, cx));
             }
             Purpose::Job(job) => {
                 self.visit(|session, cx| session.job_replied(job, answer, cx));
             }
             Purpose::Revoke(kind, key, holders) => {
-                if let Some(StoreReply::Revoke(RevokeReply::Revoked)) = reply {
-                    self.visit(|session, cx| {
-                        session.revoked(kind, &key, &holders, cx);
-                    });
+                if let Some(quorum::Reply::Revoke(RevokeReply::Revoked)) = reply {
+                    self.visit(|session, cx| session.revoked(kind, &key, &holders, cx));
                 }
             }
         }
     }
 
     fn cancel(&mut self, id: AcquireId) {
-        if let Some(waiter) = self.waiters.remove(&id) {
+        if self.leaves(id).is_some() {
             self.say(|| format!("{id:?} is cancelled"));
-            if let Some((call, _)) = waiter.call {
-                self.calls.remove(&call);
-            }
             self.visit(|session, cx| session.cancel(id, cx));
         }
+    }
+
+    /// Removes a request, and the call that it awaits.
+    fn leaves(&mut self, id: AcquireId) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&id)?;
+        waiter.call.and_then(|(call, _)| self.calls.remove(&call));
+        Some(waiter)
     }
 
     fn done(&mut self, guard: u32) {
@@ -722,16 +652,13 @@ impl Process {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
                 ReleaseStep::Call(id, call) => {
                     let call = self.call(Purpose::Release(id), call);
-                    let pause = match arrival.ending {
-                        Ending::DropRelease(pause) => Some(pause),
+                    match arrival.ending {
+                        Ending::DropRelease(pause) => self.after(pause, Event::DropCall(call)),
                         Ending::NeglectRelease => {
                             self.neglected.push(call);
-                            Some(NEGLECTED_FOR)
+                            self.after(NEGLECTED_FOR, Event::DropCall(call));
                         }
-                        Ending::Release | Ending::Drop => None,
-                    };
-                    if let Some(pause) = pause {
-                        self.after(pause, Event::DropCall(call));
+                        Ending::Release | Ending::Drop => {}
                     }
                 }
             }
@@ -744,34 +671,44 @@ impl Process {
         }
     }
 
-    fn extend(&mut self, guard: u32) {
-        let Some(Guard { held, arrival, .. }) = self.guards.get(&guard).cloned() else {
+    fn act(&mut self, number: u32, act: Act) {
+        let Some(mut guard) = self.guards.get(&number).cloned() else {
             return;
         };
-        let lease = arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
-        match self.visit(|session, cx| session.extend(held, lease, cx)) {
-            Ok(call) => drop(self.call(Purpose::Extend(held), call)),
-            Err(error) => self.say(|| format!("not extended: {error:?}")),
-        }
-    }
-
-    fn convert(&mut self, guard: u32) {
-        let Some(guard) = self.guards.remove(&guard) else {
-            return;
-        };
-        match self.visit(|session, cx| session.convert(guard.held, cx)) {
-            Ok((id, call)) => {
-                let is_dropped = guard.arrival.convert.is_some_and(|(_, dropped)| dropped);
-                let number = self.call(Purpose::Convert(id, guard), call);
-                if is_dropped {
-                    let pause = self.entropy.up_to(Duration::from_millis(3));
-                    self.after(pause, Event::DropCall(number));
+        let held = guard.held;
+        match act {
+            Act::Extend(times) => {
+                let lease = guard.arrival.terms.lease * times;
+                match self.visit(|session, cx| session.extend(held, lease, cx)) {
+                    Ok(call) => drop(self.call(Purpose::Extend(held), call)),
+                    Err(error) => self.say(|| format!("not extended: {error:?}")),
                 }
             }
-            Err(crate::protocol::ConvertError::Reentered) => {
-                self.visit(|session, cx| session.guard_dropped(guard.held, cx));
+            Act::Convert { is_dropped } => {
+                self.guards.remove(&number);
+                match self.visit(|session, cx| session.convert(held, cx)) {
+                    Ok((id, call)) => {
+                        let call = self.call(Purpose::Convert(id, guard), call);
+                        if is_dropped {
+                            let pause = self.entropy.up_to(Duration::from_millis(3));
+                            self.after(pause, Event::DropCall(call));
+                        }
+                    }
+                    Err(ConvertError::Reentered) => {
+                        self.visit(|session, cx| session.guard_dropped(held, cx));
+                    }
+                    Err(error) => self.say(|| format!("not converted: {error:?}")),
+                }
             }
-            Err(error) => self.say(|| format!("not converted: {error:?}")),
+            Act::Reenter => {
+                if let Ok(true) = self.visit(|session, cx| session.reenter(held, cx)) {
+                    let inner = self.number();
+                    let pause = self.entropy.up_to(guard.arrival.hold_for * 2);
+                    self.after(self.time_to_hold(pause), Event::Done(inner));
+                    guard.arrival.again = 0;
+                    self.guards.insert(inner, guard);
+                }
+            }
         }
     }
 
@@ -784,23 +721,6 @@ impl Process {
         }
     }
 
-    fn reenter(&mut self, guard: u32) {
-        let Some(outer) = self.guards.get(&guard).cloned() else {
-            return;
-        };
-        let reentered = self.visit(|session, cx| session.reenter(outer.held, cx));
-        if let Ok(true) = reentered {
-            let inner = self.number();
-            let pause = self.entropy.up_to(outer.arrival.hold_for * 2);
-            self.after(self.time_to_hold(pause), Event::Done(inner));
-            let arrival = Arrival {
-                again: 0,
-                ..outer.arrival
-            };
-            self.guards.insert(inner, Guard { arrival, ..outer });
-        }
-    }
-
     /// Ends the faults: requests wait longer, and guards leave soon.
     pub(super) fn quiet(&mut self, now: Instant, longer: Duration) {
         (self.now, self.is_quiet) = (now, true);
@@ -808,11 +728,6 @@ impl Process {
         let soon = self.now + Duration::from_millis(50);
         let ends = self.guards.keys().map(|guard| (soon, Event::Done(*guard)));
         self.out.timers.extend(ends);
-    }
-
-    /// Whether the reply to a call is still awaited.
-    pub(super) fn awaits(&self, call: u32) -> bool {
-        self.calls.contains_key(&call)
     }
 
     /// Returns whether the event has no effect any more.
@@ -824,16 +739,15 @@ impl Process {
                 let waiter = self.waiters.get(id);
                 waiter.is_none_or(|it| it.call.is_some() || it.wait != *wait)
             }
-            Event::Done(guard) | Event::Extend(guard) => !self.guards.contains_key(guard),
+            Event::Done(guard) | Event::Act(guard, _) => !self.guards.contains_key(guard),
             Event::Driver => self.driver_at.is_none_or(|at| at > now),
             _ => false,
         }
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.waiters
-            .values()
-            .any(|waiter| waiter.arrival.terms.wait != Wait::No)
+        let mut waiters = self.waiters.values();
+        waiters.any(|waiter| waiter.arrival.terms.wait != Wait::No)
     }
 
     /// Returns a waiting task that sleeps although it has something to do, or work that the driver

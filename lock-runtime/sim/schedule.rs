@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use super::{
     dice::Dice,
     network::Rates,
-    process::{Arrival, Ending, Event, terms},
+    process::{Act, Arrival, Ending, Event},
     server::Left,
 };
 use crate::{
@@ -63,11 +63,6 @@ pub(super) struct Schedule {
     pub(super) bound: Duration,
 }
 
-const UNLIMITED: WaiterLimits = WaiterLimits {
-    per_key: usize::MAX,
-    in_all: usize::MAX,
-};
-
 /// The longest pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -80,9 +75,7 @@ pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arriv
         hold_for,
         ending: Ending::Release,
         cancel_after: None,
-        extend: None,
-        convert: None,
-        reenter: None,
+        acts: Vec::new(),
         again: 0,
         pause: PAUSE,
     }
@@ -97,48 +90,39 @@ impl Schedule {
         let arrivals: Vec<_> = arrivals.into_iter().collect();
         let processes = arrivals.iter().map(|(_, arrival)| arrival.process).max();
         let keys = arrivals.iter().flat_map(|(_, arrival)| &arrival.keys).max();
+        let arrives = |(when, arrival): (Duration, Arrival)| {
+            let process = arrival.process;
+            (
+                when,
+                Action::Process(process, Event::Arrive(Box::new(arrival))),
+            )
+        };
         Self {
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
             locks: keys.map_or(0, |last| last + 1),
-            limits: UNLIMITED,
+            limits: WaiterLimits {
+                per_key: usize::MAX,
+                in_all: usize::MAX,
+            },
             longest_lease: Duration::ZERO,
             rates: Rates::default(),
-            actions: arrivals
-                .into_iter()
-                .map(|(when, arrival)| {
-                    let arrives =
-                        Action::Process(arrival.process, Event::Arrive(Box::new(arrival)));
-                    (when, arrives)
-                })
-                .collect(),
+            actions: arrivals.into_iter().map(arrives).collect(),
             bound,
         }
     }
 
-    pub(super) fn random(stores: Stores, dice: &mut Dice) -> Self {
-        match stores {
-            Stores::One => Self::of_one(dice),
-            Stores::Majority => Self::of_majority(dice),
-        }
-    }
-
-    fn of_one(dice: &mut Dice) -> Self {
+    pub(super) fn of_one(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         // Short leases on a slow network that often duplicates messages: a message about a token
         // arrives late in the life of the token.
         let is_echoing = dice.chance(150);
-        let (mut short, mut times) = (
-            dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]),
-            dice.one_of(&[1, 2, 4]),
-        );
+        let mut short = dice.one_of(&[100, 300, 300, 1000, 2000, 4000, 8000]);
+        let mut times = dice.one_of(&[1, 2, 4]);
         if is_echoing {
             (short, times) = (100, 16);
         }
-        let leases = [
-            millis(short),
-            millis(dice.one_of(&[short, short, short, 300, 6000])),
-        ];
+        let leases = [short, dice.one_of(&[short, short, short, 300, 6000])].map(millis);
         let longest_lease = leases[0].max(leases[1]);
         // Long enough for leases to expire, and short enough for requests to overlap.
         let horizon = (leases[0] * times).clamp(millis(50), millis(6000));
@@ -148,19 +132,16 @@ impl Schedule {
             late: dice.one_of(&[0, 20, 100, 400]),
             // Push messages have a connection of their own.
             pushes_late: dice.one_of(&[0, 100, 500]),
-            breaks: 0,
             longest: dice.one_of(&[millis(20), leases[0], horizon, millis(3500)]),
-            shortest: Duration::ZERO,
+            ..Rates::default()
         };
         if is_echoing {
             rates = Rates {
-                lost: 0,
                 doubled: 500,
                 late: 150,
                 pushes_late: 900,
-                breaks: 0,
                 longest: millis(900),
-                shortest: Duration::ZERO,
+                ..Rates::default()
             };
         }
         let kind = dice.one_of(&[
@@ -174,6 +155,7 @@ impl Schedule {
             Kind::Permits,
         ]);
         let clients = 2 + dice.below(2);
+        let are_readers = matches!(kind, Kind::Readers);
         let are_many = dice.chance(150);
         let longest_holds = [millis(4), horizon / 4, horizon / 2, longest_lease * 2];
         let crowd = Crowd {
@@ -189,8 +171,7 @@ impl Schedule {
             horizon,
             quick_hold: are_many.then(|| dice.one_of(&[Duration::from_micros(500), millis(5)])),
             strict: 50,
-            cancelled: 300,
-            min_held: 30,
+            cancelled: if are_readers { 600 } else { 300 },
             extended: 100,
             again: match (are_many, is_echoing) {
                 (true, _) => 60,
@@ -202,14 +183,13 @@ impl Schedule {
             are_spread: false,
         };
         // The push messages to readers are late, so that others are admitted before they arrive.
-        if matches!(kind, Kind::Readers) && !is_echoing {
+        if are_readers && !is_echoing {
             (rates.pushes_late, rates.longest) = (900, horizon / 2);
         }
         // A reader inherits an old grant only behind a writer that came after other readers.
-        let requests = if matches!(kind, Kind::Readers) {
-            dice.one_of(&[12, 5])
-        } else {
-            dice.one_of(&[3, 5, 7, 10])
+        let requests = match kind {
+            Kind::Readers => dice.one_of(&[12, 5]),
+            _ => dice.one_of(&[3, 5, 7, 10]),
         };
         let mut schedule = crowd.schedule(dice, requests, rates);
         for _ in 0..dice.one_of(&[0, 0, 1, 2, 3]) {
@@ -238,13 +218,10 @@ impl Schedule {
         schedule
     }
 
-    fn of_majority(dice: &mut Dice) -> Self {
+    pub(super) fn of_majority(dice: &mut Dice) -> Self {
         let millis = Duration::from_millis;
         let short = dice.one_of(&[300, 300, 1000, 2000, 4000]);
-        let leases = [
-            millis(short),
-            millis(dice.one_of(&[short, short, short, 1000, 5000])),
-        ];
+        let leases = [short, dice.one_of(&[short, short, short, 1000, 5000])].map(millis);
         let horizon = (leases[0] * dice.one_of(&[1, 2, 2, 4])).clamp(millis(600), millis(6000));
         // Many replies arrive at about the time-out of their requests.
         let is_sluggish = dice.chance(300);
@@ -256,15 +233,11 @@ impl Schedule {
             pushes_late: late,
             breaks: dice.one_of(&[0, 0, 5, 30]),
             longest: dice.one_of(&[millis(20), leases[0] / 10, leases[0] / 2, leases[0] * 2]),
-            shortest: Duration::ZERO,
+            ..Rates::default()
         };
         if is_sluggish {
-            rates = Rates {
-                late: 300,
-                pushes_late: 300,
-                longest: leases[0] / dice.one_of(&[4, 7, 10]),
-                ..rates
-            };
+            (rates.late, rates.pushes_late) = (300, 300);
+            rates.longest = leases[0] / dice.one_of(&[4, 7, 10]);
         }
         // Some servers take longer to reply than the shortest time-out of their requests.
         if (late, rates.lost, is_sluggish) == (0, 0, false) && rates.longest == millis(20) {
@@ -272,25 +245,19 @@ impl Schedule {
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
         let clients = 2 + dice.below(3);
+        let is_mixed = dice.chance(250);
+        let longest_holds = [millis(20), leases[0] / 2, leases[0] * 2];
         let crowd = Crowd {
-            kind: if dice.chance(250) {
-                Kind::Mixed
-            } else {
-                Kind::Passing
-            },
+            kind: if is_mixed { Kind::Mixed } else { Kind::Passing },
             clients,
             locks: if dice.chance(80) { 2 } else { 1 },
             leases,
-            holds: [
-                millis(4),
-                dice.one_of(&[millis(20), leases[0] / 2, leases[0] * 2]),
-            ],
+            holds: [millis(4), dice.one_of(&longest_holds)],
             horizon,
             quick_hold: None,
             // A lock that is handed off in a process asks the servers less often.
             strict: 700,
             cancelled: 150,
-            min_held: 30,
             extended: 20,
             again: 2,
             repeated: 700,
@@ -302,24 +269,26 @@ impl Schedule {
         let longest_lease = schedule.longest_lease;
         // A number that servers have forgotten must be smaller than any clock when they vote again.
         let forgets = dice.chance(500);
-        let (apart, jumps) = if forgets {
-            (longest_lease / 4, false)
+        let (of_servers, apart) = if forgets {
+            (longest_lease / 4, longest_lease / 4)
         } else {
-            (millis(300_000), true)
+            (millis(5000), millis(300_000))
         };
         for _ in 0..dice.one_of(&[0, 1, 2, 3, 5]) {
             let (server, client) = (dice.below(count), dice.below(clients));
             let pause = dice.up_to(horizon);
-            let left = |dice: &mut Dice| dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
             let action = match dice.below(if forgets { 12 } else { 9 }) {
                 0 => Action::Crash(client),
                 1 | 2 => Action::Stop(client, pause),
                 3 | 4 => Action::Stall(server, pause),
                 5 | 6 => Action::Part(client, server, pause),
-                7 if jumps => Action::Jump(client, ahead(dice, apart)),
+                7 if !forgets => Action::Jump(client, ahead(dice, apart)),
                 7 | 8 => Action::Restart(server, pause / 4, Left::All),
                 9 => Action::Flush(server),
-                _ => Action::Restart(server, pause / 8, left(dice)),
+                _ => {
+                    let left = dice.one_of(&[Left::All, Left::Saved, Left::Nothing]);
+                    Action::Restart(server, pause / 8, left)
+                }
             };
             schedule.actions.push((dice.up_to(horizon), action));
         }
@@ -329,16 +298,13 @@ impl Schedule {
         }
         // All servers are restarted, one after the other.
         if forgets && dice.chance(400) {
-            let (when, pause) = (
-                dice.up_to(horizon),
-                leases[0] / dice.one_of(&[4, 16, 64]) as u32,
-            );
+            let when = dice.up_to(horizon);
+            let pause = leases[0] / dice.one_of(&[4, 16, 64]);
             let left = dice.one_of(&[Left::All, Left::Saved, Left::Saved, Left::Nothing]);
             for server in 0..count {
+                let at = when + pause * server as u32;
                 let restart = Action::Restart(server, pause / 4, left);
-                schedule
-                    .actions
-                    .push((when + pause * server as u32, restart));
+                schedule.actions.push((at, restart));
             }
         }
         // A client reaches only a minority of the servers for longer than a lease.
@@ -350,20 +316,11 @@ impl Schedule {
                 schedule.actions.push((when, part));
             }
         }
-        let of_servers = if forgets {
-            longest_lease / 4
-        } else {
-            millis(5000)
-        };
         let of_clients = if dice.chance(500) { millis(2) } else { apart };
         let mut clocks = |count: usize, apart| -> Vec<_> {
-            let mut clock = || {
-                (
-                    dice.one_of(&[0, 0, 1_000, 5_000, 10_000]),
-                    ahead(dice, apart),
-                )
-            };
-            (0..count).map(|_| clock()).collect()
+            let fast = [0, 0, 1_000, 5_000, 10_000];
+            let clock = |_| (dice.one_of(&fast), ahead(dice, apart));
+            (0..count).map(clock).collect()
         };
         schedule.servers = clocks(count, of_servers);
         schedule.clients = clocks(clients, of_clients);
@@ -402,7 +359,6 @@ struct Crowd {
     quick_hold: Option<Duration>,
     strict: usize,
     cancelled: usize,
-    min_held: usize,
     extended: usize,
     /// The number of repetitions, and the requests that are repeated.
     again: usize,
@@ -416,10 +372,15 @@ impl Crowd {
     /// Draws this number of requests, alone or all at once, to a single store without faults.
     fn schedule(&self, dice: &mut Dice, requests: usize, rates: Rates) -> Schedule {
         let millis = Duration::from_millis;
-        let arrivals = (0..requests).map(|number| self.arrival(dice, number));
-        let arrivals: Vec<_> = arrivals.collect();
-        let extended =
-            |arrival: &Arrival| arrival.terms.lease * arrival.extend.map_or(1, |(_, times)| times);
+        let arrival = |number| self.arrival(dice, number);
+        let arrivals: Vec<_> = (0..requests).map(arrival).collect();
+        let extended = |arrival: &Arrival| {
+            let times = arrival.acts.iter().map(|(_, act)| match act {
+                Act::Extend(times) => *times,
+                _ => 1,
+            });
+            arrival.terms.lease * times.max().unwrap_or(1)
+        };
         let longest_lease = arrivals.iter().map(extended).max().unwrap_or_default();
         let turns: usize = arrivals.iter().map(|arrival| arrival.again + 1).sum();
         let (rush, are_apart) = (dice.up_to(self.horizon), matches!(self.kind, Kind::Readers));
@@ -453,12 +414,11 @@ impl Crowd {
     fn arrival(&self, dice: &mut Dice, number: usize) -> Arrival {
         let millis = Duration::from_millis;
         let lease = dice.one_of(&self.leases);
+        let (writer, reader) = (Mode::Exclusive, Mode::Shared);
         let mode = match self.kind {
-            Kind::Passing | Kind::Strict => Mode::Exclusive,
-            Kind::Mixed => dice.one_of(&[Mode::Exclusive, Mode::Shared]),
-            Kind::Readers => {
-                dice.one_of(&[Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Shared])
-            }
+            Kind::Passing | Kind::Strict => writer,
+            Kind::Mixed => dice.one_of(&[writer, reader]),
+            Kind::Readers => dice.one_of(&[writer, reader, reader, reader]),
             Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
         };
         let wait = if dice.chance(100) {
@@ -466,20 +426,15 @@ impl Crowd {
         } else {
             Wait::AtMost(self.horizon / 8 + dice.up_to(self.horizon * 2))
         };
-        let mut terms = terms(mode, lease, wait);
+        let mut terms = Terms::plain(mode, lease, wait);
         terms.strict_order = matches!(self.kind, Kind::Strict) || dice.chance(self.strict);
         terms.renew = !dice.chance(90);
-        terms.min_hold = dice.chance(self.min_held).then(|| dice.up_to(lease));
+        terms.min_hold = dice.chance(30).then(|| dice.up_to(lease));
         // A `max_hold` shorter than a round trip can never be met.
         let max_hold = terms.min_hold.unwrap_or_default() + millis(10) + dice.up_to(lease * 2);
         terms.max_hold = dice.chance(50).then_some(max_hold);
         let longest_hold = dice.one_of(&self.holds);
-        let cancelled = if matches!(self.kind, Kind::Readers) {
-            600
-        } else {
-            self.cancelled
-        };
-        let cancel_after = dice.chance(cancelled).then(|| {
+        let cancel_after = dice.chance(self.cancelled).then(|| {
             let longest = dice.one_of(&[self.horizon, self.horizon / 4, millis(4)]);
             dice.up_to(longest)
         });
@@ -489,7 +444,7 @@ impl Crowd {
         }
         let extend = dice
             .chance(self.extended)
-            .then(|| (dice.up_to(lease), 2 + dice.below(2) as u32));
+            .then(|| (dice.up_to(lease), Act::Extend(2 + dice.below(2) as u32)));
         let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed | Kind::Readers);
         // The longest sequences are those of waiters that stay.
         let may_repeat = self.again <= 60 || (wait != Wait::No && cancel_after.is_none());
@@ -513,15 +468,16 @@ impl Crowd {
                 _ => Ending::Release,
             },
             cancel_after,
-            extend,
-            convert: (is_writer && dice.chance(300))
-                .then(|| (dice.up_to(longest_hold), dice.chance(300))),
-            reenter: dice.chance(50).then(|| dice.up_to(longest_hold)),
-            again: if may_repeat && dice.chance(self.repeated) {
-                self.again
-            } else {
-                0
+            acts: {
+                let convert = (is_writer && dice.chance(300)).then(|| {
+                    let (when, is_dropped) = (dice.up_to(longest_hold), dice.chance(300));
+                    (when, Act::Convert { is_dropped })
+                });
+                let reenters = dice.chance(50);
+                let reenter = reenters.then(|| (dice.up_to(longest_hold), Act::Reenter));
+                [extend, convert, reenter].into_iter().flatten().collect()
             },
+            again: self.again * usize::from(may_repeat && dice.chance(self.repeated)),
             pause: Duration::from_millis(1) + dice.up_to(self.longest_pause),
         }
     }

@@ -47,15 +47,10 @@ pub(super) struct Faults {
     pub(super) doubled: usize,
 }
 
-/// A choice, and the number of its alternatives.
-struct Choice {
-    chosen: usize,
-    alternatives: usize,
-}
-
 #[derive(Default)]
 pub(super) struct Search {
-    choices: Vec<Choice>,
+    /// The choices, each with the number of its alternatives.
+    choices: Vec<(usize, usize)>,
     /// The number of choices that this run has made.
     made: usize,
     /// Events that lead to orders which were run before.
@@ -87,13 +82,10 @@ impl Search {
             return 0;
         }
         if self.made == self.choices.len() {
-            self.choices.push(Choice {
-                chosen: 0,
-                alternatives,
-            });
+            self.choices.push((0, alternatives));
         }
         self.made += 1;
-        self.choices[self.made - 1].chosen
+        self.choices[self.made - 1].0
     }
 
     /// Chooses the next event: one of those that can occur now, or the passage of time. `None` if
@@ -121,12 +113,9 @@ impl Search {
 
     /// Chooses how many copies of a message arrive.
     pub(super) fn copies(&mut self) -> usize {
-        let Faults { lost, doubled, .. } = self.left;
-        let fates: Vec<_> = [(1, 1), (0, lost), (2, doubled)]
-            .into_iter()
-            .filter_map(|(copies, left)| (left > 0).then_some(copies))
-            .collect();
-        let copies = fates[self.choose_one(fates.len())];
+        let fates = [(1, 1), (0, self.left.lost), (2, self.left.doubled)];
+        let fates: Vec<_> = fates.into_iter().filter(|(_, left)| *left > 0).collect();
+        let (copies, _) = fates[self.choose_one(fates.len())];
         match copies {
             0 => self.left.lost -= 1,
             2 => self.left.doubled -= 1,
@@ -138,9 +127,9 @@ impl Search {
     /// Prepares the next schedule. Returns `false` if there is none.
     pub(super) fn advance(&mut self) -> bool {
         self.restart();
-        while let Some(last) = self.choices.last_mut() {
-            last.chosen += 1;
-            if last.chosen < last.alternatives {
+        while let Some((chosen, alternatives)) = self.choices.last_mut() {
+            *chosen += 1;
+            if chosen < alternatives {
                 return true;
             }
             self.choices.pop();

@@ -9,19 +9,17 @@ use super::{
     clock::Clock,
     message::{Call, Conditions, Greeted, Reply, Request, alias},
     network::{Conn, Connection, Event, Network},
-    process::{Message, StoreReply},
+    process::Message,
 };
 use crate::{
-    key::LockKey,
     protocol::{
         self, Mutation,
-        quorum::{ServerReply, ServerRequest},
+        quorum::{self, ServerRequest},
     },
     spec::LockKind,
     store::{
-        AcquireAllReply, AcquireReply, Grant, Hold, IfBusy, KeyRequest, RenewReply, StoreEvent,
-        Token,
-        memory::table::{Fences, Step, Table},
+        AcquireReply, RenewReply, StoreEvent, Token,
+        memory::table::{Fences, Step, Table, acquire_all},
     },
 };
 
@@ -127,12 +125,14 @@ impl Server {
     pub(super) fn crash(&mut self, net: &mut Network) {
         self.up = false;
         self.life += 1;
+        let here = (self.number, Some(self.life - 1));
         for conn in 0..net.connections.len() {
-            let connection = &net.connections[conn];
-            if connection.server == self.number && connection.life == Some(self.life - 1) {
-                let broken = Event::InClient(connection.who, Input::Broken(conn));
+            let &Connection {
+                who, server, life, ..
+            } = &net.connections[conn];
+            if (server, life) == here {
                 let soon = net.dice.up_to(Duration::from_millis(2));
-                net.after(soon, broken);
+                net.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
     }
@@ -203,23 +203,25 @@ impl Server {
                         if let protocol::Request::Release(release) = request
                             && net.excused.contains(&release.hold.token)
                         {
-                            net.excused
-                                .extend(release.next.iter().map(|next| next.token));
+                            net.excused.extend(release.next.map(|next| next.token));
                         }
-                        StoreReply::One(execute_one(table, request, mutation, &mut step))
+                        execute_one(table, request, mutation, &mut step)
                     }
-                    Message::All(requests) => {
-                        StoreReply::All(execute_all(table, requests, &mut step))
-                    }
+                    Message::All(requests) => quorum::Reply::AcquireAll(acquire_all(
+                        &mut [table],
+                        |_| 0,
+                        requests,
+                        &mut step,
+                    )),
                     Message::Revoke(key, kind) => {
-                        StoreReply::Revoke(table.revoke(key, *kind, &mut step))
+                        quorum::Reply::Revoke(table.revoke(key, *kind, &mut step))
                     }
                 })
             }
             Request::Call(_, Conditions { deadline, .. })
                 if deadline.is_some_and(|deadline| micros > deadline) =>
             {
-                Reply::Call(ServerReply::Acquire(AcquireReply::Late), micros)
+                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), micros)
             }
             Request::Call(_, conditions)
                 if conditions.marker.is_some()
@@ -243,9 +245,8 @@ impl Server {
             events.retain(|event| !matches!(event, StoreEvent::FreeIn { .. }));
         }
         if let Request::Direct(_) = request {
-            self.record_grants(&net.keys, now);
+            self.record_grants(net, now);
         }
-        let is_single = net.is_single;
         // The events of a step are sent before its reply, and may arrive after it.
         for event in events {
             match event {
@@ -253,24 +254,18 @@ impl Server {
                     net.revoked.push(token);
                     self.push(net, token, event);
                 }
-                StoreEvent::Granted {
-                    hold: Hold { token, .. },
-                    ..
-                } => self.push(net, token, event),
+                StoreEvent::Granted { ref hold, .. } => self.push(net, hold.token, event),
                 // The clients of a majority poll instead.
-                event => {
-                    for conn in (0..net.connections.len()).filter(|_| is_single) {
-                        net.push(conn, event.clone());
-                    }
-                }
+                _ if !net.is_single => {}
+                event => (0..net.connections.len()).for_each(|it| net.push(it, event.clone())),
             }
         }
         net.reply(conn, call, reply);
     }
 
-    fn record_grants(&mut self, keys: &[LockKey], now: Instant) {
-        let locks = keys.iter().flat_map(|key| KINDS.map(|kind| (key, kind)));
-        for (token, mode) in locks.flat_map(|(key, kind)| self.data.table.tokens(key, kind, now)) {
+    fn record_grants(&mut self, net: &Network, now: Instant) {
+        let tokens = |(key, kind)| self.data.table.tokens(key, kind, now);
+        for (token, mode) in net.locks().flat_map(tokens) {
             if mode.is_some() {
                 self.granted_at.entry(token).or_insert(now);
             }
@@ -279,9 +274,9 @@ impl Server {
 
     /// Sends an event to the client of a token, on its latest connection.
     fn push(&self, net: &mut Network, token: Token, event: StoreEvent) {
-        let (whose, life) = (net.whose(token), Some(self.life));
-        let leads_there =
-            |it: &Connection| Some(it.who) == whose && it.server == self.number && it.life == life;
+        let whose = net.origin(token).map(|origin| origin.who);
+        let here = (whose, self.number, Some(self.life));
+        let leads_there = |it: &Connection| (Some(it.who), it.server, it.life) == here;
         if let Some(conn) = net.connections.iter().rposition(leads_there) {
             net.push(conn, event);
         }
@@ -294,32 +289,29 @@ fn vote(
     fences: &Fences,
     request: &ServerRequest,
     step: &mut Step<'_>,
-) -> ServerReply {
+) -> quorum::Reply {
+    use quorum::Reply;
     match request {
         ServerRequest::Acquire(request, proposal) => {
             step.proposal = Some(*proposal);
             // The deadline was checked before.
-            let request = KeyRequest {
-                deadline: step.now,
-                ..request.clone()
-            };
-            ServerReply::Acquire(table.acquire(&request, step))
+            let mut request = request.clone();
+            request.deadline = step.now;
+            Reply::Acquire(table.acquire(&request, step))
         }
-        ServerRequest::Poll(hold) => ServerReply::Poll(table.poll(hold, step)),
+        ServerRequest::Poll(hold) => Reply::Poll(table.poll(hold, step)),
         ServerRequest::Renew(renewals) => {
             let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
-            ServerReply::Renew(renewed.collect())
+            Reply::Renew(renewed.collect())
         }
-        ServerRequest::Release(release) => ServerReply::Release(table.release(release, step)),
-        ServerRequest::Convert(hold) => ServerReply::Convert(table.convert(hold, step)),
+        ServerRequest::Release(release) => Reply::Release(table.release(release, step)),
+        ServerRequest::Convert(hold) => Reply::Convert(table.convert(hold, step)),
         ServerRequest::Abandon(hold) => {
             table.abandon(hold, step);
-            ServerReply::Abandoned
+            Reply::Abandoned
         }
-        ServerRequest::Raise(_, _, fence) => ServerReply::Raise(*fence, fences.raise(*fence)),
-        ServerRequest::Inspect(key, kind) => {
-            ServerReply::Inspect(table.inspect(key, *kind, step.now))
-        }
+        ServerRequest::Raise(_, _, fence) => Reply::Raise(*fence, fences.raise(*fence)),
+        ServerRequest::Inspect(key, kind) => Reply::Inspect(table.inspect(key, *kind, step.now)),
         ServerRequest::Revoke(..) => unreachable!("no lock of a majority is revoked"),
     }
 }
@@ -330,8 +322,9 @@ fn execute_one(
     request: &protocol::Request,
     mutation: Option<Mutation>,
     step: &mut Step<'_>,
-) -> protocol::Reply {
-    use protocol::{Reply, Request};
+) -> quorum::Reply {
+    use protocol::Request;
+    use quorum::Reply;
     match request {
         Request::Acquire(request) => Reply::Acquire(table.acquire(request, step)),
         Request::Poll(hold) => Reply::Poll(table.poll(hold, step)),
@@ -344,35 +337,9 @@ fn execute_one(
         Request::Renew(renewal) => match table.renew(renewal, step.now) {
             RenewReply::Renewed { .. } if mutation == Some(Mutation::RenewalShortens) => {
                 table.shorten(&renewal.hold, renewal.lease, step.now);
-                Reply::Renew(RenewReply::Renewed { ttl: renewal.lease })
+                Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: renewal.lease })])
             }
-            reply => Reply::Renew(reply),
+            reply => Reply::Renew(vec![Ok(reply)]),
         },
     }
-}
-
-fn execute_all(table: &mut Table, requests: &[KeyRequest], step: &mut Step<'_>) -> AcquireAllReply {
-    let requests: Vec<_> = requests
-        .iter()
-        .map(|request| KeyRequest {
-            if_busy: IfBusy::Refuse,
-            ..request.clone()
-        })
-        .collect();
-    for (index, request) in requests.iter().enumerate() {
-        if let Some(reply) = table.verdict(request, step) {
-            if let AcquireReply::Granted(_) = reply {
-                continue;
-            }
-            return AcquireAllReply::Refused { index, reply };
-        }
-    }
-    let grants: Vec<Grant> = requests
-        .iter()
-        .map(|request| match table.acquire(request, step) {
-            AcquireReply::Granted(grant) => grant,
-            reply => panic!("free a moment ago: {reply:?}"),
-        })
-        .collect();
-    AcquireAllReply::Granted(grants)
 }

@@ -7,14 +7,14 @@ use super::{
     Broken,
     checker::Wrong,
     explore::from_environment,
-    process::{Arrival, Ending, terms},
+    process::{Arrival, Ending},
     schedule::{self, Schedule},
     search::{Faults, Search},
     world::World,
 };
 use crate::{
     protocol::Mutation,
-    spec::{Mode, Wait},
+    spec::{Mode, Terms, Wait},
 };
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -33,13 +33,11 @@ struct Scope {
 impl Scope {
     /// A request of each of these processes, all at once. Each holds the lock for an instant.
     fn of(processes: &[usize]) -> Self {
-        let terms = terms(Mode::Exclusive, LEASE, Wait::AtMost(LEASE * 60));
+        let terms = Terms::plain(Mode::Exclusive, LEASE, Wait::AtMost(LEASE * 60));
         let arrival = |process: &usize| schedule::arrival(*process, terms, Duration::ZERO);
+        let arrivals = processes.iter().map(arrival);
         Self {
-            arrivals: processes
-                .iter()
-                .map(|process| (Duration::ZERO, arrival(process)))
-                .collect(),
+            arrivals: arrivals.map(|arrival| (Duration::ZERO, arrival)).collect(),
             faults: Faults::default(),
             depth: usize::MAX,
         }
@@ -59,24 +57,18 @@ impl Scope {
         self
     }
 
-    fn delays(mut self, delays: usize) -> Self {
-        self.faults.delays = delays;
+    fn faults(mut self, delays: usize, lost: usize, doubled: usize) -> Self {
+        self.faults = Faults {
+            delays,
+            lost,
+            doubled,
+        };
         self
     }
 
     /// Only the first choices are made in every way. `LOCK_EXPLORER_DEPTH` adds to their number.
     fn with_depth(mut self, depth: usize) -> Self {
         self.depth = depth + from_environment("LOCK_EXPLORER_DEPTH").unwrap_or(0) as usize;
-        self
-    }
-
-    fn one_lost(mut self) -> Self {
-        self.faults.lost = 1;
-        self
-    }
-
-    fn one_doubled(mut self) -> Self {
-        self.faults.doubled = 1;
         self
     }
 
@@ -154,23 +146,11 @@ impl fmt::Display for Scope {
 /// Two requests, in two processes and in one, and the number of choices that are made in every way.
 const PAIRS: [([usize; 2], usize); 2] = [([0, 1], 18), ([0, 0], 10)];
 
-fn cancels(arrival: &mut Arrival) {
-    arrival.cancel_after = Some(Duration::ZERO);
-}
-
-fn drops(arrival: &mut Arrival) {
-    arrival.ending = Ending::Drop;
-}
-
-fn drops_release(arrival: &mut Arrival) {
-    arrival.ending = Ending::DropRelease(Duration::ZERO);
-}
-
 #[test]
 fn two_requests_in_every_order() {
     for (pair, depth) in PAIRS {
         Scope::of(&pair).is_sound();
-        let late = Scope::of(&pair).delays(1);
+        let late = Scope::of(&pair).faults(1, 0, 0);
         late.clone().one_by_one().with_depth(depth).is_sound();
         late.with_depth(depth.min(12)).is_sound();
     }
@@ -178,16 +158,15 @@ fn two_requests_in_every_order() {
 
 #[test]
 fn a_request_that_is_cancelled_or_dropped_in_every_order() {
+    let changes: [fn(&mut Arrival); 3] = [
+        |arrival| arrival.cancel_after = Some(Duration::ZERO),
+        |arrival| arrival.ending = Ending::Drop,
+        |arrival| arrival.ending = Ending::DropRelease(Duration::ZERO),
+    ];
     for (pair, depth) in PAIRS {
-        for change in [cancels, drops, drops_release] {
-            Scope::of(&pair)
-                .with(0, change)
-                .with_depth(depth)
-                .is_sound();
-            Scope::of(&pair)
-                .with(1, change)
-                .with_depth(depth)
-                .is_sound();
+        for (change, number) in changes.into_iter().flat_map(|it| [(it, 0), (it, 1)]) {
+            let scope = Scope::of(&pair).with(number, change);
+            scope.with_depth(depth).is_sound();
         }
     }
 }
@@ -195,11 +174,11 @@ fn a_request_that_is_cancelled_or_dropped_in_every_order() {
 #[test]
 fn a_message_that_is_lost_or_doubled_in_every_order() {
     for (pair, depth) in PAIRS {
-        Scope::of(&pair).one_lost().with_depth(depth + 3).is_sound();
-        Scope::of(&pair)
-            .one_doubled()
-            .with_depth(depth.min(14))
-            .is_sound();
+        let faults = [(1, 0, depth + 3), (0, 1, depth.min(14))];
+        for (lost, doubled, depth) in faults {
+            let scope = Scope::of(&pair).faults(0, lost, doubled);
+            scope.with_depth(depth).is_sound();
+        }
     }
 }
 
@@ -225,24 +204,20 @@ fn two_keys_in_every_order() {
             scope.with_depth(depth).is_sound();
         }
     }
-    Scope::of(&[0, 1, 2])
-        .with(0, both)
-        .with(1, other)
-        .with_depth(10)
-        .is_sound();
+    let three = Scope::of(&[0, 1, 2]).with(0, both).with(1, other);
+    three.with_depth(10).is_sound();
 }
 
 #[test]
 fn the_search_finds_rules_that_are_switched_off() {
     let (apart, together) = (Scope::of(&[0, 1]), Scope::of(&[0, 0]));
     together.finds(Mutation::WakesNoHead, Wrong::Asleep);
-    let late = apart.clone().one_by_one().delays(1).with_depth(6);
+    let apart = apart.faults(1, 0, 0);
+    let late = apart.clone().one_by_one().with_depth(6);
     late.finds(Mutation::CountsFromReply, Wrong::NotHeld);
     late.finds(Mutation::AbandonsOnce, Wrong::Orphan);
-    apart
-        .delays(1)
-        .with_depth(9)
-        .finds(Mutation::CountsFromPush, Wrong::NotHeld);
+    let soon = apart.with_depth(9);
+    soon.finds(Mutation::CountsFromPush, Wrong::NotHeld);
 }
 
 /// A lock comes back to a process for a waiter that leaves at the same time. The next one renews

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::{
     Broken,
     dice::Dice,
-    process::{Arrival, terms},
+    process::Arrival,
     schedule::{self, Action, Schedule},
     world::World,
 };
 use crate::{
     protocol::{Mutation, quorum},
-    spec::{Mode, Wait},
+    spec::{Mode, Terms, Wait},
 };
 
 const BUSY: usize = 5;
@@ -22,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(30);
 /// waits for two seconds. Returns how often that process is served in a minute.
 fn turns_of_the_impatient(mutation: Option<Mutation>) -> u32 {
     let arrival = |process, wait| {
-        let terms = terms(Mode::Exclusive, LEASE, Wait::AtMost(wait));
+        let terms = Terms::plain(Mode::Exclusive, LEASE, Wait::AtMost(wait));
         schedule::arrival(process, terms, SECOND)
     };
     let busy = (0..BUSY).map(|process| {
@@ -66,7 +66,7 @@ fn found_client_that_inherits_no_entry() {
 fn writers_behind_a_reservation(mutation: Option<Mutation>) -> u32 {
     let millis = Duration::from_millis;
     let arrival = |process, mode, wait, hold_for| {
-        let terms = terms(mode, LEASE, Wait::AtMost(wait));
+        let terms = Terms::plain(mode, LEASE, Wait::AtMost(wait));
         schedule::arrival(process, terms, hold_for)
     };
     let mut first = arrival(0, Mode::Shared, SECOND, millis(10));
@@ -96,8 +96,13 @@ fn served_beside_a_dead_vote(mutation: Option<quorum::Mutation>) -> u32 {
     // The coordinator of this lock.
     const COORDINATOR: usize = 1;
     let millis = Duration::from_millis;
-    let arrival =
-        |process, wait| schedule::arrival(process, terms(Mode::Exclusive, LEASE, wait), millis(1));
+    let arrival = |process, wait| {
+        schedule::arrival(
+            process,
+            Terms::plain(Mode::Exclusive, LEASE, wait),
+            millis(1),
+        )
+    };
     let arrivals = [
         (SECOND, arrival(0, Wait::AtMost(LEASE))),
         (SECOND * 2, arrival(1, Wait::No)),
@@ -109,9 +114,8 @@ fn served_beside_a_dead_vote(mutation: Option<quorum::Mutation>) -> u32 {
     let others = (0..3).filter(|server| *server != COORDINATOR);
     let parts = others.map(|server| (Duration::ZERO, Action::Part(0, server, LEASE)));
     schedule.actions.extend(parts);
-    schedule
-        .actions
-        .push((SECOND + millis(10), Action::Crash(0)));
+    let dies = (SECOND + millis(10), Action::Crash(0));
+    schedule.actions.push(dies);
     served(schedule, mutation.map(Broken::Majority), 1)
 }
 

@@ -13,13 +13,13 @@ use super::{
     explore::Violation,
     message::Request,
     network::{Conn, Connection, Event, Network},
-    process::{self, Process, Who},
+    process::{self, Who},
     schedule::{Action, Schedule, Stores},
     search::{Actor, Move, Search},
     server::Server,
 };
 use crate::{
-    protocol::{AcquireId, Mutation, WaiterLimits, quorum::ServerRequest},
+    protocol::{AcquireId, Mutation, quorum::ServerRequest},
     store::StoreEvent,
 };
 
@@ -31,8 +31,6 @@ pub(super) struct World {
     servers: Vec<Server>,
     pub(super) clients: Vec<Client>,
     checker: Checker,
-    limits: WaiterLimits,
-    bound: Duration,
     /// Set at the end of the faults: the time by which every waiter must be served.
     served_by: Option<Instant>,
     /// Whether waiting tasks are checked after every event.
@@ -47,7 +45,10 @@ impl World {
         is_traced: bool,
     ) -> Self {
         let mut dice = Dice::new(seed);
-        let schedule = Schedule::random(stores, &mut dice);
+        let schedule = match stores {
+            Stores::One => Schedule::of_one(&mut dice),
+            Stores::Majority => Schedule::of_majority(&mut dice),
+        };
         let mut world = Self::new(schedule, dice, broken, is_traced);
         world.checks_sleepers = stores == Stores::One
             && (seed.is_multiple_of(6) || broken == Some(Broken::Client(Mutation::WakesNoHead)));
@@ -68,62 +69,36 @@ impl World {
     }
 
     pub(super) fn new(
-        schedule: Schedule,
+        mut schedule: Schedule,
         dice: Dice,
         broken: Option<Broken>,
         is_traced: bool,
     ) -> Self {
-        let mut net = Network::new(&schedule, dice, broken, is_traced);
-        let Schedule {
-            servers,
-            clients,
-            limits,
-            rates,
-            actions,
-            bound,
-            ..
-        } = schedule;
+        let actions = take(&mut schedule.actions);
+        let (servers, clients) = (schedule.servers.clone(), schedule.clients.clone());
+        let mut net = Network::new(schedule, dice, broken, is_traced);
         net.say(|net| {
-            let lease = net.longest_lease;
+            let (lease, rates) = (net.schedule.longest_lease, net.schedule.rates);
             format!("servers {servers:?}, clients {clients:?}, {lease:?}, {rates:?}")
         });
         for (when, action) in actions {
             net.after(when, Event::Action(action));
         }
-        let servers = servers.into_iter().enumerate();
-        let servers =
-            servers.map(|(number, (fast, ahead))| Server::new(number, net.start, fast, ahead));
-        let mut world = Self {
-            servers: servers.collect(),
-            clients: Vec::new(),
+        let server = |(number, (fast, ahead))| Server::new(number, net.start, fast, ahead);
+        let servers = servers.into_iter().enumerate().map(server).collect();
+        let client = |(process, (fast, ahead))| {
+            let clock = Clock::new(net.start, fast);
+            Client::new(&mut net, Who { process, life: 0 }, clock, ahead)
+        };
+        let clients = clients.into_iter().enumerate().map(client).collect();
+        Self {
+            servers,
+            clients,
             checker: Checker::default(),
-            limits,
-            bound,
             served_by: None,
             checks_sleepers: false,
             net,
-        };
-        for (process, (fast, ahead)) in clients.into_iter().enumerate() {
-            let clock = Clock::new(world.net.start, fast);
-            let client = world.client(Who { process, life: 0 }, clock, ahead);
-            world.clients.push(client);
         }
-        world
-    }
-
-    fn client(&mut self, who: Who, clock: Clock, ahead: i64) -> Client {
-        let net = &mut self.net;
-        let process = Process::new(
-            who,
-            net.now,
-            &net.keys,
-            net.dice.fork(),
-            self.limits,
-            net.of_client(),
-            net.history.is_some(),
-        );
-        let direct = net.is_single.then(|| net.connect(who, 0));
-        Client::new(process, clock, ahead, direct, self.servers.len())
     }
 
     /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
@@ -145,8 +120,8 @@ impl World {
                 self.checker.report(Wrong::Refusal, || wrong);
             }
             if take(&mut self.net.look) || self.net.is_single {
-                self.checker
-                    .look(&mut self.net, &mut self.clients, &self.servers);
+                let (net, clients) = (&mut self.net, &mut self.clients);
+                self.checker.look(net, clients, &self.servers);
             }
             if self.checks_sleepers {
                 self.check_sleepers();
@@ -155,14 +130,12 @@ impl World {
                 self.served_by = None;
                 self.check_waiters();
             }
-            if let Some(violation) = self.checker.found() {
+            if let Some(violation) = self.checker.found.take() {
                 return Err(violation);
             }
         }
-        Err(Violation {
-            wrong: Wrong::Stuck,
-            what: "the run does not end".into(),
-        })
+        let (wrong, what) = (Wrong::Stuck, "the run does not end".into());
+        Err(Violation { wrong, what })
     }
 
     pub(super) fn history(&mut self) -> String {
@@ -209,10 +182,11 @@ impl World {
     }
 
     fn check_waiters(&mut self) {
-        let mut clients = self.clients.iter();
-        if let Some(Client { who, .. }) = clients.find(|client| client.process.is_waiting()) {
-            self.checker
-                .report(Wrong::Stuck, || format!("a request of {who} still waits"));
+        for Client { who, process, .. } in &self.clients {
+            if process.is_waiting() {
+                let waits = || format!("a request of {who} still waits");
+                self.checker.report(Wrong::Stuck, waits);
+            }
         }
     }
 
@@ -220,15 +194,11 @@ impl World {
         // The deferred events of a client that was paused arrive within this time.
         let soon = self.net.now + Duration::from_micros(200);
         let due = self.net.events.range(..=(soon, u64::MAX));
-        let due: Vec<(Who, AcquireId)> = due
-            .filter_map(|(_, event)| match event {
-                Event::InClient(
-                    who,
-                    Input::Process(process::Event::Timer(id, _) | process::Event::Woken(id)),
-                ) => Some((*who, *id)),
-                _ => None,
-            })
-            .collect();
+        let due = due.filter_map(|(_, event)| match event {
+            Event::InClient(who, Input::Process(event)) => Some((*who, event.wakes()?)),
+            _ => None,
+        });
+        let due: Vec<(Who, AcquireId)> = due.collect();
         let running = self.clients.iter().filter(|it| it.stopped.is_none());
         for Client { who, process, .. } in running {
             let is_due = |id| due.contains(&(*who, id));
@@ -249,11 +219,11 @@ impl World {
         }
         for client in &mut self.clients {
             if let Some(left) = client.unrest(&self.net) {
-                self.checker
-                    .report(Wrong::Leak, || format!("{} has left: {left}", client.who));
+                let left = || format!("{} has left: {left}", client.who);
+                self.checker.report(Wrong::Leak, left);
             }
         }
-        self.checker.found().map_or(Ok(()), Err)
+        self.checker.found.take().map_or(Ok(()), Err)
     }
 
     fn check_owners(&mut self, number: usize, wrong: Wrong) {
@@ -263,12 +233,8 @@ impl World {
 
     fn at_server(&mut self, conn: Conn, call: u32, request: Request) {
         let net = &mut self.net;
-        let Connection {
-            who,
-            server: number,
-            life,
-            ..
-        } = net.connections[conn];
+        let &Connection { who, life, .. } = &net.connections[conn];
+        let number = net.connections[conn].server;
         let server = &mut self.servers[number];
         if server.stalls_until > net.now {
             // Afterwards a single store executes everything in any order.
@@ -276,19 +242,15 @@ impl World {
             let when = server.stalls_until + net.dice.up_to(longest);
             return net.at(when, Event::AtServer(conn, call, request));
         }
-        let stands = life.map_or(matches!(request, Request::Greet), |life| {
-            life == server.life
-        });
+        let stands = life.map_or(matches!(request, Request::Greet), |it| it == server.life);
         if !server.up || !stands {
             // The connection is refused.
             let broken = Event::InClient(who, Input::Broken(conn));
             return net.after(Duration::from_micros(200), broken);
         }
         net.say(|net| {
-            format!(
-                "  s{number} executes #{call} of {who}: {}",
-                net.show(&request)
-            )
+            let request = net.show(&request);
+            format!("  s{number} executes #{call} of {who}: {request}")
         });
         server.execute(net, conn, call, &request);
         // A vote or queue entry without an owner does harm once another request meets it.
@@ -324,17 +286,14 @@ impl World {
             }
             Action::Continue(process) => self.go_on(process),
             Action::Jump(process, ahead) => self.clients[process].ahead = ahead,
-            Action::Restart(server, pause, left) => {
-                if self.servers[server].up {
-                    self.servers[server].crash(net);
-                    net.after(pause, Event::Action(Action::Start(server, left)));
-                }
+            Action::Restart(server, pause, left) if self.servers[server].up => {
+                self.servers[server].crash(net);
+                net.after(pause, Event::Action(Action::Start(server, left)));
             }
-            Action::Start(server, left) => {
-                if !self.servers[server].up {
-                    self.servers[server].start(net, left);
-                }
+            Action::Start(server, left) if !self.servers[server].up => {
+                self.servers[server].start(net, left);
             }
+            Action::Restart(..) | Action::Start(..) => {}
             Action::Flush(server) => self.flush(server),
             Action::Save(server) => self.servers[server].save(),
             Action::Stall(server, pause) => {
@@ -354,7 +313,7 @@ impl World {
         if net.is_single {
             for client in &mut self.clients {
                 client.is_warned = false;
-                let input = Input::from_store(StoreEvent::Disconnected);
+                let input = Input::Process(process::Event::FromStore(StoreEvent::Disconnected));
                 let pause = net.dice.up_to(Duration::from_millis(1));
                 net.after(pause, Event::InClient(client.who, input));
             }
@@ -362,12 +321,10 @@ impl World {
     }
 
     fn crash(&mut self, process: usize) {
-        let Client {
-            who, clock, ahead, ..
-        } = self.clients[process];
-        let life = who.life + 1;
-        let who = Who { life, ..who };
-        let next = self.client(who, clock, ahead);
+        let client = &self.clients[process];
+        let life = client.who.life + 1;
+        let who = Who { process, life };
+        let next = Client::new(&mut self.net, who, client.clock, client.ahead);
         let mut dead = std::mem::replace(&mut self.clients[process], next);
         self.checker.crashed(&self.net, &mut dead);
         // The arrivals of a paused client go to its next life.
@@ -392,6 +349,7 @@ impl World {
 
     /// Ends the faults. From now on every request waits long enough, and no lock is held for long.
     fn quiet(&mut self) {
+        let bound = self.net.schedule.bound;
         self.net.is_quiet = true;
         for server in &mut self.servers {
             server.stalls_until = self.net.now;
@@ -400,9 +358,9 @@ impl World {
             self.go_on(number);
             let client = &mut self.clients[number];
             let now = client.now(&self.net);
-            client.process.quiet(now, self.bound * 2);
+            client.process.quiet(now, bound * 2);
             client.perform(&mut self.net);
         }
-        self.served_by = Some(self.net.now + self.bound);
+        self.served_by = Some(self.net.now + bound);
     }
 }

@@ -273,6 +273,22 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    /// Terms without any option.
+    #[cfg(test)]
+    pub(crate) const fn plain(mode: Mode, lease: Duration, wait: Wait) -> Self {
+        Self {
+            mode,
+            lease,
+            wait,
+            renew: true,
+            strict_order: false,
+            reentrant: false,
+            min_hold: None,
+            max_hold: None,
+            max_waiters: usize::MAX,
+        }
+    }
+
     fn complaint(&self) -> Option<String> {
         let (lease, min_hold, max_hold) = (self.lease, self.min_hold, self.max_hold);
         let wait = match self.wait {

@@ -40,7 +40,7 @@ use self::{
 };
 pub(crate) use self::{
     majority::majority,
-    message::{Reply, Send, ServerReply, ServerRequest, Step, Ticket},
+    message::{Reply, Send, ServerRequest, Step, Ticket},
     round::Round,
 };
 use super::Abandonment;
@@ -146,7 +146,7 @@ pub(crate) struct Session {
     proposals: Proposals,
     contended: Contended,
     /// The moving average of the time in which a majority replies.
-    round_trip: Duration,
+    pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
     released: Vec<(Instant, u128)>,
 }
@@ -156,10 +156,8 @@ pub(crate) struct Session {
 enum Request {
     Acquiring(Acquiring),
     Broadcast(Broadcast),
-    Abandonment {
-        server: usize,
-        abandonment: Abandonment,
-    },
+    /// Of an alias at this server.
+    Abandonment(usize, Abandonment),
     /// The reply, and until when the first calls of its abandonments are awaited.
     Over(Result<Reply, StoreError>, Option<Instant>),
 }
@@ -188,10 +186,9 @@ impl Session {
             let (request, until) = match request {
                 Request::Acquiring(acquiring) => self.step_acquire(id, acquiring, cx),
                 Request::Broadcast(broadcast) => self.step_broadcast(id, broadcast, cx),
-                Request::Abandonment {
-                    server,
-                    abandonment,
-                } => Self::step_abandonment(id, server, abandonment, cx),
+                Request::Abandonment(server, abandonment) => {
+                    Self::step_abandonment(id, server, abandonment, cx)
+                }
                 Request::Over(reply, until) => return Step::Done(reply, until),
             };
             let is_over = matches!(request, Request::Over(..));
@@ -232,60 +229,53 @@ impl Session {
     pub(crate) fn replied(
         &mut self,
         ticket: Ticket,
-        reply: Result<ServerReply, StoreError>,
+        mut reply: Result<Reply, StoreError>,
         cx: &mut Cx<'_>,
     ) {
-        let Ticket {
-            server,
-            id,
-            purpose,
-        } = ticket;
-        // These calls are sent to servers that do not reply, too.
-        if let Purpose::Abandon = purpose {
-            return self.abandoned(id, reply, cx);
-        }
-        if let Purpose::Exchange {
-            token,
-            exchange,
-            sent,
-        } = purpose
-        {
-            let answer = Answer::new(reply);
-            self.servers[server].replied(answer.error(), cx.now);
-            if let Some(round) = self.rounds.get_mut(&token.stem()) {
-                round.replied(server, token, exchange, answer, sent, cx);
-                // No later step may follow, if the request that made this call is over.
-                self.abandon_unused(token.stem(), cx);
+        let (server, id) = (ticket.server, ticket.id);
+        let error = reply.as_ref().err();
+        match ticket.purpose {
+            // These calls are sent to servers that do not reply, too.
+            Purpose::Abandon => self.abandoned(id, reply, cx),
+            Purpose::Exchange(token, exchange, sent) => {
+                let answer = Answer::new(reply);
+                self.servers[server].replied(answer.error(), cx.now);
+                if let Some(round) = self.rounds.get_mut(&token.stem()) {
+                    round.replied(server, token, exchange, answer, sent, cx);
+                    // No later step may follow, if the request that made this call is over.
+                    self.abandon_unused(token.stem(), cx);
+                }
             }
-            return;
-        }
-        self.servers[server].replied(reply.as_ref().err(), cx.now);
-        let (mut reply, mut batch) = (reply, Vec::new());
-        if let Purpose::Release { alias, hold, lease } = purpose {
-            self.released(&alias, &hold, lease, &reply, cx);
-        } else if let Purpose::Renewal { aliases, sent } = purpose {
-            if let Ok(ServerReply::Renew(replies)) = &mut reply {
-                self.renewed(server, &aliases, replies, sent, cx);
+            Purpose::Renewal(aliases, sent) => {
+                self.servers[server].replied(error, cx.now);
+                if let Ok(Reply::Renew(replies)) = &mut reply {
+                    self.renewed(server, &aliases, replies, sent, cx);
+                }
+                self.count(id, server, &aliases, reply, cx);
             }
-            batch = aliases;
+            Purpose::Release(alias, hold, lease) => {
+                self.servers[server].replied(error, cx.now);
+                self.released(&alias, &hold, lease, &reply, cx);
+                self.count(id, server, &[], reply, cx);
+            }
+            Purpose::Broadcast => {
+                self.servers[server].replied(error, cx.now);
+                self.count(id, server, &[], reply, cx);
+            }
         }
-        self.count(id, server, &batch, reply, cx);
     }
 
     /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
     /// then has to poll.
     pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        self.rounds
-            .get_mut(&token.stem())
-            .is_some_and(|round| round.pushed(server, token, grant))
+        let round = self.rounds.get_mut(&token.stem());
+        round.is_some_and(|round| round.pushed(server, token, grant))
     }
 
     /// The acquisitions that wait in the queue of this server.
     pub(crate) fn waiting_at(&self, server: usize) -> Vec<Hold> {
         let rounds = self.rounds.values();
-        rounds
-            .filter_map(|round| round.waiting_at(server))
-            .collect()
+        rounds.filter_map(|it| it.waiting_at(server)).collect()
     }
 
     /// The acquisition to which an alias belongs.
@@ -313,23 +303,22 @@ impl Session {
         self.begin(Request::Over(Ok(reply), None))
     }
 
-    /// The error if too few servers have replied, with the `reply` of each server and the kinds of
-    /// their errors.
-    fn too_few(&self, reply: impl Fn(usize) -> String, kinds: &[StoreErrorKind]) -> StoreError {
+    /// The error if too few servers have replied, with the `reply` of each server, or its error.
+    fn too_few<'a>(&self, reply: impl Fn(usize) -> Result<&'a str, &'a StoreError>) -> StoreError {
+        let (needed, servers) = (self.majority(), self.servers.len());
         // If all servers failed for the same reason, the error keeps its kind: a permanent cause
         // must not be reported as `Unavailable`.
-        let kind = match kinds {
-            [first, others @ ..] if others.iter().all(|kind| kind == first) => *first,
-            _ => StoreErrorKind::Unavailable,
-        };
-        let (needed, servers) = (self.majority(), self.servers.len());
+        let mut kinds = (0..servers).filter_map(|server| reply(server).err().map(StoreError::kind));
+        let first = kinds.next();
+        let common = first.filter(|first| kinds.all(|kind| kind == *first));
         let named = self.servers.iter().enumerate();
-        let replies = named.map(|(server, state)| format!("{}: {}", state.name, reply(server)));
+        let replies = named.map(|(server, Server { name, .. })| match reply(server) {
+            Ok(text) => format!("{name}: {text}"),
+            Err(error) => format!("{name}: {error}"),
+        });
         let replies = replies.collect::<Vec<_>>().join("; ");
-        StoreError::new(
-            kind,
-            format!("{needed} of {servers} servers are needed: {replies}"),
-        )
+        let text = format!("{needed} of {servers} servers are needed: {replies}");
+        StoreError::new(common.unwrap_or(StoreErrorKind::Unavailable), text)
     }
 }
 
@@ -341,7 +330,7 @@ impl Session {
         let mut rounds = self.rounds.values();
         rounds.any(|round| round.known().any(|known| known == (server, token)))
             || self.requests.values().any(|request| {
-                matches!(request, Request::Abandonment { server: at, abandonment }
+                matches!(request, Request::Abandonment(at, abandonment)
                     if *at == server && abandonment.hold().token == token)
             })
     }
@@ -349,12 +338,8 @@ impl Session {
     /// The tokens of its acquisitions, and the number of its requests in progress.
     pub(crate) fn rest(&mut self, now: Instant) -> (Vec<Token>, usize) {
         self.remove_expired(now);
-        let tokens = self.rounds.values().map(|round| round.hold().token);
+        let tokens = self.rounds.values().map(|round| round.hold.token);
         (tokens.collect(), self.requests.len())
-    }
-
-    pub(crate) fn round_trip(&self) -> Duration {
-        self.round_trip
     }
 
     pub(crate) fn coordinator(&self, key: &crate::key::LockKey, now: Instant) -> Option<usize> {

@@ -18,17 +18,7 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(30);
-const WRITER: Terms = Terms {
-    mode: Mode::Exclusive,
-    lease: LEASE,
-    wait: Wait::AtMost(LEASE),
-    renew: true,
-    strict_order: false,
-    reentrant: false,
-    min_hold: None,
-    max_hold: None,
-    max_waiters: usize::MAX,
-};
+const WRITER: Terms = Terms::plain(Mode::Exclusive, LEASE, Wait::AtMost(LEASE));
 const READER: Terms = Terms {
     mode: Mode::Shared,
     ..WRITER

@@ -14,11 +14,11 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::table::{Fences, Step, Table};
+use self::table::{Fences, Step, Table, acquire_all};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
-    Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
+    Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
+    Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -111,30 +111,7 @@ impl MemoryStore {
                 .unwrap_or_default()
         };
         let mut step = Step::new(Instant::now(), &self.fences, None);
-
-        let mut grants = Vec::with_capacity(requests.len());
-        let mut refused = None;
-        for (index, request) in requests.iter().enumerate() {
-            // A request for several keys is never queued, whatever it says.
-            let request = &KeyRequest {
-                if_busy: IfBusy::Refuse,
-                ..request.clone()
-            };
-            match shards[place(request)].verdict(request, &mut step) {
-                None => grants.push(None),
-                Some(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
-                Some(reply) => {
-                    refused = Some(AcquireAllReply::Refused { index, reply });
-                    break;
-                }
-            }
-        }
-        let reply = refused.unwrap_or_else(|| {
-            let grant_one = |(request, grant): (&KeyRequest, Option<_>)| {
-                grant.unwrap_or_else(|| shards[place(request)].grant(request, &step))
-            };
-            AcquireAllReply::Granted(requests.iter().zip(grants).map(grant_one).collect())
-        });
+        let reply = acquire_all(&mut shards, place, requests, &mut step);
         drop(shards);
         self.notify(step);
         reply

@@ -220,7 +220,7 @@ impl Inner {
             StoreEvent::Revoked { token } => {
                 let token = lock(&self.session)
                     .round(*token)
-                    .map(|round| round.hold().token);
+                    .map(|round| round.hold.token);
                 if let Some(token) = token {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }
@@ -335,14 +335,10 @@ impl Store for QuorumStore {
     }
 
     fn limits(&self) -> Limits {
-        let Inner {
-            servers,
-            longest_lease,
-            ..
-        } = &*self.inner;
-        let limits = Limits::new().permits(false).longest_lease(*longest_lease);
+        let limits = Limits::new().permits(false);
+        let limits = limits.longest_lease(self.inner.longest_lease);
         // The locks of a request are acquired one by one, so the number of keys has no limit.
-        servers.iter().fold(limits, |limits, server| {
+        self.inner.servers.iter().fold(limits, |limits, server| {
             let of_server = server.limits();
             limits
                 .shortest_lease(limits.shortest_lease.max(of_server.shortest_lease))

@@ -5,8 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerReply,
-    ServerRequest, Session,
+    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
 };
 use crate::{
     protocol::{Abandonment, Ending, Latest, SHORTEST_CALL},
@@ -43,12 +42,9 @@ impl Session {
             return;
         };
         let aliases = round.take_abandoned();
-        if aliases.is_empty() {
-            return;
-        }
-        let (hold, lease) = (round.hold().clone(), round.longest_lease);
-        for alias in &aliases {
-            self.abandon_alias(alias, &hold, lease, cx);
+        if !aliases.is_empty() {
+            let (hold, lease) = (round.hold.clone(), round.longest_lease);
+            (aliases.iter()).for_each(|alias| self.abandon_alias(alias, &hold, lease, cx));
         }
     }
 
@@ -60,17 +56,14 @@ impl Session {
         lease: Duration,
         cx: &mut Cx<'_>,
     ) {
-        let straggler_until = alias
-            .straggler_until
-            .filter(|_| !cx.breaks(Mutation::AbandonsOnce));
+        let once = cx.breaks(Mutation::AbandonsOnce);
+        let straggler_until = alias.straggler_until.filter(|_| !once);
         let timeout = ending_timeout(lease);
         let mut begin = |hold: Hold, afterwards| {
             let ending = Ending::Abandon(hold);
             let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-            let id = self.begin(Request::Abandonment {
-                server: alias.server,
-                abandonment: abandonment.then(afterwards),
-            });
+            let abandonment = abandonment.then(afterwards);
+            let id = self.begin(Request::Abandonment(alias.server, abandonment));
             cx.out.abandonments.push(id);
         };
         let hold = hold.alias(alias.token);
@@ -90,31 +83,23 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
-            let timeout = abandonment.call(cx.now).timeout;
+            let timeout = Some(abandonment.call(cx.now).timeout);
             let request = ServerRequest::Abandon(abandonment.hold().clone());
-            let send = Send::new(id, server, request, Purpose::Abandon);
-            cx.out.sends.push(send.timeout(timeout));
+            let send = Send::new(id, server, request, timeout, Purpose::Abandon);
+            cx.out.sends.push(send);
         }
         let due = abandonment.due();
-        let request = Request::Abandonment {
-            server,
-            abandonment,
-        };
-        (request, due)
+        (Request::Abandonment(server, abandonment), due)
     }
 
     /// Applies the reply to the call of an abandonment.
     pub(super) fn abandoned(
         &mut self,
         id: RequestId,
-        reply: Result<ServerReply, StoreError>,
+        reply: Result<Reply, StoreError>,
         cx: &mut Cx<'_>,
     ) {
-        let Some(Request::Abandonment {
-            server,
-            abandonment,
-        }) = self.requests.get_mut(&id)
-        else {
+        let Some(Request::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
             return;
         };
         let jitter = cx.jitter();
@@ -122,10 +107,9 @@ impl Session {
         if abandonment.due().is_some() {
             return;
         }
+        let hold = abandonment.hold().clone();
         let over = match latest {
-            Latest::GaveUp(error) => {
-                Reply::NotAbandoned(*server, abandonment.hold().clone(), error)
-            }
+            Latest::GaveUp(error) => Reply::NotAbandoned(*server, hold, error),
             Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,
         };
         self.requests.insert(id, Request::Over(Ok(over), None));

@@ -87,14 +87,15 @@ impl Acquiring {
     pub(super) fn of_conversion(round: &Round, now: Instant) -> Self {
         let terms = Terms::of(round, now);
         let timeout = majority_timeout(round.lease);
-        Self::new(round.hold().token, Kind::Conversion, terms, timeout, now)
+        Self::new(round.hold.token, Kind::Conversion, terms, timeout, now)
     }
 }
 
 impl Session {
     pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut Cx<'_>) -> RequestId {
         self.remove_expired(cx.now);
-        self.begin_acquire(request, Kind::Acquire, cx)
+        let first = self.first_exchange(request, Kind::Acquire, cx);
+        self.begin_exchange(first, cx)
     }
 
     /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
@@ -102,10 +103,12 @@ impl Session {
     /// common, the first to acquire the first of these locks proceeds, and no two requests are both
     /// refused because of each other.
     pub(crate) fn acquire_all(&mut self, requests: &[KeyRequest], cx: &mut Cx<'_>) -> RequestId {
-        match requests {
-            [first, ..] => self.begin_acquire(first, Kind::All(requests.to_vec(), Vec::new()), cx),
-            [] => self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new()))),
-        }
+        let Some(first) = requests.first() else {
+            return self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
+        };
+        let kind = Kind::All(requests.to_vec(), Vec::new());
+        let first = self.first_exchange(first, kind, cx);
+        self.begin_exchange(first, cx)
     }
 
     pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
@@ -113,31 +116,28 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return self.reply(Reply::Poll(PollReply::Gone));
         };
-        let terms = Terms::of(round, cx.now);
+        let (lease, terms) = (round.lease, Terms::of(round, cx.now));
         let calls = round.poll(terms.deadline, cx.now);
-        let lease = round.lease;
         let timeout = self.server_timeout(lease, cx);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
-        let id = self.next_id();
+        self.begin_exchange((acquiring, calls), cx)
+    }
+
+    /// Begins a request with its first exchange.
+    fn begin_exchange(&mut self, first: (Acquiring, Calls), cx: &mut Cx<'_>) -> RequestId {
+        let ((acquiring, calls), id) = (first, self.next_id());
         self.exchange(id, &acquiring, calls, cx);
         self.requests.insert(id, Request::Acquiring(acquiring));
         id
     }
 
-    fn begin_acquire(&mut self, request: &KeyRequest, kind: Kind, cx: &mut Cx<'_>) -> RequestId {
-        let id = self.next_id();
-        let acquiring = self.first_exchange(id, request, kind, cx);
-        self.requests.insert(id, Request::Acquiring(acquiring));
-        id
-    }
-
+    /// The first exchange of a request, with its calls.
     fn first_exchange(
         &mut self,
-        id: RequestId,
         request: &KeyRequest,
         kind: Kind,
         cx: &mut Cx<'_>,
-    ) -> Acquiring {
+    ) -> (Acquiring, Calls) {
         let Hold { ref key, token, .. } = request.hold;
         let (now, lease) = (cx.now, request.lease);
         let reader_group = request.reader_group.and_then(|group| self.round(group));
@@ -156,22 +156,18 @@ impl Session {
             round.poll(terms.deadline, now)
         } else {
             let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
-            let mut round = Round::new(request, self.servers.len(), time_outs, now);
             let coordinator = coordinator(&self.servers, key, now);
-            let contended = self.contended.is(key, now);
+            let mut round = Round::new(request, self.servers.len(), coordinator, time_outs, now);
             // A request for several locks waits for none of them.
-            let if_busy = match kind {
-                Kind::All(..) => IfBusy::Refuse,
-                _ => request.if_busy,
-            };
-            let calls = round.acquire(if_busy, coordinator, contended, terms.deadline, now);
+            if let Kind::All(..) = kind {
+                round.if_busy = IfBusy::Refuse;
+            }
+            let calls = round.acquire(self.contended.is(key, now), terms.deadline, now);
             self.rounds.insert(token.stem(), round);
             calls
         };
         let timeout = self.server_timeout(lease, cx);
-        let acquiring = Acquiring::new(token, kind, terms, timeout, now);
-        self.exchange(id, &acquiring, calls, cx);
-        acquiring
+        (Acquiring::new(token, kind, terms, timeout, now), calls)
     }
 
     /// Sends the calls of an exchange.
@@ -196,15 +192,13 @@ impl Session {
             };
             let deadline = (acquiring.terms.deadline).max(cx.now + acquiring.timeout + STRAGGLE);
             let next = round.next(deadline, &beyond, cx);
-            if let Next::Send(calls) = next {
-                acquiring.sent = cx.now;
-                acquiring.terms.deadline = deadline;
-                self.exchange(id, &acquiring, calls, cx);
-                continue;
-            }
             self.abandon_unused(stem, cx);
             match next {
-                Next::Send(_) => {}
+                Next::Send(calls) => {
+                    acquiring.sent = cx.now;
+                    acquiring.terms.deadline = deadline;
+                    self.exchange(id, &acquiring, calls, cx);
+                }
                 Next::Pause(until) => break until,
                 Next::Wait(grace) => {
                     let silent_at = acquiring.silent_at();
@@ -263,7 +257,7 @@ impl Session {
         let spares = well.count() >= majority;
         let mut sends = PerServer::new();
         for (server, ask) in calls {
-            let (hold, lease) = (round.hold(), round.lease);
+            let (hold, lease) = (&round.hold, round.lease);
             let (token, request) = match ask {
                 Ask::Acquire(token, if_busy) => {
                     let group = terms.reader_group.as_ref().and_then(|group| group[server]);
@@ -284,18 +278,14 @@ impl Session {
                     (token, ServerRequest::Raise(key, kind, fence))
                 }
             };
-            let exchange = round.exchange();
+            let exchange = round.exchange;
             if spares && let Err(error) = self.servers[server].admits(now) {
                 let answer = Answer::Failed(error);
                 round.replied(server, token, exchange, answer, now, cx);
                 continue;
             }
-            let purpose = Purpose::Exchange {
-                token,
-                exchange,
-                sent: now,
-            };
-            sends.push(Send::new(id, server, request, purpose));
+            let purpose = Purpose::Exchange(token, exchange, now);
+            sends.push(Send::new(id, server, request, None, purpose));
         }
         self.abandon_unused(stem, cx);
         sends
@@ -309,14 +299,10 @@ impl Session {
         outcome: Outcome,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Acquiring { token, kind, .. } = acquiring;
+        let (token, kind) = (acquiring.token, acquiring.kind);
         let is_conversion = matches!(kind, Kind::Conversion);
         let reply = match outcome {
-            Outcome::Granted {
-                fence,
-                until,
-                reserved,
-            } => {
+            Outcome::Granted(fence, until, reserved) => {
                 self.proposals.seen(fence);
                 let ttl = |from| until.saturating_duration_since(from);
                 if is_conversion {
@@ -331,9 +317,9 @@ impl Session {
             // The caller abandons the token.
             Outcome::Unreachable => return over(Err(self.unreachable(token))),
             _ if is_conversion => return over(Err(self.unreachable(token))),
-            Outcome::Queued { holder_ttl } => AcquireReply::Queued {
+            Outcome::Queued(ttl) => AcquireReply::Queued {
                 counter: None,
-                holder_ttl,
+                holder_ttl: Some(ttl),
             },
             Outcome::Refused(reply) => reply,
             Outcome::Gone => AcquireReply::Busy {
@@ -346,7 +332,7 @@ impl Session {
             (Kind::Poll, AcquireReply::Granted(_))
             | (Kind::Acquire | Kind::All(..), AcquireReply::Queued { .. }) => {
                 if let Some(round) = self.rounds.get(&token.stem()) {
-                    self.contended.note(&round.hold().key, cx.now);
+                    self.contended.note(&round.hold.key, cx.now);
                 }
             }
             (_, AcquireReply::Granted(_) | AcquireReply::Queued { .. }) => {}
@@ -379,32 +365,30 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         let index = grants.len();
-        let reply = match reply {
-            // The TTL counts from this request. The caller counts it from the start of the
-            // batch, which is earlier and therefore safe.
-            AcquireReply::Granted(grant) => {
-                grants.push(grant);
-                if let Some(request) = requests.get(grants.len()).cloned() {
-                    let next = self.first_exchange(id, &request, Kind::All(requests, grants), cx);
-                    return (Request::Acquiring(next), Some(cx.now));
-                }
+        // The TTL counts from this request. The caller counts it from the start of the batch, which
+        // is earlier and therefore safe.
+        if let AcquireReply::Granted(grant) = reply {
+            grants.push(grant);
+            let Some(request) = requests.get(grants.len()).cloned() else {
                 return over(Ok(Reply::AcquireAll(AcquireAllReply::Granted(grants))));
-            }
-            reply => AcquireAllReply::Refused { index, reply },
-        };
+            };
+            let kind = Kind::All(requests, grants);
+            let (next, calls) = self.first_exchange(&request, kind, cx);
+            self.exchange(id, &next, calls, cx);
+            return (Request::Acquiring(next), Some(cx.now));
+        }
         let granted = requests[..index].iter();
-        let until = granted
-            .filter_map(|request| self.abandon_round(&request.hold, cx))
-            .max();
+        let until = granted.filter_map(|request| self.abandon_round(&request.hold, cx));
+        let until = until.max();
+        let reply = AcquireAllReply::Refused { index, reply };
         (Request::Over(Ok(Reply::AcquireAll(reply)), until), None)
     }
 
     /// The error for a round with too few replies.
     fn unreachable(&self, token: Token) -> StoreError {
-        let Some(round) = self.round(token) else {
-            return StoreError::late();
-        };
-        let kinds: Vec<_> = round.errors().map(StoreError::kind).collect();
-        self.too_few(|server| round.complaint(server), &kinds)
+        let round = self.round(token);
+        round.map_or_else(StoreError::late, |round| {
+            self.too_few(|server| round.complaint(server))
+        })
     }
 }

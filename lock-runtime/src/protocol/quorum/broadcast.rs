@@ -5,13 +5,12 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerReply, ServerRequest, Session,
+    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     abandon::ending_timeout,
     convert::Conversion,
-    over,
-    renew::Renewals,
+    over, renew,
     round::grace,
-    tally::{self, Ballot},
+    tally::{self, Ballot, Held, Renewed},
     time_out::majority_timeout,
 };
 use crate::{
@@ -41,7 +40,8 @@ pub(super) struct Broadcast {
 /// The replies so far.
 #[derive(Debug)]
 pub(super) enum Count {
-    Renewals(Renewals),
+    /// To the renewal of each lock.
+    Renewals(Vec<Renewed>),
     Release(Hold),
     Conversion(Conversion),
     Inspection(Vec<Inspection>),
@@ -51,8 +51,8 @@ pub(super) enum Count {
 impl Session {
     /// Determines the state of a lock at a majority.
     pub(crate) fn inspect(&mut self, key: &LockKey, kind: LockKind, cx: &mut Cx<'_>) -> RequestId {
-        let request = || ServerRequest::Inspect(key.clone(), kind);
-        self.ask_all(request, Count::Inspection(Vec::new()), cx)
+        let request = ServerRequest::Inspect(key.clone(), kind);
+        self.ask_all(&request, Count::Inspection(Vec::new()), cx)
     }
 
     pub(crate) fn revoke(
@@ -62,19 +62,14 @@ impl Session {
         scope: RevokeScope,
         cx: &mut Cx<'_>,
     ) -> RequestId {
-        let request = || ServerRequest::Revoke(key.clone(), kind, scope);
-        self.ask_all(request, Count::Revocation(Vec::new()), cx)
+        let request = ServerRequest::Revoke(key.clone(), kind, scope);
+        self.ask_all(&request, Count::Revocation(Vec::new()), cx)
     }
 
     /// Sends the same request to every server.
-    fn ask_all(
-        &mut self,
-        request: impl Fn() -> ServerRequest,
-        count: Count,
-        cx: &mut Cx<'_>,
-    ) -> RequestId {
-        let calls = (0..self.servers.len()).map(|server| (server, request(), Purpose::Broadcast));
-        let calls: Vec<_> = calls.collect();
+    fn ask_all(&mut self, request: &ServerRequest, count: Count, cx: &mut Cx<'_>) -> RequestId {
+        let call = |server| (server, request.clone(), Purpose::Broadcast);
+        let calls = (0..self.servers.len()).map(call);
         self.broadcast(count, majority_timeout(MAX_LEASE), None, calls, cx)
     }
 
@@ -92,11 +87,11 @@ impl Session {
         for (server, request, purpose) in calls {
             awaited.push(server);
             let timeout = match &purpose {
-                Purpose::Release { lease, .. } => Some(ending_timeout(*lease)),
+                Purpose::Release(_, _, lease) => Some(ending_timeout(*lease)),
                 _ => None,
             };
-            let send = Send::new(id, server, request, purpose);
-            cx.out.sends.push(Send { timeout, ..send });
+            let send = Send::new(id, server, request, timeout, purpose);
+            cx.out.sends.push(send);
         }
         let broadcast = Broadcast {
             count,
@@ -118,7 +113,7 @@ impl Session {
         id: RequestId,
         server: usize,
         batch: &[(usize, Token)],
-        reply: Result<ServerReply, StoreError>,
+        reply: Result<Reply, StoreError>,
         cx: &Cx<'_>,
     ) {
         let Some(Request::Broadcast(broadcast)) = self.requests.get_mut(&id) else {
@@ -132,23 +127,24 @@ impl Session {
         };
         let ballot = &mut broadcast.ballot;
         let is_decided = match (&mut broadcast.count, reply) {
-            (Count::Renewals(renewals), ServerReply::Renew(replies)) => {
-                renewals.count(server, batch, replies, cx)
+            (Count::Renewals(tallies), Reply::Renew(replies)) => {
+                renew::count(tallies, broadcast.begun, server, batch, replies);
+                tallies.iter().all(|tally| tally.held(cx) != Held::Open)
             }
-            (Count::Release(_), ServerReply::Release(reply)) => {
+            (Count::Release(_), Reply::Release(reply)) => {
                 ballot.count(reply == ReleaseReply::Released)
             }
-            (Count::Conversion(conversion), ServerReply::Convert(reply)) => {
+            (Count::Conversion(conversion), Reply::Convert(reply)) => {
                 if let ConvertReply::Converted(grant) = reply {
                     conversion.grants.push((server, grant));
                 }
                 ballot.count(reply != ConvertReply::NotHeld)
             }
-            (Count::Inspection(seen), ServerReply::Inspect(inspection)) => {
+            (Count::Inspection(seen), Reply::Inspect(inspection)) => {
                 seen.push(inspection);
                 false
             }
-            (Count::Revocation(replies), ServerReply::Revoke(reply)) => {
+            (Count::Revocation(replies), Reply::Revoke(reply)) => {
                 replies.push(reply);
                 false
             }
@@ -182,42 +178,34 @@ impl Session {
                 broadcast.failed.push((server, error.clone()));
             }
         }
-        let Broadcast {
-            count,
-            ballot,
-            failed,
-            ..
-        } = broadcast;
-        let decision = |session: &Self| {
-            let decided = ballot.decided();
-            decided.ok_or_else(|| session.unanswered(&failed))
-        };
-        let servers = self.servers.len();
-        let reply = match count {
-            Count::Renewals(renewals) => Ok(Reply::Renew(self.all_renewed(renewals, &failed, cx))),
-            Count::Release(hold) => self.is_released(&hold, decision(self), cx.now),
+        let (servers, begun, failed) = (self.servers.len(), broadcast.begun, broadcast.failed);
+        let unanswered = || self.unanswered(&failed);
+        let decision = || broadcast.ballot.decided().ok_or_else(unanswered);
+        over(match broadcast.count {
+            Count::Renewals(tallies) => {
+                Ok(Reply::Renew(self.all_renewed(tallies, begun, &failed, cx)))
+            }
+            Count::Release(hold) => {
+                let decision = decision();
+                self.is_released(&hold, decision, cx.now)
+            }
             Count::Conversion(conversion) => {
-                let decision = decision(self);
-                return self.is_converted(id, conversion, decision, cx);
+                let decision = decision();
+                return self.is_converted(id, conversion, begun, decision, cx);
             }
-            Count::Inspection(seen) if seen.len() < self.majority() => {
-                Err(self.unanswered(&failed))
-            }
+            Count::Inspection(seen) if seen.len() < self.majority() => Err(unanswered()),
             Count::Inspection(seen) => Ok(Reply::Inspect(tally::inspected(servers, seen))),
             Count::Revocation(replies) => tally::revoked(servers, &replies)
                 .map(Reply::Revoke)
-                .ok_or_else(|| self.unanswered(&failed)),
-        };
-        over(reply)
+                .ok_or_else(unanswered),
+        })
     }
 
     /// The error if too few servers have replied.
     pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
-        let kinds: Vec<_> = failed.iter().map(|(_, error)| error.kind()).collect();
-        let reply = |server| {
+        self.too_few(|server| {
             let error = failed.iter().find(|(failed, _)| *failed == server);
-            error.map_or_else(|| "has answered".into(), |(_, error)| error.to_string())
-        };
-        self.too_few(reply, &kinds)
+            error.map_or(Ok("has answered"), |(_, error)| Err(error))
+        })
     }
 }

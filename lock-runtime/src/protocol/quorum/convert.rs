@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::{
-    Cx, PerServer, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
+    Cx, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
     broadcast::Count, over, time_out::majority_timeout,
 };
 use crate::store::{ConvertReply, Grant, Hold, StoreError, Token};
@@ -15,7 +15,6 @@ pub(super) struct Conversion {
     /// The aliases that are converted, each with its server.
     aliases: Vec<(usize, Token)>,
     pub(super) grants: Vec<(usize, Grant)>,
-    sent: Instant,
 }
 
 impl Session {
@@ -30,7 +29,6 @@ impl Session {
             token: hold.token,
             aliases: known.clone(),
             grants: Vec::new(),
-            sent: cx.now,
         });
         let calls = known.into_iter().map(|(server, token)| {
             let hold = hold.alias(token);
@@ -39,32 +37,30 @@ impl Session {
         self.broadcast(count, timeout, None, calls, cx)
     }
 
-    /// Determines the fencing token of the reader once a majority has converted it.
+    /// Determines the fencing token of the reader once a majority has converted it, on requests
+    /// sent at `sent`.
     pub(super) fn is_converted(
         &mut self,
         id: RequestId,
         conversion: Conversion,
+        sent: Instant,
         decision: Result<bool, StoreError>,
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
-        let Conversion {
-            token,
-            mut aliases,
-            mut grants,
-            sent,
-        } = conversion;
-        let reply = match (decision, self.rounds.get_mut(&token.stem())) {
+        let (aliases, mut grants) = (conversion.aliases, conversion.grants);
+        match (decision, self.rounds.get_mut(&conversion.token.stem())) {
             (Ok(true), Some(round)) => {
                 // An alias that was abandoned in the meantime does not count (rule 1).
-                let known: PerServer<_> = round.known().collect();
-                aliases.retain(|alias| known.contains(alias));
-                grants.retain(|(server, _)| aliases.iter().any(|(at, _)| at == server));
+                let is_used = |server| {
+                    let mut known = round.known().filter(|(at, _)| *at == server);
+                    known.any(|known| aliases.contains(&known))
+                };
+                grants.retain(|(server, _)| is_used(*server));
                 round.converted(&grants, sent, cx.now);
                 let acquiring = Acquiring::of_conversion(round, cx.now);
-                return self.step_acquire(id, acquiring, cx);
+                self.step_acquire(id, acquiring, cx)
             }
-            (decision, _) => decision.map(|_| Reply::Convert(ConvertReply::NotHeld)),
-        };
-        over(reply)
+            (decision, _) => over(decision.map(|_| Reply::Convert(ConvertReply::NotHeld))),
+        }
     }
 }

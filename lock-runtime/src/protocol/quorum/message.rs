@@ -31,17 +31,21 @@ pub(crate) enum ServerRequest {
     Revoke(LockKey, LockKind, RevokeScope),
 }
 
-/// The reply of one server.
+/// The reply of one server, or of a majority to a caller.
 #[derive(Clone, Debug)]
-pub(crate) enum ServerReply {
+pub(crate) enum Reply {
     Acquire(AcquireReply),
+    /// Of a majority only.
+    AcquireAll(AcquireAllReply),
     Poll(PollReply),
     Renew(Vec<Result<RenewReply, StoreError>>),
-    /// With the number that was to be raised to.
+    /// Of one server only, with the number that was to be raised to.
     Raise(FencingToken, RaiseReply),
     Release(ReleaseReply),
     Convert(ConvertReply),
     Abandoned,
+    /// A server has not confirmed the abandonment of this alias. It ends with its lease.
+    NotAbandoned(usize, Hold, StoreError),
     Inspect(Inspection),
     Revoke(RevokeReply),
 }
@@ -57,28 +61,22 @@ pub(crate) struct Send {
 }
 
 impl Send {
-    /// A call of the request `id`, for whose reply the session limits the wait.
+    /// A call of the request `id`.
     pub(super) fn new(
         id: RequestId,
         server: usize,
         request: ServerRequest,
+        timeout: Option<Duration>,
         purpose: Purpose,
     ) -> Self {
         Self {
             request,
-            timeout: None,
+            timeout,
             ticket: Ticket {
                 server,
                 id,
                 purpose,
             },
-        }
-    }
-
-    pub(super) fn timeout(self, timeout: Duration) -> Self {
-        Self {
-            timeout: Some(timeout),
-            ..self
         }
     }
 }
@@ -94,24 +92,13 @@ pub(crate) struct Ticket {
 
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    /// A part of an exchange with the servers, under the alias `token`.
-    Exchange {
-        token: Token,
-        exchange: u32,
-        sent: Instant,
-    },
-    /// The renewal of several aliases, with the indices of their locks in the request of the
-    /// caller.
-    Renewal {
-        aliases: Vec<(usize, Token)>,
-        sent: Instant,
-    },
-    /// The release of a vote that the server holds for at most `lease`.
-    Release {
-        alias: AbandonedAlias,
-        hold: Hold,
-        lease: Duration,
-    },
+    /// A part of the exchange with this number, under this alias, sent at this time.
+    Exchange(Token, u32, Instant),
+    /// The renewal of several aliases, sent at this time, with the indices of their locks in the
+    /// request of the caller.
+    Renewal(Vec<(usize, Token)>, Instant),
+    /// The release of a vote that the server holds for at most this lease.
+    Release(AbandonedAlias, Hold, Duration),
     Broadcast,
     Abandon,
 }
@@ -120,7 +107,7 @@ pub(super) enum Purpose {
 impl Ticket {
     /// Returns whether the call releases this alias.
     pub(crate) fn releases(&self, token: Token) -> bool {
-        matches!(&self.purpose, Purpose::Release { alias, .. } if alias.token == token)
+        matches!(&self.purpose, Purpose::Release(alias, ..) if alias.token == token)
     }
 }
 
@@ -132,20 +119,4 @@ pub(crate) enum Step {
     /// The reply. With a time, it is delayed until the first calls of the abandonments that this
     /// visit has begun are over, but at most until this time.
     Done(Result<Reply, StoreError>, Option<Instant>),
-}
-
-/// The reply to a caller.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Acquire(AcquireReply),
-    AcquireAll(AcquireAllReply),
-    Poll(PollReply),
-    Renew(Vec<Result<RenewReply, StoreError>>),
-    Release(ReleaseReply),
-    Convert(ConvertReply),
-    Abandoned,
-    /// The server has not confirmed the abandonment of this alias. It ends with its lease.
-    NotAbandoned(usize, Hold, StoreError),
-    Inspect(Inspection),
-    Revoke(RevokeReply),
 }

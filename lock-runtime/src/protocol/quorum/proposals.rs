@@ -38,11 +38,8 @@ impl Proposals {
     ) -> FencingToken {
         let ahead = round_trip.mul_f64(1.0 + jitter).as_micros() as u64;
         let least = fence.later(1 + (64.0 * jitter) as u32);
-        let by_clock = FencingToken::new(
-            micros
-                .saturating_add(ahead)
-                .min(fence.number().saturating_add(16 * ahead)),
-        );
+        let most = fence.number().saturating_add(16 * ahead);
+        let by_clock = FencingToken::new(micros.saturating_add(ahead).min(most));
         by_clock.map_or(least, |by_clock| by_clock.max(least))
     }
 }
@@ -73,8 +70,8 @@ mod tests {
                 (1_000_000_000, 16_000, 32_000),
             ] {
                 let micros = fence.number().saturating_add_signed(clock);
-                let by =
-                    Proposals::beyond(fence, micros, round_trip, jitter).number() - fence.number();
+                let beyond = Proposals::beyond(fence, micros, round_trip, jitter);
+                let by = beyond.number() - fence.number();
                 assert!((least..=most).contains(&by), "{clock} {jitter}: {by}");
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerReply, ServerRequest, Session,
+    AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
     broadcast::Count, time_out::majority_timeout,
 };
 use crate::store::{Hold, Release, ReleaseReply, StoreError};
@@ -25,7 +25,7 @@ impl Session {
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
-            let purpose = Purpose::Release { alias, hold, lease };
+            let purpose = Purpose::Release(alias, hold, lease);
             (alias.server, ServerRequest::Release(there), purpose)
         });
         self.broadcast(count, timeout, coordinator, calls, cx)
@@ -39,10 +39,10 @@ impl Session {
         alias: &AbandonedAlias,
         hold: &Hold,
         lease: Duration,
-        reply: &Result<ServerReply, StoreError>,
+        reply: &Result<Reply, StoreError>,
         cx: &mut Cx<'_>,
     ) {
-        let is_released = matches!(reply, Ok(ServerReply::Release(ReleaseReply::Released)));
+        let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
         if !is_released && (alias.may_be_queued || alias.was_writer || reply.is_err()) {
             self.abandon_alias(alias, hold, lease, cx);
         }
@@ -54,22 +54,19 @@ impl Session {
         decision: Result<bool, StoreError>,
         now: Instant,
     ) -> Result<Reply, StoreError> {
-        let Hold { token, mode, .. } = *hold;
-        let round = self.rounds.get(&token.stem());
-        if round.is_some_and(|round| round.hold().mode == mode) {
+        let stem = hold.token.stem();
+        let round = self.rounds.get(&stem);
+        if round.is_some_and(|round| round.hold.mode == hold.mode) {
             // The aliases that a server may still know are abandoned, and no longer needed here.
-            self.rounds.remove(&token.stem());
+            self.rounds.remove(&stem);
         } else {
             // After a conversion of unknown outcome, the caller releases the writer, which may
             // leave a reservation, and then the reader.
-            self.remove_later(token.stem(), now);
+            self.remove_later(stem, now);
         }
-        decision.map(|is_released| {
-            Reply::Release(if is_released {
-                ReleaseReply::Released
-            } else {
-                ReleaseReply::NotHeld
-            })
-        })
+        Ok(Reply::Release(match decision? {
+            true => ReleaseReply::Released,
+            false => ReleaseReply::NotHeld,
+        }))
     }
 }

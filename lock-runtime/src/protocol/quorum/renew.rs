@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Cx, Mutation, PerServer, Purpose, RequestId, ServerRequest, Session,
+    Answer, Cx, Mutation, PerServer, Purpose, RequestId, Round, ServerRequest, Session,
     acquire::Terms,
     broadcast::Count,
     tally::{Held, Renewed},
@@ -16,33 +16,21 @@ use crate::{
     store::{RenewReply, Renewal, StoreError, Token},
 };
 
-/// The replies to the renewal of several locks.
-#[derive(Debug)]
-pub(super) struct Renewals {
-    tallies: Vec<Renewed>,
+/// Counts the replies of a server to the renewals of a batch, sent at `sent`.
+pub(super) fn count(
+    tallies: &mut [Renewed],
     sent: Instant,
-}
-
-impl Renewals {
-    /// Counts the reply of a server. Returns whether all renewals are decided.
-    pub(super) fn count(
-        &mut self,
-        server: usize,
-        batch: &[(usize, Token)],
-        replies: Vec<Result<RenewReply, StoreError>>,
-        cx: &Cx<'_>,
-    ) -> bool {
-        for ((number, _), reply) in batch.iter().zip(replies) {
-            let tally = &mut self.tallies[*number];
-            match reply {
-                Ok(RenewReply::Renewed { ttl }) => tally.renewed(self.sent, ttl),
-                Ok(RenewReply::Gone) => tally.gone(),
-                Err(error) => tally.errors.push((server, error)),
-            }
+    server: usize,
+    batch: &[(usize, Token)],
+    replies: Vec<Result<RenewReply, StoreError>>,
+) {
+    for ((number, _), reply) in batch.iter().zip(replies) {
+        let tally = &mut tallies[*number];
+        match reply {
+            Ok(RenewReply::Renewed { ttl }) => tally.renewed(sent, ttl),
+            Ok(RenewReply::Gone) => tally.gone += 1,
+            Err(error) => tally.errors.push((server, error)),
         }
-        self.tallies
-            .iter()
-            .all(|tally| tally.held(cx) != Held::Open)
     }
 }
 
@@ -64,10 +52,10 @@ impl Session {
                     earlier.for_each(|until| tally.renewed(until, Duration::ZERO));
                 }
                 if !lease.is_zero() {
-                    round.extends(*lease);
+                    round.longest_lease = round.longest_lease.max(*lease);
                 }
             }
-            (known.len()..servers).for_each(|_| tally.gone());
+            tally.gone = servers - known.len();
             for (server, token) in known {
                 let hold = hold.alias(token);
                 batches[server].0.push((number, token));
@@ -78,13 +66,13 @@ impl Session {
                 self.heal(hold.token, cx);
             }
         }
-        let count = Count::Renewals(Renewals { tallies, sent });
         let batches = batches.into_iter().enumerate();
         let calls = batches.filter(|(_, (aliases, _))| !aliases.is_empty());
         let calls = calls.map(|(server, (aliases, renewals))| {
-            let purpose = Purpose::Renewal { aliases, sent };
+            let purpose = Purpose::Renewal(aliases, sent);
             (server, ServerRequest::Renew(renewals), purpose)
         });
+        let count = Count::Renewals(tallies);
         self.broadcast(count, majority_timeout(shortest), None, calls, cx)
     }
 
@@ -115,13 +103,12 @@ impl Session {
             let Ok(reply) = reply else {
                 continue;
             };
-            let Some(round) = self.rounds.get_mut(&token.stem()) else {
-                *reply = RenewReply::Gone;
-                continue;
+            let believes = cx.breaks(Mutation::BelievesTheAbandoned);
+            let is_used = |round: &&mut Round| {
+                believes || round.known().any(|known| known == (server, token))
             };
-            let is_used = round.known().any(|known| known == (server, token));
-            if is_used || cx.breaks(Mutation::BelievesTheAbandoned) {
-                let exchange = round.exchange();
+            if let Some(round) = self.rounds.get_mut(&token.stem()).filter(is_used) {
+                let exchange = round.exchange;
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
                 self.abandon_unused(token.stem(), cx);
             } else {
@@ -132,11 +119,11 @@ impl Session {
 
     pub(super) fn all_renewed(
         &self,
-        renewals: Renewals,
+        tallies: Vec<Renewed>,
+        sent: Instant,
         failed: &[(usize, StoreError)],
         cx: &Cx<'_>,
     ) -> Vec<Result<RenewReply, StoreError>> {
-        let Renewals { tallies, sent } = renewals;
         let reply = |mut tally: Renewed| match tally.held(cx) {
             Held::Until(until) => Ok(RenewReply::Renewed {
                 ttl: until.saturating_duration_since(sent),

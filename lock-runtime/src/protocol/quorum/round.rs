@@ -17,9 +17,8 @@ mod message;
 mod tests;
 mod vote;
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub(crate) use self::message::{
@@ -29,10 +28,10 @@ use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
+    protocol::STRAGGLE,
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RaiseReply, RenewReply,
-        StoreError, Token,
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError, Token,
     },
 };
 
@@ -55,7 +54,7 @@ enum Phase {
 /// The state of one acquisition.
 #[derive(Debug)]
 pub(crate) struct Round {
-    hold: Hold,
+    pub(crate) hold: Hold,
     pub(super) lease: Duration,
     /// The longest lease requested so far: everything that a server holds expires within it.
     pub(super) longest_lease: Duration,
@@ -66,11 +65,12 @@ pub(crate) struct Round {
     states: PerServer<VoteState>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
-    /// The number of this exchange. It distinguishes its replies from those of earlier exchanges.
-    exchange: u32,
+    /// The number of this exchange, which each of its requests carries. It distinguishes its
+    /// replies from those of earlier exchanges.
+    pub(super) exchange: u32,
     /// The index of the coordinator.
     pub(super) coordinator: Option<usize>,
-    if_busy: IfBusy,
+    pub(super) if_busy: IfBusy,
     /// The caller follows a refusal with a request that queues.
     then_queues: bool,
     /// The acquisition was in the queue before this exchange.
@@ -96,12 +96,11 @@ pub(crate) struct Round {
     /// When all servers were asked last.
     asked_all_at: Instant,
     fence: Option<FencingToken>,
-    /// A reader polls that has a number already: others may have received larger fencing tokens
-    /// since, and it may be the number of an earlier waiter, so the reply carries a new one.
+    /// A reader has or counts a number that it may have got before this exchange, or that an
+    /// earlier waiter may have got. Others may have received larger fencing tokens since, so it
+    /// draws a new one.
     redraws: bool,
-    /// The new number.
-    redrawn: Option<FencingToken>,
-    abandoned: SmallVec<[AbandonedAlias; 5]>,
+    abandoned: PerServer<AbandonedAlias>,
 }
 
 /// The pause after which a waiter in the coordinator's queue also asks the other servers, although
@@ -118,14 +117,16 @@ pub(super) fn grace(took: Duration) -> Duration {
 }
 
 impl Round {
-    /// Creates an acquisition that has not asked any server yet.
+    /// Creates an acquisition that has not asked any server yet. If `coordinator` is given, this
+    /// server is the coordinator.
     pub(crate) fn new(
         request: &KeyRequest,
         servers: usize,
+        coordinator: Option<usize>,
         time_outs: TimeOuts,
         now: Instant,
     ) -> Self {
-        let hold = request.hold.clone();
+        let (hold, deadline) = (request.hold.clone(), request.deadline);
         // A reader has a single fencing token.
         let is_writer = hold.mode == Mode::Exclusive;
         Self {
@@ -138,8 +139,8 @@ impl Round {
             closed: false,
             reserved: if is_writer { request.reserved } else { 0 },
             polls: false,
-            coordinator: None,
-            if_busy: IfBusy::Refuse,
+            coordinator,
+            if_busy: request.if_busy,
             then_queues: request.then_queues,
             phase: Phase::Over,
             since: now,
@@ -148,24 +149,14 @@ impl Round {
             was_free: None,
             check_at: now,
             check_pause: time_outs.poll,
-            answer_by: now,
+            answer_by: deadline.checked_sub(STRAGGLE).unwrap_or(deadline),
             time_outs,
             headless_since: None,
             asked_all_at: now,
             fence: None,
             redraws: false,
-            redrawn: None,
-            abandoned: SmallVec::new(),
+            abandoned: PerServer::new(),
         }
-    }
-
-    pub(crate) fn hold(&self) -> &Hold {
-        &self.hold
-    }
-
-    /// Records the extension of the lease.
-    pub(crate) fn extends(&mut self, lease: Duration) {
-        self.longest_lease = self.longest_lease.max(lease);
     }
 
     /// The largest number given to this acquisition, while it has no fencing token yet.
@@ -176,11 +167,6 @@ impl Round {
         };
         let drawn = self.states.iter().filter_map(number_of).max();
         drawn.filter(|_| self.fence.is_none())
-    }
-
-    /// The number of the current exchange, which every request of the exchange carries.
-    pub(crate) fn exchange(&self) -> u32 {
-        self.exchange
     }
 
     /// The alias at a server that holds the lock for this acquisition.
@@ -228,8 +214,8 @@ impl Round {
     }
 
     /// Takes the aliases that are to be abandoned.
-    pub(crate) fn take_abandoned(&mut self) -> SmallVec<[AbandonedAlias; 5]> {
-        std::mem::take(&mut self.abandoned)
+    pub(crate) fn take_abandoned(&mut self) -> PerServer<AbandonedAlias> {
+        mem::take(&mut self.abandoned)
     }
 
     fn majority(&self, cx: &Cx<'_>) -> usize {
@@ -267,58 +253,38 @@ impl Round {
     ) {
         let is_current = exchange == self.exchange;
         let state = &mut self.states[server];
-        let (token, is_current) = if cx.breaks(Mutation::BelievesTheAbandoned) {
-            (state.token, true)
-        } else {
-            (token, is_current)
-        };
+        let believes = cx.breaks(Mutation::BelievesTheAbandoned);
+        let (is_ours, is_current) = (believes || state.token == token, believes || is_current);
         // The latest request determines the state at the server, so replies to earlier ones are
         // outdated. A raised number stays raised.
         let is_outdated =
             state.as_of.is_some_and(|as_of| sent < as_of) && !matches!(answer, Answer::Raise(..));
-        if state.token != token || is_outdated {
+        if !is_ours || is_outdated {
             return;
         }
         let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
-        let held = |grant: Grant| Standing::Holds(Vote::new(grant, sent));
+        let held = |grant| (Standing::Holds(Vote::new(grant, sent)), Status::Voted);
         let (standing, status) = match answer {
-            Answer::Acquire(AcquireReply::Granted(grant))
-            | Answer::Poll(PollReply::Granted(grant)) => (held(grant), Status::Voted),
-            Answer::Acquire(AcquireReply::Queued {
-                counter,
-                holder_ttl,
-            })
-            | Answer::Poll(PollReply::Queued {
-                counter,
-                holder_ttl,
-            }) => (
-                Standing::Queued,
-                Status::Queued {
-                    counter,
-                    holder_ttl,
-                },
-            ),
-            Answer::Acquire(reply) => (Standing::Outside, Status::Refused(reply)),
+            Answer::Acquire(AcquireReply::Granted(grant)) => held(grant),
+            Answer::Acquire(reply @ AcquireReply::Queued { .. }) => {
+                (Standing::Queued, Status::Denied(reply))
+            }
+            Answer::Acquire(reply) => (Standing::Outside, Status::Denied(reply)),
             // The notification was outdated: the acquisition still waits.
-            Answer::Renew(RenewReply::Gone) if state.standing == Standing::Queued => (
-                Standing::Queued,
-                Status::Queued {
+            Answer::Renew(RenewReply::Gone) if state.standing == Standing::Queued => {
+                let reply = AcquireReply::Queued {
                     counter: None,
                     holder_ttl: None,
-                },
-            ),
-            Answer::Poll(PollReply::Gone) | Answer::Renew(RenewReply::Gone) => {
-                (Standing::Outside, Status::Gone)
+                };
+                (Standing::Queued, Status::Denied(reply))
             }
+            Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
             Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
-                (Standing::Holds(vote), _) => (
-                    Standing::Holds(Vote {
-                        until: sent + ttl,
-                        ..vote
-                    }),
-                    Status::Voted,
-                ),
-                (_, Some(pushed)) => (held(Grant { ttl, ..pushed }), Status::Voted),
+                (Standing::Holds(vote), _) => {
+                    let until = sent + ttl;
+                    (Standing::Holds(Vote { until, ..vote }), Status::Voted)
+                }
+                (_, Some(pushed)) => held(Grant { ttl, ..pushed }),
                 // Without a fencing token it is not a grant yet. The next request obtains one.
                 (standing, None) => (standing, Status::None),
             },
@@ -371,11 +337,6 @@ impl Round {
         state.renewed = renewed;
     }
 
-    fn fresh_name(&mut self) -> Token {
-        self.names = self.names.wrapping_add(1);
-        self.hold.token.alias(self.names)
-    }
-
     /// Stops waiting for the servers that have not replied yet, and returns them.
     pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
         let mut silent = PerServer::new();
@@ -409,12 +370,9 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
-        let token = self.fresh_name();
+        self.names = self.names.wrapping_add(1);
+        let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];
-        let status = std::mem::replace(&mut state.status, Status::None);
-        *state = VoteState {
-            status,
-            ..VoteState::new(token)
-        };
+        state.status = mem::replace(state, next).status;
     }
 }

@@ -28,20 +28,18 @@ impl Server {
     /// Returns the last error while the circuit breaker is open. When this time is over, lets one
     /// probe through and stays open for the other requests.
     pub(super) fn admits(&mut self, now: Instant) -> Result<(), StoreError> {
-        match &mut self.open_until {
-            Some((until, error)) if now < *until => Err(error.clone().with_unsent(true)),
-            Some((until, _)) => {
-                *until = now + OPEN_FOR;
-                Ok(())
+        if let Some((until, error)) = &mut self.open_until {
+            if now < *until {
+                return Err(error.clone().with_unsent(true));
             }
-            None => Ok(()),
+            *until = now + OPEN_FOR;
         }
+        Ok(())
     }
 
     pub(super) fn is_well(&self, now: Instant) -> bool {
-        self.open_until
-            .as_ref()
-            .is_none_or(|(until, _)| *until <= now)
+        let open_until = self.open_until.as_ref();
+        open_until.is_none_or(|(until, _)| *until <= now)
     }
 
     /// Closes the circuit breaker if the server has replied, and opens it otherwise.

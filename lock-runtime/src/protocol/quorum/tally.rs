@@ -12,11 +12,12 @@ use super::{
 use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 
 /// The replies of one exchange to the renewal of one lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Renewed {
     servers: usize,
     until: PerServer<Instant>,
-    gone: usize,
+    /// The servers that do not hold the lock.
+    pub(crate) gone: usize,
     /// The errors of servers that failed to renew this lock alone.
     pub(crate) errors: Vec<(usize, StoreError)>,
 }
@@ -35,19 +36,13 @@ impl Renewed {
     pub(crate) fn new(servers: usize) -> Self {
         Self {
             servers,
-            until: PerServer::new(),
-            gone: 0,
-            errors: Vec::new(),
+            ..Self::default()
         }
     }
 
     /// Counts a server that holds the lock for at least `ttl` from `sent` on.
     pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration) {
         self.until.push(sent + ttl);
-    }
-
-    pub(crate) fn gone(&mut self) {
-        self.gone += 1;
     }
 
     /// The result so far. The lock is held for as long as a majority of the servers holds it,
@@ -82,11 +77,8 @@ impl Ballot {
 
     /// Counts a vote. Returns whether the decision is made.
     pub(crate) fn count(&mut self, yes: bool) -> bool {
-        if yes {
-            self.yes += 1
-        } else {
-            self.no += 1
-        }
+        self.yes += usize::from(yes);
+        self.no += usize::from(!yes);
         self.decided().is_some()
     }
 
@@ -106,26 +98,18 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
     let majority = majority(servers);
     let fence = seen.iter().filter_map(|one| one.fence).max();
     let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
-    let waiters = seen
-        .into_iter()
-        .map(|one| one.waiters)
-        .max_by_key(Vec::len)
-        .unwrap_or_default();
-    let mut combined = Vec::new();
-    for rank in 0.. {
-        let mut held: Vec<&Holder> = holders
-            .iter()
-            .filter_map(|holders| holders.get(rank))
-            .collect();
-        if held.len() < majority {
-            break;
-        }
-        held.sort_by_key(|holder| Reverse(end(holder)));
-        combined.push(*held[majority - 1]);
-    }
-    combined.reverse();
+    let waiters = seen.into_iter().map(|one| one.waiters);
+    let waiters = waiters.max_by_key(Vec::len).unwrap_or_default();
+    let reported = |rank| {
+        let held = holders.iter().filter_map(|holders| holders.get(rank));
+        by_end(held.copied().collect())
+            .into_iter()
+            .nth(majority - 1)
+    };
+    let mut holders: Vec<_> = (0..).map_while(reported).collect();
+    holders.reverse();
     Inspection {
-        holders: combined,
+        holders,
         waiters,
         fence,
     }
@@ -133,28 +117,20 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
 
 /// The holders, the one that expires last in front.
 fn by_end(mut holders: Vec<Holder>) -> Vec<Holder> {
-    holders.sort_by_key(|holder| Reverse(end(holder)));
+    holders.sort_by_key(|holder| Reverse(holder.ttl.unwrap_or(Duration::MAX)));
     holders
-}
-
-fn end(holder: &Holder) -> Duration {
-    holder.ttl.unwrap_or(Duration::MAX)
 }
 
 /// Combines the replies to a revocation. `None` if too few servers have replied.
 pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
     let text = |reply| replies.iter().filter(|one| **one == reply).count();
     let (revoked, free) = (text(RevokeReply::Revoked), text(RevokeReply::NotHeld));
-    if revoked + free >= majority(servers) {
-        return Some(if revoked > 0 {
-            RevokeReply::Revoked
-        } else {
-            RevokeReply::NotHeld
-        });
+    let refusals = [RevokeReply::ForeignKey, RevokeReply::Endless];
+    match revoked + free >= majority(servers) {
+        true if revoked > 0 => Some(RevokeReply::Revoked),
+        true => Some(RevokeReply::NotHeld),
+        false => refusals.into_iter().find(|reply| text(*reply) > 0),
     }
-    [RevokeReply::ForeignKey, RevokeReply::Endless]
-        .into_iter()
-        .find(|reply| text(*reply) > 0)
 }
 
 #[cfg(test)]
@@ -172,15 +148,10 @@ mod tests {
             assert_eq!(renewed.held(&cx), Held::Open);
             renewed.renewed(now, Duration::from_secs(seconds));
         }
-        assert_eq!(
-            renewed.held(&cx),
-            Held::Until(now + Duration::from_secs(10))
-        );
+        let until = |seconds| Held::Until(now + Duration::from_secs(seconds));
+        assert_eq!(renewed.held(&cx), until(10));
         renewed.renewed(now, Duration::from_secs(25));
-        assert_eq!(
-            renewed.held(&cx),
-            Held::Until(now + Duration::from_secs(20))
-        );
+        assert_eq!(renewed.held(&cx), until(20));
     }
 
     #[test]
@@ -188,11 +159,10 @@ mod tests {
         let mut fraction = || 0.5;
         let cx = Cx::new(Instant::now(), 1, &mut fraction);
         let mut renewed = Renewed::new(5);
-        renewed.gone();
-        renewed.gone();
+        renewed.gone = 2;
         renewed.renewed(Instant::now(), Duration::from_secs(1));
         assert_eq!(renewed.held(&cx), Held::Open);
-        renewed.gone();
+        renewed.gone = 3;
         assert_eq!(renewed.held(&cx), Held::Gone);
     }
 
@@ -205,9 +175,7 @@ mod tests {
         };
         let combined = inspected(3, vec![seen(&[5, 9]), seen(&[8]), seen(&[])]);
         assert_eq!(combined.holders, [holder(8)]);
-        assert_eq!(
-            inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]).holders,
-            []
-        );
+        let combined = inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]);
+        assert_eq!(combined.holders, []);
     }
 }

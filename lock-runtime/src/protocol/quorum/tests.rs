@@ -4,33 +4,37 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step};
+use super::{Cx, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
-        Token,
+        AcquireReply, Grant, Hold, KeyRequest, PollReply, RenewReply, Renewal, StoreError, Token,
     },
 };
 
 const LEASE: Duration = Duration::from_secs(30);
-const QUEUED: ServerReply = ServerReply::Acquire(AcquireReply::Queued {
+const QUEUED: Reply = Reply::Acquire(AcquireReply::Queued {
     counter: None,
     holder_ttl: Some(LEASE),
+});
+
+const BUSY: Reply = Reply::Acquire(AcquireReply::Busy {
+    holder_ttl: Some(LEASE),
+    has_waiters: false,
 });
 
 fn grant() -> Grant {
     Grant::new(FencingToken::new(7).unwrap(), LEASE)
 }
 
-fn granted() -> ServerReply {
-    ServerReply::Acquire(AcquireReply::Granted(grant()))
+fn granted() -> Reply {
+    Reply::Acquire(AcquireReply::Granted(grant()))
 }
 
-fn renewed() -> ServerReply {
-    ServerReply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })])
+fn renewed() -> Reply {
+    Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: LEASE })])
 }
 
 /// The client of three servers, and its acquisition.
@@ -49,10 +53,7 @@ impl Client {
             now: Instant::now(),
             hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
         };
-        let request = KeyRequest {
-            if_busy: IfBusy::Queue,
-            ..KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE)
-        };
+        let request = KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE).queued();
         let (id, out) = client.visit(|session, cx| session.acquire(&request, cx));
         assert_eq!(out.sends.len(), 3);
         (client, id, out.sends)
@@ -64,12 +65,8 @@ impl Client {
         let (mut client, id, sends) = Self::acquire(mode);
         let coordinator = sends[0].ticket.server;
         for send in sends {
-            let busy = ServerReply::Acquire(AcquireReply::Busy {
-                holder_ttl: Some(LEASE),
-                has_waiters: false,
-            });
             let is_coordinator = send.ticket.server == coordinator;
-            client.reply(send, if is_coordinator { QUEUED } else { busy });
+            client.reply(send, if is_coordinator { QUEUED } else { BUSY });
         }
         client.step(id);
         let token = client.hold.token;
@@ -86,7 +83,7 @@ impl Client {
         (result, cx.out)
     }
 
-    fn reply(&mut self, send: Send, reply: ServerReply) -> Output {
+    fn reply(&mut self, send: Send, reply: Reply) -> Output {
         self.visit(|session, cx| session.replied(send.ticket, Ok(reply), cx))
             .1
     }
@@ -119,30 +116,21 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         client.reply(send, if is_queued { QUEUED } else { granted() });
     }
     let (step, _) = client.step(id);
-    assert!(
-        matches!(
-            step,
-            Step::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _)
-        ),
-        "{step:?}"
-    );
+    let Step::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _) = step else {
+        panic!("{step:?}")
+    };
 
     let (id, out) = client.renew();
     assert_eq!(out.abandonments.len(), 1);
-    assert!(matches!(
-        out.background[..],
-        [Send {
-            request: ServerRequest::Acquire(..),
-            ..
-        }]
-    ));
+    let [asked] = &out.background[..] else {
+        panic!("{out:?}")
+    };
+    assert!(matches!(asked.request, ServerRequest::Acquire(..)));
     for send in out.sends {
-        if [coordinator, queued_at].contains(&send.ticket.server) {
-            client.reply(send, renewed());
-        } else {
-            let silent = Err(StoreError::timed_out(LEASE));
-            client.visit(|session, cx| session.replied(send.ticket, silent, cx));
-        }
+        let is_answered = [coordinator, queued_at].contains(&send.ticket.server);
+        let silent = StoreError::timed_out(LEASE);
+        let reply = is_answered.then(renewed).ok_or(silent);
+        client.visit(|session, cx| session.replied(send.ticket, reply, cx));
     }
     let (step, _) = client.step(id);
     let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
@@ -180,7 +168,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     }
     client.step(id);
     let [late] = late.try_into().unwrap();
-    let out = client.reply(late, ServerReply::Poll(PollReply::Gone));
+    let out = client.reply(late, Reply::Poll(PollReply::Gone));
     assert_eq!(out.abandonments.len(), 1);
 }
 
@@ -189,11 +177,9 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
 #[test]
 fn a_vote_that_was_renewed_is_not_abandoned() {
     let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
-    let mut sends = sends.into_iter();
-    for send in sends.by_ref().take(2) {
-        client.reply(send, granted());
-    }
-    let late = sends.next().unwrap();
+    let [first, second, late] = sends.try_into().unwrap();
+    client.reply(first, granted());
+    client.reply(second, granted());
     client.step(id);
 
     client.now += LEASE / 3;
@@ -214,9 +200,9 @@ fn a_vote_that_was_renewed_is_not_abandoned() {
 #[test]
 fn a_reader_that_polls_again_gets_a_new_number() {
     let (mut client, _, sends) = Client::granted_by_coordinator(Mode::Shared);
-    let mut sends = sends.into_iter();
-    client.reply(sends.next().unwrap(), renewed());
-    client.reply(sends.next().unwrap(), granted());
+    let [coordinator, other, _] = sends.try_into().unwrap();
+    client.reply(coordinator, renewed());
+    client.reply(other, granted());
     // The request ends before it has taken its next step.
 
     let (id, sends) = client.poll();
@@ -231,4 +217,45 @@ fn a_reader_that_polls_again_gets_a_new_number() {
         request => panic!("{request:?}"),
     });
     assert!(raised.clone().count() >= 2 && raised.clone().all(|fence| fence > grant().fence));
+}
+
+/// A server has granted the lock from its queue to an earlier reader of the process. Its vote is
+/// found only after the coordinator has granted the lock to the next reader, with a smaller number.
+#[test]
+fn a_reader_counts_an_earlier_vote_under_a_new_number() {
+    let (mut client, id, sends) = Client::granted_by_coordinator(Mode::Shared);
+    let coordinator = sends[0].ticket.server;
+    // The coordinator's message was outdated, and all servers queue the reader.
+    let mut aliases = Vec::new();
+    for send in sends {
+        let reply = match &send.request {
+            ServerRequest::Acquire(request, _) => {
+                aliases.push((send.ticket.server, request.hold.token));
+                QUEUED
+            }
+            _ => Reply::Renew(vec![Ok(RenewReply::Gone)]),
+        };
+        client.reply(send, reply);
+    }
+    client.step(id);
+
+    let (id, sends) = client.poll();
+    let [polled] = sends.try_into().unwrap();
+    assert_eq!(polled.ticket.server, coordinator);
+    let (server, alias) = aliases[0];
+    let earlier = Grant::new(grant().fence.later(10), LEASE);
+    assert!(client.session.pushed(server, alias, earlier));
+    client.reply(polled, Reply::Poll(PollReply::Granted(grant())));
+    let (_, out) = client.step(id);
+    for send in out.sends {
+        let is_earlier = send.ticket.server == server;
+        client.reply(send, if is_earlier { renewed() } else { QUEUED });
+    }
+    let (step, out) = client.step(id);
+    assert!(!matches!(step, Step::Done(..)), "{step:?}");
+    let raised = out.sends.iter().map(|send| match &send.request {
+        ServerRequest::Raise(_, _, fence) => *fence,
+        request => panic!("{request:?}"),
+    });
+    assert!(raised.clone().count() == 2 && raised.clone().all(|fence| fence > earlier.fence));
 }

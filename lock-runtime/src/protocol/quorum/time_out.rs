@@ -11,20 +11,15 @@ pub(super) fn majority_timeout(lease: Duration) -> Duration {
     call_timeout(lease) * 9 / 10
 }
 
-/// The time in which one server must reply to an acquire: min(lease/20, 200 ms).
-fn server_timeout(lease: Duration) -> Duration {
-    (lease / 20).min(Duration::from_millis(200))
-}
-
 impl Session {
-    /// The time in which one server must reply to an acquire. It is longer if all servers are slow;
-    /// otherwise no request would ever get its replies.
+    /// The time in which one server must reply to an acquire: min(lease/20, 200 ms). It is longer
+    /// if all servers are slow; otherwise no request would ever get its replies.
     pub(super) fn server_timeout(&self, lease: Duration, cx: &Cx<'_>) -> Duration {
+        let shortest = (lease / 20).min(Duration::from_millis(200));
         if cx.breaks(Mutation::FixedTimeOuts) {
-            return server_timeout(lease);
+            return shortest;
         }
-        let slow = self.round_trip * 10;
-        slow.clamp(server_timeout(lease), call_timeout(lease) * 2 / 3)
+        (self.round_trip * 10).clamp(shortest, call_timeout(lease) * 2 / 3)
     }
 
     /// Records the time in which a majority has replied, or in which it did not.

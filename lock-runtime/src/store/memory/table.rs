@@ -6,6 +6,7 @@ mod probe;
 
 use std::{
     collections::HashMap,
+    ops::DerefMut,
     sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -19,9 +20,9 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireReply, ConvertReply, ENTRY_TTL, Grant, Hold, Holder, IfBusy, Inspection, KeyRequest,
-        MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
-        Renewal, RevokeReply, StoreEvent, Token, Waiter,
+        AcquireAllReply, AcquireReply, ConvertReply, ENTRY_TTL, Grant, Hold, Holder, IfBusy,
+        Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release,
+        ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
     },
 };
 
@@ -120,6 +121,32 @@ type Map = HashMap<LockKey, Entry, RandomState>;
 pub(crate) struct Table {
     /// Of each kind.
     maps: [Map; 2],
+}
+
+/// Grants all requests or none, each in the table at its `place`.
+pub(crate) fn acquire_all(
+    tables: &mut [impl DerefMut<Target = Table>],
+    place: impl Fn(&KeyRequest) -> usize,
+    requests: &[KeyRequest],
+    step: &mut Step<'_>,
+) -> AcquireAllReply {
+    let mut grants = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        // A request for several keys is never queued, whatever it says.
+        let request = &KeyRequest {
+            if_busy: IfBusy::Refuse,
+            ..request.clone()
+        };
+        match tables[place(request)].verdict(request, step) {
+            None => grants.push(None),
+            Some(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
+            Some(reply) => return AcquireAllReply::Refused { index, reply },
+        }
+    }
+    let grant_one = |(request, grant): (&KeyRequest, Option<_>)| {
+        grant.unwrap_or_else(|| tables[place(request)].grant(request, step))
+    };
+    AcquireAllReply::Granted(requests.iter().zip(grants).map(grant_one).collect())
 }
 
 impl Table {
@@ -418,5 +445,7 @@ fn shrink(map: &mut Map, now: Instant) {
             entry.slots.iter().any(|slot| slot.expires > now)
                 || entry.line.iter().any(|place| now < place.seen + ENTRY_TTL)
         });
+        // Otherwise each of the next insertions might visit all entries for a few expired ones.
+        map.reserve(map.len());
     }
 }

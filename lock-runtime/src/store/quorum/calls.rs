@@ -2,6 +2,7 @@
 
 use std::{
     pin::pin,
+    slice::from_ref,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -19,9 +20,10 @@ use tokio::{
 
 use super::Inner;
 use crate::{
-    call::only,
+    call::{only, within},
+    on_drop::OnDrop,
     protocol::quorum::{
-        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerReply, ServerRequest, Session, Step,
+        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
     store::{QuorumMember, StoreError},
     sync::lock,
@@ -48,24 +50,14 @@ impl Drop for Running {
     }
 }
 
-/// A guard that counts a task with calls in the background.
-struct Busy(Arc<Inner>);
-
-impl Busy {
-    fn new(inner: &Arc<Inner>) -> Self {
-        inner.busy.send_modify(|busy| *busy += 1);
-        Self(inner.clone())
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let Self(inner) = self;
-        inner.busy.send_modify(|busy| *busy -= 1);
-    }
-}
-
 impl Inner {
+    /// Counts a task with calls in the background, until the guard is dropped.
+    fn count_task(self: &Arc<Self>) -> OnDrop<impl FnOnce() + use<>> {
+        self.busy.send_modify(|busy| *busy += 1);
+        let inner = self.clone();
+        OnDrop::new(move || inner.busy.send_modify(|busy| *busy -= 1))
+    }
+
     /// Waits until no background call is in progress. Does not wait for retries to unresponsive
     /// servers.
     pub(super) async fn settled(&self) {
@@ -132,7 +124,7 @@ impl Inner {
             if let Some(until) = until.filter(|until| *until != alarm.deadline()) {
                 alarm.as_mut().reset(until);
             }
-            let busy = (is_background && !running.calls.is_empty()).then(|| Busy::new(self));
+            let busy = (is_background && !running.calls.is_empty()).then(|| self.count_task());
             tokio::select! {
                 biased;
                 Some(()) = running.calls.next() => {
@@ -182,12 +174,10 @@ impl Inner {
     fn finish(self: &Arc<Self>, mut calls: InFlight) {
         // A future that is dropped outside of a runtime cannot complete its calls.
         if let (false, Ok(runtime)) = (calls.is_empty(), Handle::try_current()) {
-            let busy = Busy::new(self);
+            let busy = self.count_task();
             runtime.spawn(async move {
-                let _ = timeout(LONGEST_CALL, async {
-                    while calls.next().await.is_some() {}
-                })
-                .await;
+                let over = async { while calls.next().await.is_some() {} };
+                let _ = timeout(LONGEST_CALL, over).await;
                 drop(busy);
             });
         }
@@ -199,9 +189,7 @@ impl Inner {
         Box::pin(async move {
             let call = perform(&*inner.servers[send.ticket.server], &send.request);
             let reply = match send.timeout {
-                Some(limit) => timeout(limit, call)
-                    .await
-                    .unwrap_or_else(|_| Err(StoreError::timed_out(limit))),
+                Some(limit) => within(limit, call).await,
                 None => call.await,
             };
             let ((), out) = inner.visit(|session, cx| session.replied(send.ticket, reply, cx));
@@ -211,34 +199,32 @@ impl Inner {
 }
 
 /// Sends a request to a server.
-async fn perform(
+pub(super) async fn perform(
     server: &dyn QuorumMember,
     request: &ServerRequest,
-) -> Result<ServerReply, StoreError> {
-    use std::slice::from_ref;
-    match request {
+) -> Result<Reply, StoreError> {
+    Ok(match request {
         ServerRequest::Acquire(request, proposal) => {
-            let reply = server.acquire_proposed(request, *proposal).await;
-            reply.map(ServerReply::Acquire)
+            Reply::Acquire(server.acquire_proposed(request, *proposal).await?)
         }
-        ServerRequest::Poll(hold) => only(server.poll(from_ref(hold)))
-            .await
-            .map(ServerReply::Poll),
-        ServerRequest::Renew(renewals) => Ok(ServerReply::Renew(server.renew(renewals).await)),
+        ServerRequest::Poll(hold) => Reply::Poll(only(server.poll(from_ref(hold))).await?),
+        ServerRequest::Renew(renewals) => {
+            let mut replies = server.renew(renewals).await;
+            // A call that failed as a whole says something about the server.
+            if replies.iter().all(Result::is_err) {
+                replies.pop().transpose()?;
+            }
+            Reply::Renew(replies)
+        }
         ServerRequest::Raise(key, kind, fence) => {
-            let reply = server.raise(key, *kind, *fence).await;
-            reply.map(|reply| ServerReply::Raise(*fence, reply))
+            Reply::Raise(*fence, server.raise(key, *kind, *fence).await?)
         }
-        ServerRequest::Release(release) => server.release(release).await.map(ServerReply::Release),
-        ServerRequest::Convert(hold) => server.convert(hold).await.map(ServerReply::Convert),
-        ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| ServerReply::Abandoned),
-        ServerRequest::Inspect(key, kind) => {
-            let reply = server.inspect(key, *kind).await;
-            reply.map(ServerReply::Inspect)
-        }
+        ServerRequest::Release(release) => Reply::Release(server.release(release).await?),
+        ServerRequest::Convert(hold) => Reply::Convert(server.convert(hold).await?),
+        ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| Reply::Abandoned)?,
+        ServerRequest::Inspect(key, kind) => Reply::Inspect(server.inspect(key, *kind).await?),
         ServerRequest::Revoke(key, kind, scope) => {
-            let reply = server.revoke(key, *kind, *scope).await;
-            reply.map(ServerReply::Revoke)
+            Reply::Revoke(server.revoke(key, *kind, *scope).await?)
         }
-    }
+    })
 }

@@ -52,13 +52,13 @@ impl RedisStore {
         for (taken, indices) in slots.iter().enumerate() {
             let some = indices.iter().map(|index| requests[*index].clone());
             let some: Vec<_> = some.collect();
-            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
             // The locks of the slots before may be held.
-            let reply = reply.map_err(|error| {
+            let failed = |error: StoreError| {
                 let unsent = error.is_unsent() && taken == 0;
                 error.with_unsent(unsent)
-            });
-            match reply? {
+            };
+            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
+            match reply.map_err(failed)? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
                         grants[*index] = Some(grant);
@@ -70,7 +70,7 @@ impl RedisStore {
                     let held = slots[..taken].iter().flatten();
                     let abandoned = held.map(|index| self.abandon_one(&requests[*index].hold));
                     for abandoned in join_all(abandoned).await {
-                        abandoned?;
+                        abandoned.map_err(failed)?;
                     }
                     let index = indices[index];
                     return Ok(AcquireAllReply::Refused { index, reply });
@@ -151,14 +151,11 @@ impl RedisStore {
         };
         // Not repeated under the same token: the first request may be executed after the lock was
         // released again, and the lock would then have no owner (rule 1).
-        let errand = Errand::By {
-            deadline,
-            write: &write,
-            slot: place,
-        };
+        let errand = Errand::By(deadline, &write, place);
         let mut answer = self.servers.run(errand).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;
+        let refused = |index, reply| Ok(AcquireAllReply::Refused { index, reply });
         match reply.word() {
             "granted" => {
                 let grants = requests.iter().map(|_| reply.grant());
@@ -170,7 +167,7 @@ impl RedisStore {
                     counter: reply.counter()?,
                     holder_ttl: reply.known_ttl()?,
                 };
-                Ok(AcquireAllReply::Refused { index: 0, reply })
+                refused(0, reply)
             }
             "refused" => {
                 let index = usize::try_from(reply.count()?).map_err(|_| unexpected())?;
@@ -184,13 +181,10 @@ impl RedisStore {
                     "mismatch" => AcquireReply::ModeMismatch,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
-                Ok(AcquireAllReply::Refused { index, reply })
+                refused(index, reply)
             }
             "strange" => Err(self.lost_its_data()),
-            "late" => {
-                let reply = AcquireReply::Late;
-                Ok(AcquireAllReply::Refused { index: 0, reply })
-            }
+            "late" => refused(0, AcquireReply::Late),
             _ => Err(unexpected()),
         }
     }

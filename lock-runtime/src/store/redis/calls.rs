@@ -25,8 +25,8 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
-        Limits, Listener, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
+        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -131,7 +131,12 @@ impl Store for RedisStore {
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
-        Some(Names::new(&self.namespace, key, kind).into_part(part))
+        let names = Names::new(&self.namespace, key, kind);
+        Some(match part {
+            KeyPart::Lock => names.lock,
+            KeyPart::Fence => names.fence,
+            KeyPart::Queue => names.queue,
+        })
     }
 
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
@@ -171,12 +176,9 @@ impl QuorumMember for RedisStore {
             let marker = self.servers.marker();
             let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
                 .arg(Names::new(&self.namespace, key, kind).fence);
-            let number = fence.to_string();
+            let (name, number) = (marker_name(&self.namespace), fence.to_string());
             let call = match marker {
-                Some(marker) => call
-                    .arg(marker_name(&self.namespace))
-                    .arg(number)
-                    .arg(marker),
+                Some(marker) => call.arg(name).arg(number).arg(marker),
                 None => call.arg(number),
             };
             let mut reply = self.run(call).await?;
@@ -294,6 +296,7 @@ impl RedisStore {
             Freed::HalfWay => return Ok(ReleaseReply::Released),
         };
         let mut reply = answer.reply()?;
+        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next?.token));
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -302,10 +305,12 @@ impl RedisStore {
                 tokio::task::yield_now().await;
                 Ok(ReleaseReply::Released)
             }
-            "passed" => self.passed(hold, next, reply.grant()?).await,
+            "passed" => {
+                let heir = heir().ok_or_else(unexpected)?;
+                self.passed(heir, reply.grant()?).await
+            }
             "queued" => {
-                if let Some(next) = next {
-                    let heir = Hold::new(hold.key.clone(), hold.mode, next.token);
+                if let Some(heir) = heir() {
                     self.servers.waits(&heir, &answer);
                 }
                 Ok(ReleaseReply::Queued {
@@ -319,14 +324,7 @@ impl RedisStore {
     }
 
     /// Handles a release that granted the lock to the next token.
-    async fn passed(
-        &self,
-        hold: &Hold,
-        next: Option<NextHolder>,
-        grant: Grant,
-    ) -> Result<ReleaseReply, StoreError> {
-        let next = next.ok_or_else(unexpected)?;
-        let heir = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+    async fn passed(&self, heir: Hold, grant: Grant) -> Result<ReleaseReply, StoreError> {
         let Err(error) = self.settle([&heir]).await else {
             return Ok(ReleaseReply::Passed(grant));
         };

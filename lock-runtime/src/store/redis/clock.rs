@@ -33,8 +33,8 @@ impl ServerClock {
 
     /// Records that the server's time was `micros` at some instant between `sent` and `received`.
     pub(crate) fn observe(&self, micros: u64, sent: Instant, received: Instant) {
-        let lower = micros as i64 - self.since_base(received);
-        let upper = micros as i64 - self.since_base(sent);
+        let lower = (micros as i64).saturating_sub(self.since_base(received));
+        let upper = (micros as i64).saturating_sub(self.since_base(sent));
         // Relaxed, because no other memory depends on this number.
         self.at_base.fetch_max(lower, Ordering::Relaxed);
         self.at_base.fetch_min(upper, Ordering::Relaxed);

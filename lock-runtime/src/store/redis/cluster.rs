@@ -110,7 +110,7 @@ impl Errand<'_> {
     fn slot(&self) -> Slot {
         match self {
             Self::Call(call, _) => slot_of(call.key()),
-            Self::By { slot, .. } => *slot,
+            Self::By(_, _, slot) => *slot,
         }
     }
 
@@ -210,19 +210,21 @@ impl Cluster {
         let mut owner = self.owner(slot)?;
         // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
+        // The call may have been executed.
+        let mut sent = false;
         for _ in 0..=REDIRECTIONS {
             let node = other.as_ref().unwrap_or(&owner);
             let value = match self.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
                 Err(Failed { error, .. }) => {
-                    // The call was not executed, or may be executed again.
-                    if (error.is_unsent() || errand.may_be_repeated())
+                    sent |= !error.is_unsent();
+                    if (!sent || errand.may_be_repeated())
                         && let Some(node) = self.replaced(slot, &owner).await
                     {
                         (owner, other) = (node, None);
                         continue;
                     }
-                    return Err(error.into());
+                    return Err(error.with_unsent(!sent).into());
                 }
             };
             let redirection = Redirection::parse(&value, &node.address);
@@ -318,11 +320,12 @@ impl Cluster {
                 elsewhere = indices;
             }
         }
-        // Redirect each call on its own.
+        // Redirect each call on its own. It may have been executed before.
         let elsewhere = elsewhere.into_iter().map(async |index| {
             let call = write(index);
             let outcome = self.run(Errand::Call(&call, Repeat::Once)).await;
-            (index, outcome.map_err(StoreError::from))
+            let sent = |failure| StoreError::from(failure).with_unsent(false);
+            (index, outcome.map_err(sent))
         });
         results.extend(join_all(elsewhere).await);
         results

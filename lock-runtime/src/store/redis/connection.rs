@@ -31,6 +31,7 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
+    servers::Answer,
     target::Target,
 };
 use crate::{
@@ -83,7 +84,7 @@ impl Connection {
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
-        self.link().end();
+        lock(&self.link).end();
     }
 
     /// Returns whether the connection was established and is not known to be over.
@@ -100,13 +101,8 @@ impl Connection {
         self.dial.clock.get().ok_or_else(unexpected)
     }
 
-    /// Runs a script.
-    pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Value, StoreError> {
-        self.settle(self.answer(None, errand).await?)
-    }
-
-    /// Same as [`run`](Self::run), but sends the command `first` right before the script each time.
-    /// An error reply of the server is returned as a value.
+    /// Runs a script, and sends the command `first`, if there is one, right before it each time. An
+    /// error reply of the server is returned as a value.
     pub(super) async fn answer(
         &self,
         first: Option<&Cmd>,
@@ -114,9 +110,7 @@ impl Connection {
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
             Errand::Call(call, repeat) => return self.commit(first, call, repeat).await,
-            Errand::By {
-                deadline, write, ..
-            } => (deadline, write),
+            Errand::By(deadline, write, _) => (deadline, write),
         };
         let clock = self.clock().await?;
         let sent = Instant::now();
@@ -182,12 +176,13 @@ impl Connection {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Value, StoreError>> {
+    ) -> Vec<Result<Answer, StoreError>> {
+        let answer = |value| self.settle(value).map(Answer::of_one);
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
             match self.answer_each(batch.clone().map(write)).await {
-                Ok(values) => results.extend(values.into_iter().map(|value| self.settle(value))),
+                Ok(values) => results.extend(values.into_iter().map(answer)),
                 Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
             }
         }
@@ -340,17 +335,10 @@ pub(super) enum Errand<'a> {
     Call(&'a Call, Repeat),
     /// A script that takes a deadline in the server's time, and returns that time as the second
     /// word of its reply. It is written for the clock of the server that executes it, and never
-    /// repeated.
-    By {
-        deadline: Instant,
-        write: Writer<'a>,
-        /// The slot of its keys, in a cluster.
-        slot: Slot,
-    },
+    /// repeated: the function writes it for that deadline in microseconds since 1970. In a cluster
+    /// its keys are in the slot.
+    By(Instant, &'a (dyn Fn(u64) -> Call + Sync), Slot),
 }
-
-/// Writes a call for a deadline in the server's time, in microseconds since 1970.
-pub(super) type Writer<'a> = &'a (dyn Fn(u64) -> Call + Sync);
 
 /// Whether a call may be sent again after the connection broke.
 #[derive(Clone, Copy, PartialEq, Eq)]

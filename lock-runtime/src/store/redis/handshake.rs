@@ -106,7 +106,7 @@ impl Greeting {
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
         let time = redis::from_redis_value_ref(settled(&self.time, acl)?);
         let (seconds, micros): (u64, u64) = time.map_err(|_| unexpected())?;
-        Ok(seconds * 1_000_000 + micros)
+        Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
     }
 }
 
@@ -147,18 +147,13 @@ impl Info {
         (major < 6).then_some(version)
     }
 
-    /// The identifier of the current run of the server.
-    pub(super) fn run_id(&self) -> Option<String> {
-        self.field("run_id").map(str::to_owned)
-    }
-
     /// The time since the server was started.
     pub(super) fn uptime(&self) -> Option<Duration> {
         let seconds = self.field("uptime_in_seconds")?.parse();
         seconds.ok().map(Duration::from_secs)
     }
 
-    fn field(&self, name: &str) -> Option<&str> {
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
         let mut lines = self.0.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.map(str::trim)

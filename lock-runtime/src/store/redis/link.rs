@@ -16,7 +16,8 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, RedisResult,
+    aio::MultiplexedConnection,
 };
 use tokio::{
     task::AbortHandle,
@@ -144,10 +145,9 @@ impl Dial {
     }
 
     /// The same parameters for a connection that receives no push messages.
-    pub(super) fn deaf(&self) -> Self {
-        let mut deaf = self.clone();
-        deaf.listens = false;
-        deaf
+    pub(super) fn deaf(mut self) -> Self {
+        self.listens = false;
+        self
     }
 
     /// The same parameters for a server that votes with others. It does not vote for
@@ -155,9 +155,10 @@ impl Dial {
     pub(super) fn member(mut self, longest_lease: Duration) -> Self {
         let name = marker_name(&self.pushes.namespace);
         let marker = Call::new(&scripts::MARKER, 1).arg(name);
+        let marker = marker.token(Token::random()).command;
         self.membership = Some(Membership {
             longest_lease,
-            question: marker.token(Token::random()).into_text(),
+            question: scripts::MARKER.by_text(&marker),
             latest: Arc::default(),
         });
         self
@@ -281,8 +282,7 @@ impl Dial {
         let membership = self.membership.as_ref();
         let marker = membership.map(|membership| &membership.question);
         let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
-        let greeting = timeout(ATTEMPT, greeting).await;
-        let tenure = self.accept(&greeting.unwrap_or_else(|_| Err(silence()))?)?;
+        let tenure = self.accept(&in_time(greeting).await?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         // The connection ends once its server is no longer the primary. Connections without
@@ -299,8 +299,7 @@ impl Dial {
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
         let channels = self.pushes.channels();
-        let subscribed = timeout(ATTEMPT, connection.subscribe(&channels)).await;
-        match subscribed.unwrap_or_else(|_| Err(silence())) {
+        match in_time(connection.subscribe(&channels)).await {
             // An explicit refusal holds as long as the connection. Locks work without the
             // messages, but hand-offs are slower.
             Err(cause)
@@ -350,15 +349,15 @@ impl Dial {
         let (marker, with_data) = greeting.marker(&self.acl)?;
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
-        let (sent, longest_lease) = (greeting.sent, membership.longest_lease);
-        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, sent);
-        tenure.run_id = info.run_id();
+        let (seen, longest_lease) = (greeting.received, membership.longest_lease);
+        let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, seen);
+        tenure.run_id = info.field("run_id").map(str::to_owned);
         if let Some(before) = &*lock(&membership.latest)
             && !before.is_of_the_same(&tenure)
         {
             // The change was observed here, so the full quarantine applies whatever the
             // server's clock shows.
-            tenure.not_before(sent + longest_lease);
+            tenure.not_before(seen + longest_lease);
         }
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = &self.target;
@@ -389,8 +388,10 @@ impl From<StoreError> for Unconnected {
     }
 }
 
-fn silence() -> RedisError {
-    io::Error::from(io::ErrorKind::TimedOut).into()
+/// Ends an exchange that takes too long with an error of the connection.
+async fn in_time<T>(exchange: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
+    timeout(ATTEMPT, exchange).await.unwrap_or_else(timed_out)
 }
 
 impl Drop for Link {

@@ -4,7 +4,6 @@ use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
     spec::LockKind,
-    store::KeyPart,
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
@@ -58,15 +57,6 @@ impl Names {
         };
         let [fence, queue] = SIDE_KEYS.map(beside);
         Self { lock, fence, queue }
-    }
-
-    /// Returns the name of the key `part`.
-    pub(super) fn into_part(self, part: KeyPart) -> String {
-        match part {
-            KeyPart::Lock => self.lock,
-            KeyPart::Fence => self.fence,
-            KeyPart::Queue => self.queue,
-        }
     }
 }
 

@@ -26,19 +26,19 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// The tenure of a server that was queried at `asked`, had been up for `uptime`, and had had
-    /// its data for `with_data`.
+    /// The tenure of a server that, at `replied` at the latest, had been up for `uptime`, and had
+    /// had its data for `with_data`.
     pub(crate) fn new(
         longest_lease: Duration,
         uptime: Duration,
         with_data: Duration,
         marker: String,
-        asked: Instant,
+        replied: Instant,
     ) -> Self {
         let after_start = (longest_lease + COARSE).saturating_sub(uptime);
         let after_loss = longest_lease.saturating_sub(with_data);
         Self {
-            votes_from: asked + after_start.max(after_loss),
+            votes_from: replied + after_start.max(after_loss),
             marker,
             run_id: None,
         }

@@ -61,17 +61,16 @@ impl Replicas {
         required: MinReplicas,
     ) -> Result<Arc<Self>, StoreError> {
         let replicas = Self {
-            connection: Connection::begin(store.dial.deaf()),
+            connection: Connection::begin(store.dial.clone().deaf()),
             required,
             queue: Mutex::default(),
         };
         // Find out now whether `WAIT` is allowed, and not with the first grant.
         let (_, found) = replicas.wait(Pipeline::new()).await?;
         if found < u64::from(required.count.get()) {
-            let required = required.count;
             tracing::warn!(
                 found,
-                required,
+                required = required.count,
                 "too few replicas: no lock is granted until there are enough"
             );
         }
@@ -91,7 +90,9 @@ impl Replicas {
         };
         let answer = self.ask(grants.into_iter().map(about).collect()).await;
         let ended = "the runtime that waited for the replicas has ended";
-        answer.unwrap_or_else(|_| Err(unavailable(ended)))
+        let answer = answer.unwrap_or_else(|_| Err(unavailable(ended)));
+        // The grants were made, also if the question about them was not sent.
+        answer.map_err(|error| error.with_unsent(false))
     }
 
     fn ask(self: &Arc<Self>, grants: Vec<Cmd>) -> oneshot::Receiver<Result<(), StoreError>> {
@@ -100,13 +101,10 @@ impl Replicas {
         queue.waiting.push(Asked { grants, sender });
         if !mem::replace(&mut queue.served, true) {
             drop(queue);
-            let this = self.clone();
+            let (this, cut_off) = (self.clone(), self.clone());
             // The runtime of the task may end. Dropping the senders notifies the waiting callers.
-            let cut_off = OnDrop::new({
-                let this = this.clone();
-                move || {
-                    let _left = mem::take(&mut *lock(&this.queue));
-                }
+            let cut_off = OnDrop::new(move || {
+                let _left = mem::take(&mut *lock(&cut_off.queue));
             });
             // A separate task, as the caller that starts it may stop waiting.
             tokio::spawn(async move {

@@ -165,11 +165,6 @@ impl Call {
         self.arg(millis.min(MOST).to_string())
     }
 
-    /// Returns the call with the text of the script.
-    pub(super) fn into_text(self) -> Cmd {
-        self.script.by_text(&self.command)
-    }
-
     /// The first key.
     pub(super) fn key(&self) -> &[u8] {
         const KEY: usize = 3;

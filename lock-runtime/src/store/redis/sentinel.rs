@@ -120,12 +120,8 @@ impl Sentinels {
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sentinels = self.addresses().collect::<Vec<_>>().join(",");
-        write!(
-            f,
-            "the primary {:?} of the Sentinels {sentinels}",
-            self.name
-        )
+        let (name, sentinels) = (&self.name, self.addresses().collect::<Vec<_>>().join(","));
+        write!(f, "the primary {name:?} of the Sentinels {sentinels}")
     }
 }
 

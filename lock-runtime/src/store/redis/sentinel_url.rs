@@ -21,6 +21,9 @@ const DEFAULT_PORT: u16 = 26379;
 
 const TOPOLOGY: &str = "+sentinel";
 
+/// The value of a parameter, if it is given.
+type Given<'a> = Option<Cow<'a, str>>;
+
 /// The parameters of a URL of Sentinels.
 const PARAMETERS: [&str; 4] = [
     "sentinel_user",
@@ -176,7 +179,7 @@ fn address(text: &str) -> Result<(String, u16), Complaint> {
 }
 
 /// Parses the parameters, and returns their values in the order of [`PARAMETERS`].
-fn parameters(query: &str) -> Result<[Option<Cow<'_, str>>; 4], Complaint> {
+fn parameters(query: &str) -> Result<[Given<'_>; 4], Complaint> {
     let mut values = [const { None }; 4];
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -196,10 +199,7 @@ fn parameters(query: &str) -> Result<[Option<Cow<'_, str>>; 4], Complaint> {
 }
 
 /// The credentials for the Sentinels.
-fn credentials(
-    user: Option<Cow<'_, str>>,
-    password: Option<Cow<'_, str>>,
-) -> Result<RedisConnectionInfo, Complaint> {
+fn credentials(user: Given<'_>, password: Given<'_>) -> Result<RedisConnectionInfo, Complaint> {
     let settings = RedisConnectionInfo::default();
     match (user, password) {
         (None, None) => Ok(settings),
@@ -209,10 +209,7 @@ fn credentials(
     }
 }
 
-fn min_replicas(
-    count: Option<Cow<'_, str>>,
-    timeout: Option<Cow<'_, str>>,
-) -> Result<Option<MinReplicas>, Complaint> {
+fn min_replicas(count: Given<'_>, timeout: Given<'_>) -> Result<Option<MinReplicas>, Complaint> {
     let count = match (count, &timeout) {
         (Some(count), _) => count.parse::<NonZeroU32>(),
         (None, None) => return Ok(None),
@@ -245,14 +242,6 @@ mod tests {
 
     fn open(url: &str) -> Result<(Sentinels, RedisOptions), LockError> {
         super::open(url, RedisOptions::default())
-    }
-
-    fn opened(url: &str) -> (Sentinels, RedisOptions) {
-        open(url).unwrap_or_else(|error| panic!("{url}: {error}"))
-    }
-
-    fn addresses(sentinels: &Sentinels) -> Vec<String> {
-        sentinels.addresses().collect()
     }
 
     /// The user, the password and the database.
@@ -316,17 +305,15 @@ mod tests {
     fn a_url_says_who_and_where() {
         let url = "redis+sentinel://ann:p%40ss@10.0.0.1,[::1]:7,sentinel_3:8,10.0.0.1:26379/my%20master/3\
                    ?sentinel_user=bob&sentinel_password=a+b%26c&min_replicas=2&replica_timeout=50ms";
-        let (sentinels, settings) = opened(url);
+        let (sentinels, settings) = open(url).expect(url);
         assert_eq!(sentinels.name, "my master");
         let expected = ["10.0.0.1:26379", "::1:7", "sentinel_3:8"];
-        assert_eq!(addresses(&sentinels), expected);
+        assert!(sentinels.addresses().eq(expected), "{sentinels}");
         let watching = sentinels.sentinels[0].get_connection_info();
         assert_eq!(login(&sentinels.primary), (Some("ann"), Some("p@ss"), 3));
         assert_eq!(login(watching), (Some("bob"), Some("a+b&c"), 0));
-        let two = MinReplicas {
-            count: NonZeroU32::new(2).unwrap(),
-            timeout: Duration::from_millis(50),
-        };
+        let (count, timeout) = (NonZeroU32::new(2).unwrap(), Duration::from_millis(50));
+        let two = MinReplicas { count, timeout };
         assert_eq!(settings.min_replicas, Some(two));
     }
 
@@ -338,12 +325,12 @@ mod tests {
             "redis+sentinel://@A/m",
             "valkey+sentinel://:@a:26379/m/0/?",
         ] {
-            let (sentinels, settings) = opened(url);
-            assert_eq!(addresses(&sentinels), ["a:26379"], "{url}");
+            let (sentinels, settings) = open(url).expect(url);
+            assert!(sentinels.addresses().eq(["a:26379"]), "{url}");
             assert_eq!(login(&sentinels.primary), (None, None, 0), "{url}");
             assert_eq!(settings.min_replicas, None);
         }
-        let (_, settings) = opened("redis+sentinel://a/m?min_replicas=1");
+        let (_, settings) = open("redis+sentinel://a/m?min_replicas=1").unwrap();
         let min_replicas = settings.min_replicas;
         assert_eq!(min_replicas.unwrap().timeout, MinReplicas::DEFAULT_TIMEOUT);
         let (_, kept) = super::open("redis+sentinel://a/m", settings).unwrap();
@@ -360,7 +347,8 @@ mod tests {
         let primary = "REDIS://app:secret@MyMaster/2";
         let sentinels = open_each(primary, &urls, &RedisOptions::default()).unwrap();
         assert_eq!(sentinels.name, "MyMaster");
-        assert_eq!(addresses(&sentinels), ["10.0.0.1:7", "10.0.0.2:26379"]);
+        let expected = ["10.0.0.1:7", "10.0.0.2:26379"];
+        assert!(sentinels.addresses().eq(expected), "{sentinels}");
         let watching = sentinels.sentinels[0].get_connection_info();
         assert_eq!(login(&sentinels.primary), (Some("app"), Some("secret"), 2));
         assert_eq!(login(watching), (None, Some("pw"), 0));

@@ -40,7 +40,7 @@ pub(super) enum Freed {
 
 impl Answer {
     /// The reply of a server that stores all locks.
-    fn of_one(value: Value) -> Self {
+    pub(super) fn of_one(value: Value) -> Self {
         Self { value, node: None }
     }
 
@@ -138,7 +138,10 @@ impl Servers {
     /// Runs a script.
     pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, StoreError> {
         match self {
-            Self::One(connection) => connection.run(errand).await.map(Answer::of_one),
+            Self::One(connection) => {
+                let value = connection.answer(None, errand).await?;
+                connection.settle(value).map(Answer::of_one)
+            }
             Self::Cluster(cluster) => Ok(cluster.run(errand).await?),
         }
     }
@@ -151,9 +154,8 @@ impl Servers {
         repeat: Repeat,
     ) -> Result<Freed, StoreError> {
         let errand = Errand::Call(call, repeat);
-        let cluster = match self {
-            Self::One(_) => return self.run(errand).await.map(Freed::Wholly),
-            Self::Cluster(cluster) => cluster,
+        let Self::Cluster(cluster) = self else {
+            return self.run(errand).await.map(Freed::Wholly);
         };
         match cluster.run(errand).await {
             Ok(answer) => Ok(Freed::Wholly(answer)),
@@ -177,11 +179,7 @@ impl Servers {
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
-            Self::One(connection) => {
-                let values = connection.call_all(count, write).await;
-                let answers = values.into_iter().map(|value| value.map(Answer::of_one));
-                answers.collect()
-            }
+            Self::One(connection) => connection.call_all(count, write).await,
             Self::Cluster(cluster) => cluster.run_each(count, write).await,
         }
     }

@@ -61,10 +61,9 @@ impl Form {
     pub(super) fn client(&self, url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
         let url = &*with_lower_scheme(url);
         check_tls(url)?;
-        check_parameters(url)
-            .and_then(|()| info(url))
-            .map_err(|complaint| self.refuse(complaint))
-            .and_then(|info| settings.client(for_locks(info)))
+        let info = check_parameters(url).and_then(|()| info(url));
+        let info = info.map_err(|complaint| self.refuse(complaint))?;
+        settings.client(for_locks(info))
     }
 }
 
@@ -298,8 +297,7 @@ impl<'a> Hosts<'a> {
 
     /// The URL of one of the hosts.
     fn url_of(&self, host: &str) -> String {
-        let Self { scheme, user, .. } = self;
-        format!("{scheme}://{user}{host}")
+        format!("{}://{}{host}", self.scheme, self.user)
     }
 
     /// The connection settings that all hosts share, without an address.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockClientBuilder, LockErrorKind, RedisOptions, store::redis::RedisStore,
 };
-use lock_tests::{RedisServer, chain, unique};
+use lock_tests::{Proxy, RedisServer, chain, proxy::Direction, unique};
 use tokio::time::{Instant, sleep};
 
 use super::{LONGEST_LEASE, QUARANTINE, Servers};
@@ -65,6 +66,34 @@ async fn a_new_server_votes_when_no_lock_can_be_forgotten_any_more() {
         .await
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable);
+}
+
+/// The server reads the age of its data after the handshake was sent, here 400 ms later.
+#[tokio::test]
+async fn a_slow_handshake_does_not_shorten_the_time_without_a_vote() {
+    let longest_lease = Duration::from_secs(3);
+    let servers = RedisServer::builder().start_all(3).await;
+    // From now on the servers keep away only because the namespace is new to them.
+    sleep(longest_lease + Duration::from_secs(2)).await;
+    let builder = LockClient::builder()
+        .namespace(unique("ns"))
+        .redis(RedisOptions::new().longest_lease(longest_lease));
+    let proxies = join_all(servers.iter().map(Proxy::to)).await;
+    let since = Instant::now();
+    let _first = builder.clone().connect(&url(&servers)).await.unwrap();
+    for proxy in &proxies {
+        proxy.delay(Direction::ToServer, Duration::from_millis(400));
+    }
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    let locks = builder.connect_redlock(&urls).await.unwrap();
+    for proxy in &proxies {
+        proxy.delay(Direction::ToServer, Duration::ZERO);
+    }
+    assert!(since.elapsed() < longest_lease, "{:?}", since.elapsed());
+    let granted = locks.exclusive("a").lease(longest_lease).wait(LONG);
+    let guard = granted.acquire().await.unwrap();
+    assert!(since.elapsed() >= longest_lease, "{:?}", since.elapsed());
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

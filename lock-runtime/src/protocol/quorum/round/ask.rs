@@ -6,26 +6,15 @@ use super::{
     Ask, Calls, Phase, Round,
     vote::{Standing, Status},
 };
-use crate::{protocol::STRAGGLE, spec::Mode, store::IfBusy};
+use crate::{spec::Mode, store::IfBusy};
 
 impl Round {
-    /// Begins the first exchange. If `coordinator` is given, this server is the coordinator; it is
-    /// asked alone if the lock is `contended` and the request queues.
-    pub(crate) fn acquire(
-        &mut self,
-        if_busy: IfBusy,
-        coordinator: Option<usize>,
-        contended: bool,
-        deadline: Instant,
-        now: Instant,
-    ) -> Calls {
+    /// Begins the first exchange. The coordinator is asked alone if the lock is `contended` and the
+    /// request queues.
+    pub(crate) fn acquire(&mut self, contended: bool, deadline: Instant, now: Instant) -> Calls {
         self.begin_exchange(now);
-        self.polls = false;
-        self.coordinator = coordinator;
-        self.if_busy = if_busy;
-        self.answer_by = deadline.checked_sub(STRAGGLE).unwrap_or(deadline);
-        match coordinator {
-            Some(coordinator) if contended && if_busy == IfBusy::Queue => {
+        match self.coordinator {
+            Some(coordinator) if contended && self.if_busy == IfBusy::Queue => {
                 self.phase = Phase::Coordinator;
                 let ask = self.ask(coordinator, IfBusy::Queue, deadline);
                 [(coordinator, ask)].into_iter().collect()
@@ -60,12 +49,9 @@ impl Round {
     pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
         self.begin_exchange(now);
         self.polls = true;
-        self.redraws = self.hold.mode == Mode::Shared && self.fence.or(self.drawn()).is_some();
-        let queued_at = self
-            .coordinator
-            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
+        self.redraws |= self.hold.mode == Mode::Shared && self.fence.is_some();
         if self.fence.is_none()
-            && let Some(coordinator) = queued_at
+            && let Some(coordinator) = self.waits_at()
             && self.states[coordinator].pushed.is_none()
         {
             self.phase = Phase::Coordinator;
@@ -109,6 +95,9 @@ impl Round {
             Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };
         state.status = Status::Awaited;
+        if matches!(ask, Ask::Renew(_)) {
+            self.redraws |= self.hold.mode == Mode::Shared;
+        }
         ask
     }
 

@@ -34,26 +34,28 @@ impl Round {
     ///
     /// `beyond` returns a fencing token larger than its argument.
     pub(crate) fn next(&mut self, deadline: Instant, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
-        if mem::take(&mut self.redraws) {
-            self.redrawn = self.fence.or(self.drawn()).map(beyond);
-        }
         match self.phase {
             Phase::Coordinator => self.next_of_coordinator(deadline, cx),
-            Phase::All => self.next_of_all(deadline, cx),
+            Phase::All => self.next_of_all(deadline, beyond, cx),
             Phase::Aside(until) if cx.now < until => Next::Pause(until),
             Phase::Aside(_) => {
                 self.begin_exchange(cx.now);
                 Next::Send(self.ask_all(deadline, cx.now))
             }
-            Phase::Head => self.next_at_head(cx),
+            Phase::Head => self.next_at_head(beyond, cx),
             Phase::Writing(fence) => self.next_of_writing(fence, beyond, cx),
             Phase::Over => self.over(Outcome::Gone),
         }
     }
 
-    pub(super) fn coordinator_status(&self) -> Option<&Status> {
-        self.coordinator
-            .map(|coordinator| &self.states[coordinator].status)
+    fn coordinator_status(&self) -> Option<&Status> {
+        Some(&self.states[self.coordinator?].status)
+    }
+
+    /// The coordinator, if the acquisition waits in its queue.
+    pub(super) fn waits_at(&self) -> Option<usize> {
+        (self.coordinator)
+            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued)
     }
 
     pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
@@ -63,7 +65,7 @@ impl Round {
                 self.phase = Phase::Head;
                 self.ask_others(IfBusy::Queue, deadline)
             }
-            Some(Status::Queued { holder_ttl, .. }) => {
+            Some(Status::Denied(AcquireReply::Queued { holder_ttl, .. })) => {
                 let stands_still = self.stands_still(cx);
                 if stands_still && cx.now >= self.check_at
                     || cx.now - self.asked_all_at >= CHECK_OTHERS_EVERY
@@ -73,19 +75,22 @@ impl Round {
                     self.check_pause = (self.check_pause * 2).min(CHECK_OTHERS_EVERY);
                     self.check_at = cx.now + self.check_pause;
                     self.ask_others(IfBusy::Refuse, deadline)
+                } else if self.states.iter().any(|state| state.held().is_some()) {
+                    // The reply to an earlier check was late. The head may need these votes.
+                    self.yield_to_queue(cx)
                 } else {
                     self.waits_in_queue(holder_ttl, cx)
                 }
             }
-            Some(Status::Refused(reply @ AcquireReply::Busy { .. })) => {
+            Some(Status::Denied(reply @ AcquireReply::Busy { .. })) => {
                 self.give_up(Outcome::Refused(reply))
             }
             // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
-            Some(Status::Failed(_) | Status::Refused(_)) if !self.polls => {
+            Some(Status::Failed(_) | Status::Denied(_)) if !self.polls => {
                 self.phase = Phase::All;
                 self.ask_others(IfBusy::Refuse, deadline)
             }
-            Some(Status::Gone | Status::Failed(_) | Status::Refused(_) | Status::None) | None => {
+            Some(Status::Gone | Status::Failed(_) | Status::Denied(_) | Status::None) | None => {
                 self.give_up(Outcome::Gone)
             }
         }
@@ -101,24 +106,23 @@ impl Round {
         }))
     }
 
-    pub(super) fn next_of_all(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
+    pub(super) fn next_of_all(
+        &mut self,
+        deadline: Instant,
+        beyond: Beyond<'_>,
+        cx: &Cx<'_>,
+    ) -> Next {
         let (votes, awaited) = (self.votes().count(), self.awaited());
         let coordinator = self.coordinator_status().cloned();
         if votes >= self.majority(cx) {
             let majority_at = *self.majority_at.get_or_insert(cx.now);
+            let until = majority_at + grace(majority_at - self.since);
             return match coordinator {
-                Some(Status::Awaited) => {
-                    let until = majority_at + grace(majority_at - self.since);
-                    if cx.now < until {
-                        Next::Wait(Some(until))
-                    } else {
-                        self.has_majority(cx)
-                    }
+                Some(Status::Awaited) if cx.now < until => Next::Wait(Some(until)),
+                Some(status) if status.taken().is_some() => {
+                    self.free_but_for_coordinator(beyond, cx)
                 }
-                Some(Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. })) => {
-                    self.free_but_for_coordinator(cx)
-                }
-                _ => self.has_majority(cx),
+                _ => self.has_majority(beyond, cx),
             };
         }
         if votes + awaited >= self.majority(cx) || matches!(coordinator, Some(Status::Awaited)) {
@@ -130,11 +134,11 @@ impl Round {
                 self.phase = Phase::Head;
                 Next::Send(self.ask_each(|round, server| {
                     let status = &round.states[server].status;
-                    let is_taken = matches!(status, Status::Refused(AcquireReply::Busy { .. }));
-                    is_taken.then(|| round.ask(server, IfBusy::Queue, deadline))
+                    let is_busy = matches!(status, Status::Denied(AcquireReply::Busy { .. }));
+                    is_busy.then(|| round.ask(server, IfBusy::Queue, deadline))
                 }))
             }
-            Some(Status::Queued { .. }) => self.yield_to_queue(cx),
+            Some(Status::Denied(AcquireReply::Queued { .. })) => self.yield_to_queue(cx),
             _ if self.is_beaten(cx) => {
                 let reply = self.refusal(cx);
                 self.give_up(Outcome::Refused(reply))
@@ -143,10 +147,10 @@ impl Round {
         }
     }
 
-    pub(super) fn next_at_head(&mut self, cx: &Cx<'_>) -> Next {
+    pub(super) fn next_at_head(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
         let (votes, awaited) = (self.votes().count(), self.awaited());
         if votes >= self.majority(cx) {
-            return self.has_majority(cx);
+            return self.has_majority(beyond, cx);
         }
         if votes + awaited >= self.majority(cx) {
             return Next::Wait(None);
@@ -167,9 +171,7 @@ impl Round {
             Some(left) if !left.is_zero() && (votes > 0 || waits > 0) => {
                 // Some of the votes for others may expire earlier.
                 let holder_ttl = self.free_in(cx).map_or(left, |ends| ends.min(left));
-                self.over(Outcome::Queued {
-                    holder_ttl: Some(holder_ttl),
-                })
+                self.over(Outcome::Queued(holder_ttl))
             }
             _ => self.give_up(Outcome::Gone),
         }
@@ -181,7 +183,8 @@ impl Round {
         beyond: Beyond<'_>,
         cx: &Cx<'_>,
     ) -> Next {
-        let (agreed, awaited) = (self.agreed(fence, cx), self.awaited());
+        let agreed = self.votes().filter(|vote| self.is_for(vote, fence, cx));
+        let (agreed, awaited) = (agreed.count(), self.awaited());
         if agreed >= self.majority(cx) {
             return self.agree(fence, cx);
         }
@@ -202,13 +205,19 @@ impl Round {
     }
 
     /// Continues after a majority has voted.
-    pub(super) fn has_majority(&mut self, cx: &Cx<'_>) -> Next {
-        let largest = self.votes().map(|vote| vote.fence).max();
-        // A repeated grant keeps its fencing token or gets a larger one.
-        let Some(fence) = largest.max(self.fence).max(self.redrawn) else {
-            return self.give_up(Outcome::Unreachable);
+    pub(super) fn has_majority(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+        let fence = if mem::take(&mut self.redraws) {
+            // Larger than all that the voting servers know, so that a majority has to raise it.
+            let largest = self.votes().map(|vote| vote.end).max();
+            largest.max(self.fence).map(beyond)
+        } else {
+            // A repeated grant keeps its fencing token or gets a larger one.
+            self.votes().map(|vote| vote.fence).max().max(self.fence)
         };
-        self.agree(fence, cx)
+        match fence {
+            Some(fence) => self.agree(fence, cx),
+            None => self.give_up(Outcome::Unreachable),
+        }
     }
 
     /// Whether a vote counts for this fencing token.
@@ -231,22 +240,19 @@ impl Round {
             || cx.breaks(Mutation::NoWriteBack)
     }
 
-    fn agreed(&self, fence: FencingToken, cx: &Cx<'_>) -> usize {
-        self.votes()
-            .filter(|vote| self.is_for(vote, fence, cx))
-            .count()
-    }
-
     /// Grants the lock with this fencing token, or writes it back to voters with another number.
     fn agree(&mut self, fence: FencingToken, cx: &Cx<'_>) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence, cx);
-        let agreed = nth_largest(
-            self.votes().filter(is_for).map(|vote| vote.until),
-            self.majority(cx),
-        );
-        let kept = nth_largest(self.votes().map(|vote| vote.until), self.majority(cx));
+        let (votes, majority) = (self.votes(), self.majority(cx));
+        let agreed = nth_largest(votes.filter(is_for).map(|vote| vote.until), majority);
+        let kept = nth_largest(self.votes().map(|vote| vote.until), majority);
         match (agreed, kept) {
-            (Some(until), _) if until > cx.now => return self.granted(fence, until),
+            (Some(until), _) if until > cx.now => {
+                let reserved = self.reserved_left();
+                self.fence = Some(fence);
+                self.headless_since = None;
+                return self.over(Outcome::Granted(fence, until, reserved));
+            }
             (None, Some(until)) if until > cx.now => {}
             _ => return self.give_up(Outcome::Unreachable),
         }
@@ -260,18 +266,6 @@ impl Round {
             round.states[server].status = Status::Awaited;
             Some(Ask::Raise(end))
         }))
-    }
-
-    pub(super) fn granted(&mut self, fence: FencingToken, until: Instant) -> Next {
-        let reserved = self.reserved_left();
-        self.fence = Some(fence);
-        self.redrawn = None;
-        self.headless_since = None;
-        self.over(Outcome::Granted {
-            fence,
-            until,
-            reserved,
-        })
     }
 
     /// The number of fencing tokens to reserve: none for a repeated grant.
@@ -294,7 +288,7 @@ impl Round {
         let has_replied = |state: &VoteState| {
             matches!(
                 state.status,
-                Status::Voted | Status::Queued { .. } | Status::Refused(_) | Status::Gone
+                Status::Voted | Status::Denied(_) | Status::Gone
             )
         };
         self.count_of(has_replied) >= self.majority(cx)
@@ -302,34 +296,35 @@ impl Round {
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
     pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
-        let (mut busy, mut has_waiters, mut late, mut unfit) =
-            (false, false, false, PerServer::new());
-        for state in &self.states {
-            match state.status {
-                Status::Refused(
-                    reply @ (AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch),
-                ) => unfit.push(reply),
-                Status::Refused(AcquireReply::Busy {
-                    has_waiters: waited_for,
-                    ..
-                }) => {
-                    (busy, has_waiters) = (true, has_waiters || waited_for);
-                }
-                Status::Queued { .. } => busy = true,
-                Status::Refused(AcquireReply::Late) => late = true,
-                _ => {}
-            }
-        }
+        let denials = || {
+            self.states.iter().filter_map(|state| match state.status {
+                Status::Denied(reply) => Some(reply),
+                _ => None,
+            })
+        };
+        let is_unfit = |reply: &AcquireReply| {
+            matches!(
+                reply,
+                AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch
+            )
+        };
+        let unfit: PerServer<_> = denials().filter(is_unfit).collect();
         // A minority of servers with unfit data does not affect the others.
         if unfit.len() > self.states.len() - self.majority(cx) {
             return unfit[0];
         }
-        if !busy && late {
+        let is_taken = self
+            .states
+            .iter()
+            .any(|state| state.status.taken().is_some());
+        if !is_taken && denials().any(|reply| reply == AcquireReply::Late) {
             return AcquireReply::Late;
         }
+        let is_waited_for =
+            |reply| matches!(reply, AcquireReply::Busy { has_waiters, .. } if has_waiters);
         AcquireReply::Busy {
             holder_ttl: self.free_in(cx),
-            has_waiters,
+            has_waiters: denials().any(is_waited_for),
         }
     }
 
@@ -339,11 +334,8 @@ impl Round {
         let ttls = self.states.iter().map(|state| state.status.taken());
         let mut ttls: PerServer<Option<Duration>> = ttls.flatten().collect();
         ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
-        let missing = self
-            .majority(cx)
-            .saturating_sub(self.votes().count())
-            .max(1);
-        ttls.get(missing - 1).copied().flatten()
+        let missing = self.majority(cx).saturating_sub(self.votes().count());
+        ttls.get(missing.max(1) - 1).copied().flatten()
     }
 
     /// The vote of the coordinator for another acquisition, as of its reply in this exchange.
@@ -351,7 +343,7 @@ impl Round {
         let state = &self.states[self.coordinator?];
         let holder_ttl = state.status.taken()?;
         let counter = match state.status {
-            Status::Queued { counter, .. } => counter,
+            Status::Denied(AcquireReply::Queued { counter, .. }) => counter,
             _ => None,
         };
         // The server read its clock at some time between the request and the reply.
@@ -364,9 +356,8 @@ impl Round {
     fn stands_still(&mut self, cx: &Cx<'_>) -> bool {
         let obstacle = self.obstacle(cx);
         let before = std::mem::replace(&mut self.obstacle, obstacle);
-        let stands_still = before
-            .zip(obstacle)
-            .is_some_and(|(before, obstacle)| before.may_be(&obstacle, self.hold.mode));
+        let both = before.zip(obstacle);
+        let stands_still = both.is_some_and(|(before, now)| before.may_be(&now, self.hold.mode));
         if !stands_still {
             self.was_free = None;
             self.check_pause = self.time_outs.poll;
@@ -378,28 +369,28 @@ impl Round {
     /// Handles a majority of votes that lacks the coordinator's. The client with the coordinator's
     /// vote is about to ask the other servers and takes precedence, or it has died. So the round
     /// waits for it once, for as long as a hand-off takes.
-    fn free_but_for_coordinator(&mut self, cx: &Cx<'_>) -> Next {
+    fn free_but_for_coordinator(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
         let obstacle = self.obstacle(cx);
         let before = self.was_free.take();
         if let (Some(before), Some(obstacle)) = (before, obstacle)
             && before.may_be(&obstacle, self.hold.mode)
             && !cx.breaks(Mutation::YieldsToDeadVote)
         {
-            return self.has_majority(cx);
+            return self.has_majority(beyond, cx);
         }
         if before.is_some() {
             return self.yield_to_queue(cx);
         }
         let pause = match self.coordinator_status() {
             // A waiter takes precedence over a request that does not wait.
-            Some(Status::Refused(AcquireReply::Busy {
+            Some(Status::Denied(AcquireReply::Busy {
                 has_waiters: true, ..
             })) => return self.yield_to_queue(cx),
             // Leaves time for a second check.
-            _ if self.if_busy == IfBusy::Refuse => self
-                .time_outs
-                .split
-                .min(self.answer_by.saturating_duration_since(cx.now) / 3),
+            _ if self.if_busy == IfBusy::Refuse => {
+                let left = self.answer_by.saturating_duration_since(cx.now);
+                self.time_outs.split.min(left / 3)
+            }
             // A writer may be in front. If it is alive it polls in the meantime.
             _ if self.hold.mode == Mode::Shared => self.time_outs.poll * 3,
             _ => self.time_outs.split,
@@ -408,7 +399,7 @@ impl Round {
         let next = self.yield_to_queue(cx);
         (self.was_free, self.check_at) = (obstacle, check_at);
         match next {
-            Next::Done(Outcome::Queued { holder_ttl }) => self.waits_in_queue(holder_ttl, cx),
+            Next::Done(Outcome::Queued(ttl)) => self.waits_in_queue(Some(ttl), cx),
             Next::Done(Outcome::Refused(_)) if cx.now < check_at && !self.then_queues => {
                 self.phase = Phase::Aside(check_at);
                 Next::Pause(check_at)
@@ -420,34 +411,24 @@ impl Round {
     /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
     /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
     fn waits_in_queue(&mut self, holder_ttl: Option<Duration>, cx: &Cx<'_>) -> Next {
-        let again_in = self
-            .check_at
-            .saturating_duration_since(cx.now)
-            .min(self.time_outs.poll);
+        let check_in = self.check_at.saturating_duration_since(cx.now);
+        let again_in = check_in.min(self.time_outs.poll);
         let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
-        self.over(Outcome::Queued {
-            holder_ttl: Some(holder_ttl),
-        })
+        self.over(Outcome::Queued(holder_ttl))
     }
 
     /// Abandons the votes of the other servers and waits in the coordinator's queue. Without an
     /// entry in that queue the request is refused.
     pub(super) fn yield_to_queue(&mut self, cx: &Cx<'_>) -> Next {
         self.stands_still(cx);
-        let status = self.coordinator_status().cloned();
-        let waits = self
-            .coordinator
-            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued);
-        let refusal = self.refusal(cx);
-        for server in (0..self.states.len()).filter(|server| Some(*server) != waits) {
+        let holder_ttl = self.coordinator_status().and_then(Status::taken);
+        let (waits_at, refusal) = (self.waits_at(), self.refusal(cx));
+        for server in (0..self.states.len()).filter(|server| Some(*server) != waits_at) {
             self.abandon_at(server);
         }
-        match (status, waits) {
-            (Some(Status::Queued { holder_ttl, .. }), Some(_)) => {
-                self.waits_in_queue(holder_ttl, cx)
-            }
-            (_, Some(_)) => self.waits_in_queue(None, cx),
-            (_, None) => self.over(Outcome::Refused(refusal)),
+        match waits_at {
+            Some(_) => self.waits_in_queue(holder_ttl.flatten(), cx),
+            None => self.over(Outcome::Refused(refusal)),
         }
     }
 
@@ -457,27 +438,16 @@ impl Round {
     }
 
     /// The reply of a server, for an error message.
-    pub(crate) fn complaint(&self, server: usize) -> String {
-        let text = match &self.states[server].status {
+    pub(crate) fn complaint(&self, server: usize) -> Result<&str, &StoreError> {
+        Ok(match &self.states[server].status {
             Status::None => "was not asked",
             Status::Awaited => "has not answered yet",
             Status::Voted => "granted it",
-            Status::Queued { .. } | Status::Refused(AcquireReply::Busy { .. }) => {
-                "granted it to another client"
-            }
-            Status::Refused(AcquireReply::Late) => "received the request too late",
-            Status::Refused(_) => "holds other data under the key of the lock",
+            status if status.taken().is_some() => "granted it to another client",
+            Status::Denied(AcquireReply::Late) => "received the request too late",
+            Status::Denied(_) => "holds other data under the key of the lock",
             Status::Gone => "no longer knows the request",
-            Status::Failed(error) => return error.to_string(),
-        };
-        text.into()
-    }
-
-    /// The errors among the replies.
-    pub(crate) fn errors(&self) -> impl Iterator<Item = &StoreError> {
-        self.states.iter().filter_map(|state| match &state.status {
-            Status::Failed(error) => Some(error),
-            _ => None,
+            Status::Failed(error) => return Err(error),
         })
     }
 }

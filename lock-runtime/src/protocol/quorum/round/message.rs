@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::super::ServerReply;
+use super::super::Reply;
 use crate::{
     fence::FencingToken,
     store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
@@ -27,20 +27,32 @@ pub(crate) enum Ask {
 /// The reply of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
+    /// Also to a poll, unless the alias is gone.
     Acquire(AcquireReply),
-    Poll(PollReply),
+    /// A poll found neither a holder nor a waiter of this alias.
+    Gone,
     Renew(RenewReply),
     Raise(FencingToken, RaiseReply),
     Failed(StoreError),
 }
 
 impl Answer {
-    pub(crate) fn new(reply: Result<ServerReply, StoreError>) -> Self {
+    pub(crate) fn new(reply: Result<Reply, StoreError>) -> Self {
         match reply {
-            Ok(ServerReply::Acquire(reply)) => Self::Acquire(reply),
-            Ok(ServerReply::Poll(reply)) => Self::Poll(reply),
-            Ok(ServerReply::Raise(number, reply)) => Self::Raise(number, reply),
-            Ok(ServerReply::Renew(mut replies)) => match replies.pop() {
+            Ok(Reply::Acquire(reply)) => Self::Acquire(reply),
+            Ok(Reply::Poll(PollReply::Granted(grant))) => {
+                Self::Acquire(AcquireReply::Granted(grant))
+            }
+            Ok(Reply::Poll(PollReply::Queued {
+                counter,
+                holder_ttl,
+            })) => Self::Acquire(AcquireReply::Queued {
+                counter,
+                holder_ttl,
+            }),
+            Ok(Reply::Poll(PollReply::Gone)) => Self::Gone,
+            Ok(Reply::Raise(number, reply)) => Self::Raise(number, reply),
+            Ok(Reply::Renew(mut replies)) => match replies.pop() {
                 Some(Ok(reply)) => Self::Renew(reply),
                 Some(Err(error)) => Self::Failed(error),
                 None => Self::Failed(StoreError::late()),
@@ -79,14 +91,10 @@ pub(crate) enum Next {
 /// The outcome of an exchange or of several.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// A majority holds the lock until this time.
-    Granted {
-        fence: FencingToken,
-        until: Instant,
-        reserved: u32,
-    },
-    /// The acquisition waits in the queue.
-    Queued { holder_ttl: Option<Duration> },
+    /// A majority holds the lock until this time, with this number of reserved fencing tokens.
+    Granted(FencingToken, Instant, u32),
+    /// The acquisition waits in the queue. The lock may be free after this time.
+    Queued(Duration),
     /// The lock is held by another acquisition, or cannot be granted.
     Refused(AcquireReply),
     /// The acquisition is neither a holder nor in the queue any more.

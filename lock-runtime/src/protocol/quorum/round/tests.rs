@@ -9,9 +9,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
-    store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, PollReply, RenewReply, StoreError, Token,
-    },
+    store::{AcquireReply, Grant, Hold, KeyRequest, RenewReply, StoreError, Token},
 };
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -23,24 +21,26 @@ struct Case {
 }
 
 impl Case {
-    fn new() -> Self {
-        let (Ok(key), now) = (LockKey::new("a"), Instant::now()) else {
-            panic!("the key is valid")
-        };
-        let hold = Hold::new(key, Mode::Exclusive, Token::random());
-        Self {
-            round: Round::new(
-                &KeyRequest::new(hold, LEASE, now),
-                5,
-                TimeOuts::new(LEASE, 0.5),
-                now,
-            ),
-            now,
-        }
+    /// The coordinator, which is the first server, votes for the acquisition. Returns the requests
+    /// to the others.
+    fn at_the_head() -> (Self, Calls) {
+        let now = Instant::now();
+        let hold = Hold::new(LockKey::new("a").unwrap(), Mode::Exclusive, Token::random());
+        let request = KeyRequest::new(hold, LEASE, now).queued();
+        let round = Round::new(&request, 5, Some(0), TimeOuts::new(LEASE, 0.5), now);
+        let mut case = Self { round, now };
+        let calls = case.round.acquire(true, case.deadline(), now);
+        case.hears(calls, |_| granted());
+        let others = case.asks();
+        (case, others)
     }
 
     fn deadline(&self) -> Instant {
         self.now + Duration::from_secs(1)
+    }
+
+    fn polls(&mut self) -> Calls {
+        self.round.poll(self.deadline(), self.now)
     }
 
     /// Passes the reply of each server to the round.
@@ -49,19 +49,17 @@ impl Case {
             let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
                 panic!("{ask:?}")
             };
-            let (exchange, now) = (self.round.exchange(), self.now);
+            let (round, now) = (&mut self.round, self.now);
             let mut fraction = || 0.5;
             let cx = Cx::new(now, 1, &mut fraction);
-            self.round
-                .replied(server, name, exchange, says(server), now, &cx);
+            round.replied(server, name, round.exchange, says(server), now, &cx);
         }
     }
 
     fn next(&mut self) -> Next {
         let mut fraction = || 0.5;
-        let cx = Cx::new(self.now, 1, &mut fraction);
-        self.round
-            .next(self.deadline(), &|fence| fence.later(1), &cx)
+        let (cx, deadline) = (Cx::new(self.now, 1, &mut fraction), self.deadline());
+        self.round.next(deadline, &|fence| fence.later(1), &cx)
     }
 
     fn asks(&mut self) -> Calls {
@@ -73,25 +71,24 @@ impl Case {
 
     fn waits(&mut self) {
         let next = self.next();
-        assert!(
-            matches!(next, Next::Done(Outcome::Queued { .. })),
-            "{next:?}"
-        );
+        assert!(matches!(next, Next::Done(Outcome::Queued(_))), "{next:?}");
     }
 }
 
 fn granted() -> Answer {
-    let Some(fence) = FencingToken::new(7) else {
-        panic!("it is not zero")
-    };
+    let fence = FencingToken::new(7).unwrap();
     Answer::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
 }
 
-fn queued() -> Answer {
+fn queued_for(holder_ttl: Duration) -> Answer {
     Answer::Acquire(AcquireReply::Queued {
         counter: None,
-        holder_ttl: Some(LEASE),
+        holder_ttl: Some(holder_ttl),
     })
+}
+
+fn queued() -> Answer {
+    queued_for(LEASE)
 }
 
 /// The coordinator votes for the acquisition, and the other servers hold the lock for another one
@@ -99,25 +96,14 @@ fn queued() -> Answer {
 #[test]
 fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
     let soon = Duration::from_millis(2);
-    let mut case = Case::new();
-    let calls = case
-        .round
-        .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
-    case.hears(calls, |_| granted());
-    let others = case.asks();
-    let queued = |holder_ttl| {
-        Answer::Acquire(AcquireReply::Queued {
-            counter: None,
-            holder_ttl: Some(holder_ttl),
-        })
-    };
+    let (mut case, others) = Case::at_the_head();
     case.hears(others, |server| {
-        queued(if server < 3 { soon } else { LEASE })
+        queued_for(if server < 3 { soon } else { LEASE })
     });
     let next = case.next();
     // Two of them are needed for a majority.
     assert!(
-        matches!(next, Next::Done(Outcome::Queued { holder_ttl: Some(ttl) }) if ttl == soon),
+        matches!(next, Next::Done(Outcome::Queued(ttl)) if ttl == soon),
         "{next:?}"
     );
 }
@@ -127,34 +113,21 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
 /// servers after a while.
 #[test]
 fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
-    let mut case = Case::new();
-    let calls = case
-        .round
-        .acquire(IfBusy::Queue, Some(0), true, case.deadline(), case.now);
-    case.hears(calls, |_| granted());
-    let others = case.asks();
-    case.hears(
-        others,
-        |server| if server == 1 { granted() } else { queued() },
-    );
+    let (mut case, others) = Case::at_the_head();
+    let replies = |server| if server == 1 { granted() } else { queued() };
+    case.hears(others, replies);
     case.waits();
 
-    let calls = case.round.poll(case.deadline(), case.now);
+    let calls = case.polls();
     case.hears(calls, |server| match server {
         0 => Answer::Renew(RenewReply::Gone),
         1 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
-        _ => Answer::Poll(PollReply::Queued {
-            counter: None,
-            holder_ttl: Some(LEASE),
-        }),
+        _ => queued(),
     });
-    assert_eq!(
-        case.round.take_abandoned().len(),
-        1,
-        "an alias that is gone is abandoned (rule 9)"
-    );
+    // An alias that is gone is abandoned (rule 9).
+    assert_eq!(case.round.take_abandoned().len(), 1);
     case.waits();
-    let calls = case.round.poll(case.deadline(), case.now);
+    let calls = case.polls();
     case.hears(calls, |server| {
         if server == 0 {
             queued()
@@ -166,14 +139,9 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
     assert!(matches!(next, Next::Done(Outcome::Unreachable)), "{next:?}");
 
     case.now += Duration::from_secs(1);
-    let calls = case.round.poll(case.deadline(), case.now);
+    let calls = case.polls();
     assert!(matches!(calls[..], [(0, Ask::Poll(_))]), "{calls:?}");
-    case.hears(calls, |_| {
-        Answer::Poll(PollReply::Queued {
-            counter: None,
-            holder_ttl: Some(LEASE),
-        })
-    });
+    case.hears(calls, |_| queued());
     let known: Vec<_> = case.round.known().collect();
     let calls = case.asks();
     // If they were sent an acquire that was refused or lost, they would be assumed to hold nothing.
@@ -193,12 +161,8 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
         Answer::Failed(StoreError::timed_out(LEASE).with_unsent(true))
     });
     case.waits();
-    let left: Vec<_> = case
-        .round
-        .take_abandoned()
-        .iter()
-        .map(|left| (left.server, left.token))
-        .collect();
+    let left = case.round.take_abandoned().into_iter();
+    let left: Vec<_> = left.map(|left| (left.server, left.token)).collect();
     assert_eq!(
         left,
         known[1..],

@@ -142,11 +142,8 @@ pub(super) enum Status {
     Awaited,
     /// The server holds the lock for this acquisition.
     Voted,
-    Queued {
-        counter: Option<FencingToken>,
-        holder_ttl: Option<Duration>,
-    },
-    Refused(AcquireReply),
+    /// The server queues the acquisition or refuses it.
+    Denied(AcquireReply),
     Gone,
     Failed(StoreError),
 }
@@ -155,8 +152,9 @@ impl Status {
     /// The remaining lease of another acquisition, if the server has voted for one.
     pub(super) fn taken(&self) -> Option<Option<Duration>> {
         match *self {
-            Self::Refused(AcquireReply::Busy { holder_ttl, .. })
-            | Self::Queued { holder_ttl, .. } => Some(holder_ttl),
+            Self::Denied(
+                AcquireReply::Busy { holder_ttl, .. } | AcquireReply::Queued { holder_ttl, .. },
+            ) => Some(holder_ttl),
             _ => None,
         }
     }

@@ -1,9 +1,6 @@
 //! The refresh of the slot map in the background, whenever a call shows that it may be wrong.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rand::seq::SliceRandom as _;
@@ -75,19 +72,18 @@ impl Cluster {
             return;
         }
         drop(refresh);
-        let this = self.this.clone();
+        let (this, cut_off) = (self.this.clone(), self.this.clone());
         // If the runtime of the task ends, the next request starts a new task.
-        let cut_off = OnDrop::new({
-            let this = this.clone();
-            move || {
-                if let Some(cluster) = this.upgrade() {
-                    lock(&cluster.refresh).running = false;
-                }
+        let cut_off = OnDrop::new(move || {
+            if let Some(cluster) = cut_off.upgrade() {
+                lock(&cluster.refresh).running = false;
             }
         });
         // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
         runtime.spawn(async move {
-            while let Some(not_before) = Self::next_refresh(&this) {
+            let not_before = |cluster: Arc<Self>| lock(&cluster.refresh).not_before;
+            // Ends once the store is dropped.
+            while let Some(not_before) = this.upgrade().map(not_before) {
                 sleep_until(not_before).await;
                 if let Some(cluster) = this.upgrade()
                     && cluster.refresh().await
@@ -97,11 +93,6 @@ impl Cluster {
             }
             cut_off.disarm();
         });
-    }
-
-    /// The earliest time of the next refresh; `None` if the store was dropped.
-    fn next_refresh(this: &Weak<Self>) -> Option<Instant> {
-        Some(lock(&this.upgrade()?.refresh).not_before)
     }
 
     /// Refreshes the map. Returns whether no other refresh was requested meanwhile.

@@ -146,10 +146,8 @@ const NO_OWNER: u16 = u16::MAX;
 
 impl Slots {
     pub(super) fn empty() -> Self {
-        Self {
-            owners: vec![NO_OWNER; usize::from(SLOTS)],
-            members: Vec::new(),
-        }
+        let (owners, members) = (vec![NO_OWNER; usize::from(SLOTS)], Vec::new());
+        Self { owners, members }
     }
 
     /// Parses the reply of the node `asked` to `CLUSTER SLOTS`, which has for each range of slots

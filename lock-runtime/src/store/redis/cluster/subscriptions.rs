@@ -196,13 +196,11 @@ impl Subscriptions {
     /// Unsubscribes from channels without waiters, as long as there are any channels.
     fn start_to_sweep(self: &Arc<Self>, runtime: &Handle) {
         let this = Arc::downgrade(self);
+        let cut_off = this.clone();
         // The runtime of the task may end, while another one goes on.
-        let cut_off = OnDrop::new({
-            let this = this.clone();
-            move || {
-                if let Some(all) = this.upgrade() {
-                    lock(&all.desk).swept = false;
-                }
+        let cut_off = OnDrop::new(move || {
+            if let Some(all) = cut_off.upgrade() {
+                lock(&all.desk).swept = false;
             }
         });
         runtime.spawn(async move {
@@ -246,12 +244,10 @@ impl Ear {
             let both = move || Some((weak_all.upgrade()?, weak_ear.upgrade()?));
             // Belongs to the task that reads from the connection, and is dropped with it, also when
             // the runtime of that task ends.
-            let end = OnDrop::new({
-                let both = both.clone();
-                move || {
-                    if let Some((all, ear)) = both() {
-                        all.lost(&ear);
-                    }
+            let still = both.clone();
+            let end = OnDrop::new(move || {
+                if let Some((all, ear)) = still() {
+                    all.lost(&ear);
                 }
             });
             let config = AsyncConnectionConfig::new()
@@ -264,7 +260,8 @@ impl Ear {
                     }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            self.client
+            let client = &self.client;
+            client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await
         };

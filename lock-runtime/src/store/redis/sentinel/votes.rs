@@ -73,10 +73,9 @@ impl Votes {
             Some(Answer::Failed(error)) => error.kind(),
             _ => StoreErrorKind::Unavailable,
         });
-        let first = kinds
-            .next()
-            .filter(|first| kinds.all(|kind| kind == *first));
-        first.unwrap_or(StoreErrorKind::Unavailable)
+        let first = kinds.next();
+        let common = first.filter(|first| kinds.all(|kind| kind == *first));
+        common.unwrap_or(StoreErrorKind::Unavailable)
     }
 }
 
