@@ -20,6 +20,7 @@ use super::{
     connection::{Connection, Failed, Repeat},
     error::unavailable,
     link::SILENCE,
+    on_drop::OnDrop,
     scripts::{self, Call},
 };
 use crate::{store::StoreError, sync::lock};
@@ -123,7 +124,7 @@ impl Groups {
                 outcome: sender,
             });
             if !std::mem::replace(&mut state.is_active, true) {
-                tokio::spawn(Active(group.clone()).run());
+                group.start();
             }
             outcome
         };
@@ -211,35 +212,35 @@ impl Kind {
     }
 }
 
-/// The task that sends the groups.
-struct Active(Arc<Group>);
-
-impl Drop for Active {
-    /// The callers that still wait, if the runtime has ended, send their calls themselves.
-    fn drop(&mut self) {
-        let queue = {
-            let mut state = lock(&self.0.state);
+impl Group {
+    /// Sends groups in the background until no call waits.
+    fn start(self: &Arc<Self>) {
+        let group = self.clone();
+        // If the runtime ends, the callers that still wait send their calls themselves.
+        let ended = OnDrop::new(move || {
+            let mut state = lock(&group.state);
             state.is_active = false;
-            std::mem::take(&mut state.queue)
-        };
-        for queued in queue {
-            let _ = queued.outcome.send(Turn::Alone(None));
-        }
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            for queued in queue {
+                let _ = queued.outcome.send(Turn::Alone(None));
+            }
+        });
+        let group = self.clone();
+        tokio::spawn(async move {
+            group.run().await;
+            ended.disarm();
+        });
     }
-}
 
-impl Active {
-    /// Sends groups until no call waits.
-    async fn run(self) {
+    async fn run(&self) {
         let mut in_flight = FuturesUnordered::new();
         loop {
             {
-                let mut state = lock(&self.0.state);
+                let mut state = lock(&self.state);
                 while in_flight.len() < IN_FLIGHT && !state.queue.is_empty() {
                     let count = state.queue.len().min(MOST);
-                    let group = state.queue.drain(..count);
-                    let group: Vec<_> = group.filter(|it| !it.outcome.is_closed()).collect();
-                    in_flight.push(self.0.send(group));
+                    in_flight.push(self.send(state.queue.drain(..count).collect()));
                 }
                 if in_flight.is_empty() {
                     state.is_active = false;
@@ -248,15 +249,15 @@ impl Active {
             }
             tokio::select! {
                 _ = in_flight.next() => {}
-                () = self.0.work.notified(), if in_flight.len() < IN_FLIGHT => {}
+                () = self.work.notified(), if in_flight.len() < IN_FLIGHT => {}
             }
         }
     }
-}
 
-impl Group {
     /// Sends a group, and passes each caller its outcome.
-    async fn send(&self, group: Vec<Queued>) {
+    async fn send(&self, mut group: Vec<Queued>) {
+        // Their callers have stopped waiting before anything was sent.
+        group.retain(|queued| !queued.outcome.is_closed());
         let (Some(connection), false) = (self.connection.upgrade(), group.is_empty()) else {
             return;
         };
