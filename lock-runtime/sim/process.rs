@@ -650,7 +650,8 @@ impl Process {
         } else {
             match self.visit(|session, cx| session.release(held, cx)) {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
-                ReleaseStep::Call(id, call) => {
+                ReleaseStep::Call(id, release, timeout) => {
+                    let call = Call::new(Request::Release(release), timeout);
                     let call = self.call(Purpose::Release(id), call);
                     match arrival.ending {
                         Ending::DropRelease(pause) => self.after(pause, Event::DropCall(call)),

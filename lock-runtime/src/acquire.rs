@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -28,6 +27,8 @@ use crate::{
     protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
     runtime,
     spec::{LockKind, Terms, Wait},
+    store::StoreError,
+    view::View,
 };
 
 /// Inline storage for one key, which is the common case.
@@ -70,85 +71,33 @@ pub(crate) async fn acquire(
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
-    let effort = Effort::new();
+    let acquiring = Acquiring {
+        core,
+        terms,
+        since: Instant::now(),
+        attempts: AtomicU32::new(0),
+    };
     let [key] = keys else {
         // Boxed: this is rare, and would enlarge the future of every other request.
-        let several = Box::pin(acquire_several(core, keys, terms, &effort)).await;
-        return several.map_err(|error| error.with_effort(&effort));
+        return Box::pin(acquiring.acquire_several(keys)).await;
     };
-    let entry = match reenter(core, key, terms)? {
+    let entry = match acquiring.reenter(key)? {
         Some(entry) => entry,
-        None => acquire_one(core, key, terms, &effort, effort.since)
-            .await
-            .map_err(|error| error.with_effort(&effort))?,
+        None => acquiring.acquire_one(key, acquiring.since).await?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
 
-/// Acquires every key in the given order. The keys are sorted and unique, so two requests cannot
-/// deadlock (rule 18).
-async fn acquire_several(
-    core: &Arc<Core>,
-    keys: &[LockKey],
-    terms: &Terms,
-    effort: &Effort,
-) -> Result<LockGuard, LockError> {
-    let mut entries = Entries::new();
-    let mut fresh = Keys::new();
-    // A request that can never be granted is refused before it waits.
-    for key in keys {
-        match reenter(core, key, terms)? {
-            Some(entry) => entries.push(entry),
-            None => fresh.push(key.clone()),
-        }
-    }
-    if fresh.len() > 1 && terms.wait == Wait::No && terms.mode.kind() == LockKind::Lock {
-        entries.extend(acquire_together(core, &fresh, terms, effort).await?);
-    } else {
-        for key in &fresh {
-            entries.push(acquire_one(core, key, terms, effort, Instant::now()).await?);
-        }
-    }
-    // The first lock may have been lost while the request waited for the last one.
-    match entries.iter().find_map(Entry::lost) {
-        Some(error) => Err(error),
-        None => Ok(LockGuard::new(entries)),
-    }
-}
-
-/// Adds a guard to a lock that an enclosing scope holds.
-fn reenter(core: &Arc<Core>, key: &LockKey, terms: &Terms) -> Result<Option<Entry>, LockError> {
-    let entry = owner::enclosing(core, key, terms)?
-        .map(Entry::again)
-        .transpose()?
-        .flatten();
-    if entry.is_some() {
-        tracing::debug!(%key, "re-entered");
-    }
-    Ok(entry)
-}
-
-/// The time that a request has taken, and the number of calls that it has made to the store.
-struct Effort {
+/// A request that is being acquired, the time that it has taken, and the number of calls that it
+/// has made to the store.
+struct Acquiring<'a> {
+    core: &'a Arc<Core>,
+    terms: &'a Terms,
     since: Instant,
     attempts: AtomicU32,
 }
 
-impl Effort {
-    fn new() -> Self {
-        Self {
-            since: Instant::now(),
-            attempts: AtomicU32::new(0),
-        }
-    }
-
-    /// Counts one more call to the store.
-    fn attempt(&self) {
-        self.attempts.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Display for Effort {
+impl fmt::Display for Acquiring<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "waited {:.1?}", self.since.elapsed())?;
         match self.attempts.load(Ordering::Relaxed) {
@@ -159,26 +108,200 @@ impl fmt::Display for Effort {
     }
 }
 
+impl Acquiring<'_> {
+    /// Counts one more call to the store.
+    fn attempt(&self) {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Acquires every key in the given order. The keys are sorted and unique, so two requests
+    /// cannot deadlock (rule 18).
+    async fn acquire_several(&self, keys: &[LockKey]) -> Result<LockGuard, LockError> {
+        let mut entries = Entries::new();
+        let mut fresh = Keys::new();
+        // A request that can never be granted is refused before it waits.
+        for key in keys {
+            match self.reenter(key)? {
+                Some(entry) => entries.push(entry),
+                None => fresh.push(key.clone()),
+            }
+        }
+        let is_for_locks = self.terms.mode.kind() == LockKind::Lock;
+        if fresh.len() > 1 && self.terms.wait == Wait::No && is_for_locks {
+            entries.extend(self.acquire_together(&fresh).await?);
+        } else {
+            for key in &fresh {
+                entries.push(self.acquire_one(key, Instant::now()).await?);
+            }
+        }
+        // The first lock may have been lost while the request waited for the last one.
+        match entries.iter().find_map(Entry::lost) {
+            Some(error) => Err(error),
+            None => Ok(LockGuard::new(entries)),
+        }
+    }
+
+    /// Adds a guard to a lock that an enclosing scope holds.
+    fn reenter(&self, key: &LockKey) -> Result<Option<Entry>, LockError> {
+        let Some(view) = owner::enclosing(self.core, key, self.terms)? else {
+            return Ok(None);
+        };
+        let entry = Entry::again(view)?;
+        if entry.is_some() {
+            tracing::debug!(%key, "re-entered");
+        }
+        Ok(entry)
+    }
+
+    async fn acquire_one(&self, key: &LockKey, now: Instant) -> Result<Entry, LockError> {
+        let begun = self.core.visit_at(now, |state, cx| {
+            let (id, step) = state.session.begin(key, self.terms, self.since, cx)?;
+            Ok((id, self.with_guard(state, key, step)))
+        });
+        let (id, mut next) = begun.map_err(|refused| self.error_of(key, refused))?;
+        let acquiring = self;
+        let pending = Pending { acquiring, key, id };
+        let cancels = OnDrop::new(|| pending.cancel());
+        let outcome = loop {
+            next = match next {
+                Step::Call(call) => pending.call(call).await,
+                // Boxed: these are rare, and would enlarge the future of every waiter.
+                Step::CallOrWake(call) => Box::pin(pending.call_or_wake(call)).await,
+                Step::Wait(at) => pending.wait(at).await,
+                Step::Done(outcome) => break outcome,
+            };
+        };
+        cancels.disarm();
+        let entry = outcome.map_err(|refused| self.error_of(key, refused))?;
+        tracing::debug!(%key, fence = %entry.fence(), waited = ?self.since.elapsed(), "acquired");
+        Ok(entry)
+    }
+
+    /// Acquires all keys or none, in one call.
+    async fn acquire_together(&self, keys: &[LockKey]) -> Result<Vec<Entry>, LockError> {
+        let Self { core, terms, .. } = *self;
+        let refused = |(index, refused): (usize, Refused)| self.error_of(&keys[index], refused);
+        let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, self.since, cx));
+        let (together, mut requests) = begun.map_err(refused)?;
+        let cancels =
+            OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
+        let outcome = loop {
+            self.attempt();
+            let reply = core.store.acquire_all(&requests);
+            let answer = within(terms.call_timeout(), reply).await;
+            let next = core.visit(|state, cx| {
+                match state.session.all_replied(&together, answer, cx) {
+                    AllStep::Call(requests) => Ok(requests),
+                    // The views exist before a loss can be reported to them.
+                    AllStep::Done(outcome) => Err(outcome.map(|granted| {
+                        let granted = keys.iter().zip(granted);
+                        let entry = |(key, granted)| self.first_guard(state, key, granted);
+                        granted.map(entry).collect::<Vec<_>>()
+                    })),
+                }
+            });
+            match next {
+                Ok(again) => requests = again,
+                Err(outcome) => break outcome,
+            }
+        };
+        cancels.disarm();
+        let entries = outcome.map_err(refused)?;
+        for (key, entry) in keys.iter().zip(&entries) {
+            tracing::debug!(%key, fence = %entry.fence(), "acquired");
+        }
+        Ok(entries)
+    }
+
+    /// Returns the step with the first guard of a lock that was granted.
+    fn with_guard(&self, state: &mut State, key: &LockKey, step: Step) -> Step<Entry> {
+        match step {
+            Step::Call(call) => Step::Call(call),
+            Step::CallOrWake(call) => Step::CallOrWake(call),
+            Step::Wait(at) => Step::Wait(at),
+            Step::Done(outcome) => {
+                Step::Done(outcome.map(|granted| self.first_guard(state, key, granted)))
+            }
+        }
+    }
+
+    fn first_guard(&self, state: &mut State, key: &LockKey, granted: Granted) -> Entry {
+        let view = View::new(self.core, key, self.terms.mode, &granted);
+        Entry::first(state.add_view(view), granted.contended)
+    }
+
+    /// The error of a request that was not granted.
+    fn error_of(&self, key: &LockKey, refused: Refused) -> LockError {
+        let error = |kind, message: &'static str| LockError::new(kind, message).with_key(key);
+        match refused {
+            Refused::ShuttingDown => error(LockErrorKind::ShuttingDown, "the client was shut down"),
+            Refused::Full => error(
+                LockErrorKind::Overloaded,
+                "too many requests wait for it in this process; `max_waiters` is the limit",
+            ),
+            Refused::FullInAll => error(
+                LockErrorKind::Overloaded,
+                "too many requests wait in this process, for all locks together; \
+                 `LockClientBuilder::max_waiters_in_all` is the limit",
+            ),
+            Refused::Contended(holder_ttl) => {
+                let held = error(LockErrorKind::Contended, "another task or process holds it");
+                held.with_retry_after(holder_ttl)
+            }
+            Refused::TimedOut(last) => self.timed_out(key, last),
+            Refused::Store(error) => self.failed(key, error),
+            Refused::ForeignKey(part) => self.core.foreign(key, self.terms.mode.kind(), part),
+            Refused::ModeMismatch => error(
+                LockErrorKind::ModeMismatch,
+                "it is held with another number of permits, or by something that is not a permit; use the same number everywhere",
+            ),
+        }
+    }
+
+    /// The error of a request whose wait has ended.
+    fn timed_out(&self, key: &LockKey, last: Refusal) -> LockError {
+        let waited = self.since.elapsed();
+        tracing::debug!(%key, ?waited, "wait timed out");
+        let (holder_ttl, hint) = match last {
+            Refusal::None => (None, ""),
+            Refusal::Busy(None) => (
+                None,
+                ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
+            ),
+            Refusal::Busy(holder_ttl) => (holder_ttl, ""),
+            Refusal::Unavailable(error) => return self.failed(key, error),
+        };
+        let message = format!("still held after waiting for {waited:.1?}{hint}");
+        let error = LockError::new(LockErrorKind::WaitTimeout, message).with_key(key);
+        error.with_retry_after(holder_ttl)
+    }
+
+    /// The error of a request that the store has not executed.
+    fn failed(&self, key: &LockKey, error: StoreError) -> LockError {
+        let error = LockError::from_store(error).with_key(key);
+        error.with_effort(self)
+    }
+}
+
 /// A request that the session knows.
 struct Pending<'a> {
-    core: &'a Arc<Core>,
+    acquiring: &'a Acquiring<'a>,
     key: &'a LockKey,
-    terms: &'a Terms,
     id: AcquireId,
 }
 
 impl Pending<'_> {
     /// Passes one input to the session.
     fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Step<Entry> {
-        self.core.visit(|state, cx| {
+        self.acquiring.core.visit(|state, cx| {
             let step = input(state, cx);
-            with_guard(state, self.core, self.key, self.terms, step)
+            self.acquiring.with_guard(state, self.key, step)
         })
     }
 
     /// Ends a request whose future is dropped before its end.
     fn cancel(&self) {
-        self.core.visit(|state, cx| {
+        self.acquiring.core.visit(|state, cx| {
             state.discard_waker(self.id);
             state.session.cancel(self.id, cx);
         });
@@ -186,7 +309,8 @@ impl Pending<'_> {
 
     /// Makes a call and passes its answer to the session.
     async fn call(&self, call: Call) -> Step<Entry> {
-        let answer = perform(&*self.core.store, &call).await;
+        self.acquiring.attempt();
+        let answer = perform(&*self.acquiring.core.store, &call).await;
         self.input(|state, cx| state.session.replied(self.id, answer, cx))
     }
 
@@ -225,7 +349,8 @@ impl Pending<'_> {
 
     /// Makes a call that a wake-up may end.
     async fn call_or_wake(&self, call: Call) -> Step<Entry> {
-        let mut calling = pin!(perform(&*self.core.store, &call));
+        self.acquiring.attempt();
+        let mut calling = pin!(perform(&*self.acquiring.core.store, &call));
         let answer = poll_fn(|cx| {
             match self.resume(cx) {
                 Step::Wait(_) => {}
@@ -241,164 +366,4 @@ impl Pending<'_> {
             }),
         }
     }
-}
-
-/// Returns the step with the first guard of a lock that was granted.
-fn with_guard(
-    state: &mut State,
-    core: &Arc<Core>,
-    key: &LockKey,
-    terms: &Terms,
-    step: Step,
-) -> Step<Entry> {
-    match step {
-        Step::Call(call) => Step::Call(call),
-        Step::CallOrWake(call) => Step::CallOrWake(call),
-        Step::Wait(at) => Step::Wait(at),
-        Step::Done(outcome) => Step::Done(outcome.map(|granted| {
-            let view = state.add_view(core, key, terms.mode, &granted);
-            Entry::first(view, granted.contended)
-        })),
-    }
-}
-
-async fn acquire_one(
-    core: &Arc<Core>,
-    key: &LockKey,
-    terms: &Terms,
-    effort: &Effort,
-    now: Instant,
-) -> Result<Entry, LockError> {
-    let begun = core.visit_at(now, |state, cx| {
-        let (id, step) = state.session.begin(key, terms, effort.since, cx)?;
-        Ok((id, with_guard(state, core, key, terms, step)))
-    });
-    let (id, mut next) = begun.map_err(|refused| error_of(core, key, terms, effort, refused))?;
-    let pending = Pending {
-        core,
-        key,
-        terms,
-        id,
-    };
-    let cancels = OnDrop::new(|| pending.cancel());
-    loop {
-        next = match next {
-            Step::Call(call) => {
-                effort.attempt();
-                pending.call(call).await
-            }
-            // Boxed: these are rare, and would enlarge the future of every waiter.
-            Step::CallOrWake(call) => {
-                effort.attempt();
-                Box::pin(pending.call_or_wake(call)).await
-            }
-            Step::Wait(at) => pending.wait(at).await,
-            Step::Done(outcome) => {
-                cancels.disarm();
-                let entry =
-                    outcome.map_err(|refused| error_of(core, key, terms, effort, refused))?;
-                tracing::debug!(
-                    %key,
-                    fence = %entry.fence(),
-                    waited = ?effort.since.elapsed(),
-                    "acquired"
-                );
-                return Ok(entry);
-            }
-        };
-    }
-}
-
-/// Acquires all keys or none, in one call.
-async fn acquire_together(
-    core: &Arc<Core>,
-    keys: &[LockKey],
-    terms: &Terms,
-    effort: &Effort,
-) -> Result<Vec<Entry>, LockError> {
-    let refused =
-        |(index, refused): (usize, Refused)| error_of(core, &keys[index], terms, effort, refused);
-    let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, effort.since, cx));
-    let (together, mut requests) = begun.map_err(refused)?;
-    let cancels = OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
-    let outcome = loop {
-        effort.attempt();
-        let reply = core.store.acquire_all(&requests);
-        let answer = within(terms.call_timeout(), reply).await;
-        let next = core.visit(|state, cx| {
-            match state.session.all_replied(&together, answer, cx) {
-                AllStep::Call(requests) => Ok(requests),
-                // The views exist before a loss can be reported to them.
-                AllStep::Done(outcome) => Err(outcome.map(|granted| {
-                    let entry = |(key, granted): (&LockKey, Granted)| {
-                        let view = state.add_view(core, key, terms.mode, &granted);
-                        Entry::first(view, false)
-                    };
-                    keys.iter().zip(granted).map(entry).collect::<Vec<_>>()
-                })),
-            }
-        });
-        match next {
-            Ok(again) => requests = again,
-            Err(outcome) => break outcome,
-        }
-    };
-    cancels.disarm();
-    let entries = outcome.map_err(refused)?;
-    for (key, entry) in keys.iter().zip(&entries) {
-        tracing::debug!(%key, fence = %entry.fence(), "acquired");
-    }
-    Ok(entries)
-}
-
-/// The error of a request that was not granted.
-fn error_of(
-    core: &Core,
-    key: &LockKey,
-    terms: &Terms,
-    effort: &Effort,
-    refused: Refused,
-) -> LockError {
-    let error = |kind, message: &'static str| LockError::new(kind, message).with_key(key);
-    match refused {
-        Refused::ShuttingDown => error(LockErrorKind::ShuttingDown, "the client was shut down"),
-        Refused::Full => error(
-            LockErrorKind::Overloaded,
-            "too many requests wait for it in this process; `max_waiters` is the limit",
-        ),
-        Refused::FullInAll => error(
-            LockErrorKind::Overloaded,
-            "too many requests wait in this process, for all locks together; \
-             `LockClientBuilder::max_waiters_in_all` is the limit",
-        ),
-        Refused::Contended(holder_ttl) => {
-            error(LockErrorKind::Contended, "another task or process holds it")
-                .with_retry_after(holder_ttl)
-        }
-        Refused::TimedOut(last) => timed_out(last, key, effort.since.elapsed()),
-        Refused::Store(error) => LockError::from_store(error).with_key(key),
-        Refused::ForeignKey(part) => core.foreign(key, terms.mode.kind(), part),
-        Refused::ModeMismatch => error(
-            LockErrorKind::ModeMismatch,
-            "it is held with another number of permits, or by something that is not a permit; use the same number everywhere",
-        ),
-    }
-}
-
-/// The error of a request whose wait has ended.
-fn timed_out(last: Refusal, key: &LockKey, waited: Duration) -> LockError {
-    tracing::debug!(%key, ?waited, "wait timed out");
-    let (holder_ttl, hint) = match last {
-        Refusal::None => (None, ""),
-        Refusal::Busy(None) => (
-            None,
-            ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
-        ),
-        Refusal::Busy(holder_ttl) => (holder_ttl, ""),
-        Refusal::Unavailable(error) => return LockError::from_store(error).with_key(key),
-    };
-    let message = format!("still held after waiting for {waited:.1?}{hint}");
-    LockError::new(LockErrorKind::WaitTimeout, message)
-        .with_key(key)
-        .with_retry_after(holder_ttl)
 }

@@ -1,10 +1,9 @@
 //! Calls to the store with a time-out.
 
 use std::{
-    future::{Future, ready},
+    future::Future,
     pin::{Pin, pin},
     slice,
-    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -59,15 +58,6 @@ impl<T, F: Future<Output = Result<T, StoreError>>> Future for Within<F> {
 
 /// A release that borrows nothing, so that a future with a name contains it.
 pub(crate) type ReleaseCall = Within<Replied<'static, ReleaseReply>>;
-
-/// Makes the call of a release.
-pub(crate) fn release_call(store: &Arc<dyn Store>, call: Call) -> ReleaseCall {
-    let reply = match call.request {
-        Request::Release(release) => store.clone().release_owned(release),
-        _ => Box::pin(ready(Err(StoreError::late()))),
-    };
-    within(call.timeout, reply)
-}
 
 /// Returns the reply to a call with a single hold.
 pub(crate) fn only<T>(

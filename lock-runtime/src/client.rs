@@ -285,16 +285,15 @@ impl LockClient {
         scope: RevokeScope,
     ) -> Result<RevokeReply, LockError> {
         let key = key.into_lock_key()?;
-        let holders = self
-            .core
-            .with_state(|state| state.session.holders_of(kind, &key));
-        let revoking = self.core.store.revoke(&key, kind, scope);
+        let core = &self.core;
+        let holders = core.with_state(|state| state.session.holders_of(kind, &key));
+        let revoking = core.store.revoke(&key, kind, scope);
         let reply = self.bounded(&key, revoking).await?;
         match reply {
-            RevokeReply::Revoked => self
-                .core
-                .visit(|state, cx| state.session.revoked(kind, &key, &holders, cx)),
-            RevokeReply::ForeignKey => return Err(self.core.foreign(&key, kind, KeyPart::Lock)),
+            RevokeReply::Revoked => {
+                core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));
+            }
+            RevokeReply::ForeignKey => return Err(core.foreign(&key, kind, KeyPart::Lock)),
             RevokeReply::NotHeld | RevokeReply::Endless => {}
         }
         Ok(reply)
@@ -307,9 +306,8 @@ impl LockClient {
     ) -> Result<T, LockError> {
         let named = |error: LockError| error.with_key(key);
         runtime::check().map_err(named)?;
-        within(call_timeout(DEFAULT_LEASE), call)
-            .await
-            .map_err(|error| named(LockError::from_store(error)))
+        let reply = within(call_timeout(DEFAULT_LEASE), call).await;
+        reply.map_err(|error| named(LockError::from_store(error)))
     }
 
     /// Shuts the client down.

@@ -18,10 +18,8 @@ use crate::{
     driver,
     error::LockError,
     key::LockKey,
-    protocol::{
-        AcquireId, Cx, Effect, Effects, Entropy, Granted, HeldId, Note, Session, WaiterLimits,
-    },
-    spec::{LockKind, LockSpec, Mode},
+    protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
+    spec::{LockKind, LockSpec},
     store::{KeyPart, Limits, Listener, Store, StoreError, Token},
     sync::lock,
     view::View,
@@ -38,7 +36,7 @@ pub(crate) struct Core {
     /// Notified of changes of the session after the shutdown, and when the driver has ended.
     changed: Notify,
     /// The instant from which the views count.
-    epoch: Instant,
+    pub(crate) epoch: Instant,
     listeners: AtomicU64,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _listener: Arc<dyn Listener>,
@@ -223,10 +221,6 @@ impl Core {
         self.listeners.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn epoch(&self) -> Instant {
-        self.epoch
-    }
-
     /// Returns the time since the client was created.
     pub(crate) fn nanos(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.epoch);
@@ -249,16 +243,10 @@ impl fmt::Debug for Core {
 }
 
 impl State {
-    /// Creates the view of a lock that was just granted.
-    pub(crate) fn add_view(
-        &mut self,
-        core: &Arc<Core>,
-        key: &LockKey,
-        mode: Mode,
-        granted: &Granted,
-    ) -> Arc<View> {
-        let view = Arc::new(View::new(core, key, mode, granted));
-        self.views.insert(granted.held, view.clone());
+    /// Adds the view of a lock that was just granted.
+    pub(crate) fn add_view(&mut self, view: View) -> Arc<View> {
+        let view = Arc::new(view);
+        self.views.insert(view.id, view.clone());
         view
     }
 
@@ -290,12 +278,11 @@ impl State {
 fn log(note: Note) {
     match note {
         Note::Behind(key) => tracing::debug!(%key, "waiting behind others in this process"),
-        Note::Waiting {
-            key,
-            holder_ttl,
-            in_store_queue,
-        } => {
-            tracing::debug!(%key, ?holder_ttl, in_line = in_store_queue, "waiting for its holder");
+        Note::Queued(key, holder_ttl) => {
+            tracing::debug!(%key, ?holder_ttl, in_line = true, "waiting for its holder");
+        }
+        Note::Waiting(key, holder_ttl) => {
+            tracing::debug!(%key, ?holder_ttl, in_line = false, "waiting for its holder");
         }
         Note::Unavailable(key, error) => tracing::debug!(%key, %error, "waiting for the store"),
         Note::HandedOff(key, fence) => {

@@ -92,7 +92,7 @@ impl Drop for Task {
         // A lock that is granted from now on starts the driver itself.
         let runtimes = self.core.with_state(|state| {
             state.driver_runs = false;
-            let runtimes = state.views().filter_map(|view| view.runtime());
+            let runtimes = state.views().filter_map(|view| view.runtime.as_ref());
             let by_id: HashMap<_, _> = runtimes.map(|it| (it.id(), it.clone())).collect();
             by_id
         });

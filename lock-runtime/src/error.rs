@@ -293,9 +293,7 @@ mod tests {
         assert_eq!(error.source().unwrap().to_string(), "no answer");
         let both = "lock k: the store is unavailable: no answer";
         assert_eq!(format!("{error:#}"), both);
-        assert_eq!(
-            format!("{error:?}"),
-            format!("LockError(unavailable: {both})")
-        );
+        let debugged = format!("LockError(unavailable: {both})");
+        assert_eq!(format!("{error:?}"), debugged);
     }
 }

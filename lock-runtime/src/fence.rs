@@ -38,9 +38,8 @@ impl FencingToken {
     /// Wraps a number that came from a store or from a resource. Returns `None` for zero and for
     /// numbers above [`i64::MAX`], which no grant ever has. `TryFrom` returns an error instead.
     pub fn new(number: u64) -> Option<Self> {
-        NonZeroU64::new(number)
-            .filter(|_| number <= Self::MAX)
-            .map(Self)
+        let fits = number <= Self::MAX;
+        NonZeroU64::new(number).filter(|_| fits).map(Self)
     }
 
     /// The token of a number, or the nearest one.
@@ -109,11 +108,8 @@ pub struct InvalidFencingToken(());
 
 impl fmt::Display for InvalidFencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "a fencing token is a number from 1 to {}",
-            FencingToken::MAX
-        )
+        let last = FencingToken::MAX;
+        write!(f, "a fencing token is a number from 1 to {last}")
     }
 }
 

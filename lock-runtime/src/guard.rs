@@ -47,7 +47,7 @@ pub struct LockGuard {
 impl LockGuard {
     /// A guard of one or more leases. They are sorted by key, because re-entered ones come first.
     pub(crate) fn new(mut entries: Entries) -> Self {
-        entries.sort_by(|one, other| one.view.key().cmp(other.view.key()));
+        entries.sort_by(|one, other| one.view.key.cmp(&other.view.key));
         let views = entries.iter().map(|entry| entry.view.clone()).collect();
         let contended = entries.iter().any(|entry| entry.contended);
         Self {
@@ -137,10 +137,8 @@ impl LockGuard {
             let message = format!("a lease of {lease:?} is out of range; give 100 ms to 24 h");
             return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
         }
-        let limits = &self.held.first().core().limits;
-        limits
-            .check_lease(lease)
-            .map_err(|error| error.with_key(self.key()))?;
+        let checked = self.held.first().core.limits.check_lease(lease);
+        checked.map_err(|error| error.with_key(self.key()))?;
         for view in &self.held.views {
             view.extend(lease).await?;
         }
@@ -158,17 +156,12 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
     pub async fn downgrade(mut self) -> Result<LockGuard, LockError> {
+        let key = self.held.key();
         let (Some(entry), true) = (self.entries.pop(), self.entries.is_empty()) else {
-            return Err(mismatch(
-                self.key(),
-                "only a lock of one key can be downgraded",
-            ));
+            return Err(mismatch(key, "only a lock of one key can be downgraded"));
         };
-        if entry.view.mode() != Mode::Exclusive {
-            return Err(mismatch(
-                self.key(),
-                "only an exclusive lock can be downgraded",
-            ));
+        if entry.view.mode != Mode::Exclusive {
+            return Err(mismatch(key, "only an exclusive lock can be downgraded"));
         }
         Ok(LockGuard::new(smallvec![entry.downgrade().await?]))
     }
@@ -191,7 +184,7 @@ pub(crate) struct Entry {
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.view.key().fmt(f)
+        self.view.key.fmt(f)
     }
 }
 
@@ -209,10 +202,8 @@ impl Entry {
     /// Adds a guard to the lease of an enclosing scope. Returns `None` if the lease was
     /// released in the meantime.
     pub(crate) fn again(view: Arc<View>) -> Result<Option<Self>, LockError> {
-        let reentered = view
-            .core()
-            .visit(|state, cx| state.session.reenter(view.id(), cx));
-        match reentered {
+        let core = &view.core;
+        match core.visit(|state, cx| state.session.reenter(view.id, cx)) {
             Ok(true) => Ok(Some(Self::first(view, false))),
             Ok(false) => Ok(None),
             Err(loss) => Err(view.lost_error(loss)),
@@ -220,7 +211,7 @@ impl Entry {
     }
 
     pub(crate) fn fence(&self) -> FencingToken {
-        self.view.fence()
+        self.view.fence
     }
 
     /// Returns the error of the loss if the lease was lost.
@@ -230,45 +221,38 @@ impl Entry {
 
     async fn downgrade(mut self) -> Result<Self, LockError> {
         let view = &self.view;
-        let (core, key) = (view.core(), view.key());
+        let (core, key) = (&view.core, &view.key);
         runtime::check().map_err(|error| error.with_key(key))?;
-        let begun = core.visit(|state, cx| state.session.convert(view.id(), cx));
-        let converted = match begun {
-            Err(error) => Err(error),
-            Ok((id, call)) => {
-                self.has_left = true;
-                let given_up = OnDrop::new(|| {
-                    core.visit(|state, cx| state.session.convert_dropped(id, cx));
-                });
-                let answer = perform(&*core.store, &call).await;
-                given_up.disarm();
-                core.visit(|state, cx| {
-                    let granted = state.session.convert_replied(id, answer, cx)?;
-                    Ok(state.add_view(core, key, Mode::Shared, &granted))
-                })
+        let refused = |error| match error {
+            ConvertError::Reentered => {
+                mismatch(key, "a lock that was re-entered cannot be downgraded")
             }
+            ConvertError::Lost(loss) => view.lost_error(loss),
+            ConvertError::Store(error) => LockError::from_store(error).with_key(key),
         };
-        match converted {
-            Ok(reader) => {
-                tracing::debug!(%key, fence = %reader.fence(), "downgraded");
-                Ok(Self::first(reader, self.contended))
-            }
-            Err(ConvertError::Reentered) => Err(mismatch(
-                key,
-                "a lock that was re-entered cannot be downgraded",
-            )),
-            Err(ConvertError::Lost(loss)) => Err(view.lost_error(loss)),
-            Err(ConvertError::Store(error)) => Err(LockError::from_store(error).with_key(key)),
-        }
+        let begun = core.visit(|state, cx| state.session.convert(view.id, cx));
+        let (id, call) = begun.map_err(refused)?;
+        self.has_left = true;
+        let given_up = OnDrop::new(|| {
+            core.visit(|state, cx| state.session.convert_dropped(id, cx));
+        });
+        let answer = perform(&*core.store, &call).await;
+        given_up.disarm();
+        let converted = core.visit(|state, cx| {
+            let granted = state.session.convert_replied(id, answer, cx)?;
+            Ok(state.add_view(View::new(core, key, Mode::Shared, &granted)))
+        });
+        let reader = converted.map_err(refused)?;
+        tracing::debug!(%key, fence = %reader.fence, "downgraded");
+        Ok(Self::first(reader, self.contended))
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         if !self.has_left {
-            self.view
-                .core()
-                .visit(|state, cx| state.session.guard_dropped(self.view.id(), cx));
+            let View { core, id, .. } = &*self.view;
+            core.visit(|state, cx| state.session.guard_dropped(*id, cx));
         }
     }
 }
@@ -296,17 +280,17 @@ impl HeldLock {
 
     /// The name of the lock.
     pub fn key(&self) -> &LockKey {
-        self.first().key()
+        &self.first().key
     }
 
     /// The fencing token. Send it with every write that the lock protects.
     pub fn fence(&self) -> FencingToken {
-        self.first().fence()
+        self.first().fence
     }
 
     /// Every key with its fencing token, in the order of the keys.
     pub fn fences(&self) -> impl Iterator<Item = (&LockKey, FencingToken)> {
-        self.views.iter().map(|view| (view.key(), view.fence()))
+        self.views.iter().map(|view| (&view.key, view.fence))
     }
 
     /// Returns the time for which the lock is certain to be held, by the clock of this process, if
@@ -338,9 +322,8 @@ impl HeldLock {
     }
 
     fn loss(&self) -> Option<LockError> {
-        self.views
-            .iter()
-            .find_map(|view| view.loss().map(|loss| view.lost_error(loss)))
+        let loss = |view: &Arc<View>| view.loss().map(|loss| view.lost_error(loss));
+        self.views.iter().find_map(loss)
     }
 
     /// Resolves with the reason when the lock is lost, or never if it is released before.
@@ -350,7 +333,7 @@ impl HeldLock {
     pub fn lost(&self) -> LostFuture {
         LostFuture {
             held: self.clone(),
-            listener: self.first().core().next_listener(),
+            listener: self.first().core.next_listener(),
         }
     }
 
@@ -413,19 +396,15 @@ impl Future for LostFuture {
             Poll::Ready(loss) => Some(view.lost_error(loss)),
             Poll::Pending => None,
         };
-        self.held
-            .views
-            .iter()
-            .find_map(loss)
-            .map_or(Poll::Pending, Poll::Ready)
+        let found = self.held.views.iter().find_map(loss);
+        found.map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Drop for LostFuture {
     fn drop(&mut self) {
-        self.held
-            .views
-            .iter()
-            .for_each(|view| view.unlisten(self.listener));
+        for view in &self.held.views {
+            view.unlisten(self.listener);
+        }
     }
 }

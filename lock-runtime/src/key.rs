@@ -87,10 +87,7 @@ fn complaint(name: &str) -> Option<&'static str> {
         "contains a control character; write values through a placeholder, which escapes them"
     } else if name.contains('}') && hash_tag(name).is_none() {
         "contains '}' outside of a hash tag; write \"{tag}\" whole, or leave the brace out"
-    } else if name
-        .split_once(':')
-        .is_some_and(|(first, _)| first == PERMITS)
-    {
+    } else if name.split_once(':').map(|(first, _)| first) == Some(PERMITS) {
         "begins with \"permits:\", which is reserved; choose another first word"
     } else {
         return None;
@@ -101,10 +98,8 @@ fn invalid(name: &str, complaint: &str) -> LockError {
     const SHOWN: usize = 64;
     let shown: String = name.chars().take(SHOWN).collect();
     let more = if shown.len() < name.len() { ".." } else { "" };
-    LockError::new(
-        LockErrorKind::InvalidKey,
-        format!("the key {shown:?}{more} {complaint}"),
-    )
+    let message = format!("the key {shown:?}{more} {complaint}");
+    LockError::new(LockErrorKind::InvalidKey, message)
 }
 
 impl fmt::Debug for LockKey {

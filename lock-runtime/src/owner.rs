@@ -75,9 +75,8 @@ impl Frame {
 /// and [`HeldLock::scope`].
 pub fn is_held(key: &LockKey) -> bool {
     Frame::current().is_some_and(|frame| {
-        frame
-            .chain()
-            .any(|view| view.key() == key && !view.validity().is_zero())
+        let mut views = frame.chain();
+        views.any(|view| view.key == *key && !view.validity().is_zero())
     })
 }
 
@@ -92,9 +91,9 @@ pub(crate) fn enclosing(
         return Ok(None);
     };
     let is_same = |view: &&Arc<View>| {
-        view.key() == key
-            && view.mode().kind() == terms.mode.kind()
-            && Arc::ptr_eq(view.core(), core)
+        view.key == *key
+            && view.mode.kind() == terms.mode.kind()
+            && Arc::ptr_eq(&view.core, core)
             && !view.is_released()
     };
     let Some(view) = frame.chain().find(is_same) else {
@@ -105,7 +104,7 @@ pub(crate) fn enclosing(
         // would fail as well.
         return Err(view.lost_error(loss));
     }
-    match may_enter(view.mode(), terms) {
+    match may_enter(view.mode, terms) {
         Ok(()) => Ok(Some(view.clone())),
         Err((kind, message)) => Err(LockError::new(kind, message).with_key(key)),
     }

@@ -116,12 +116,11 @@ pub(crate) enum Effect {
 pub(crate) enum Note {
     /// The request waits behind others of this process.
     Behind(LockKey),
-    /// The request waits for the holder of the lock, in the store's wait queue or not.
-    Waiting {
-        key: LockKey,
-        holder_ttl: Option<Duration>,
-        in_store_queue: bool,
-    },
+    /// The request waits for the holder of the lock, whose TTL may be known, in the store's wait
+    /// queue.
+    Queued(LockKey, Option<Duration>),
+    /// The same without a wait queue at the store.
+    Waiting(LockKey, Option<Duration>),
     /// The request waits because the store did not reply.
     Unavailable(LockKey, StoreError),
     HandedOff(LockKey, FencingToken),
@@ -282,13 +281,8 @@ impl Session {
     /// Returns whether a release or an abandonment of this token is pending.
     fn is_abandoned(&self, token: Token) -> bool {
         let mut abandoned = self.abandonments.values().map(Abandonment::hold);
-        let mut released = self.background_releases().map(Releasing::hold);
+        let mut released = self.background_releases();
         abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
-    }
-
-    fn background_releases(&self) -> impl Iterator<Item = &Releasing> {
-        let releases = self.releases.values();
-        releases.filter(|releasing| releasing.is_background())
     }
 
     /// Handles a store that may have lost data and push messages. Locks are no longer handed off
@@ -355,25 +349,19 @@ impl Session {
 impl Session {
     /// Returns whether a part of the session knows the token, so that it will be given back.
     pub(crate) fn knows(&self, token: Token) -> bool {
+        let is_of = |hold: &Hold| hold.token == token;
         let in_queue = |queue: &WaitQueue| {
             queue.entry.is_some_and(|entry| entry.token == token)
-                || queue
-                    .handoff
-                    .as_ref()
-                    .is_some_and(|it| it.hold.token == token)
+                || queue.handoff.as_ref().is_some_and(|it| is_of(&it.hold))
         };
-        let in_abandonment = |it: &Abandonment| {
-            it.hold().token == token || it.afterwards().is_some_and(|hold| hold.token == token)
-        };
+        let in_abandonment =
+            |it: &Abandonment| is_of(it.hold()) || it.afterwards().is_some_and(is_of);
         self.queues.values().any(in_queue)
             || self.acquisitions.values().any(|it| it.knows(token))
-            || self.held.values().any(|held| held.hold.token == token)
+            || self.held.values().any(|held| is_of(&held.hold))
             || self.releases.values().any(|it| it.knows(token))
             || self.abandonments.values().any(in_abandonment)
-            || self
-                .conversions
-                .values()
-                .any(|it| it.writer.hold.token == token)
+            || self.conversions.values().any(|it| is_of(&it.writer.hold))
     }
 
     /// Returns the locks that are certain to be held at `now`, each with the end of its validity.

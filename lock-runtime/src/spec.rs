@@ -296,20 +296,15 @@ impl Terms {
             Wait::AtMost(wait) => Some(wait),
         };
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
-            return Some(format!(
-                "a lease of {} is out of range; give 100 ms to 24 h",
-                Short(lease)
-            ));
+            let lease = Short(lease);
+            let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
+            return Some(message);
         }
+        let a_year = "365 days, or leave it out for no limit";
         for (option, length, longest, remedy) in [
             ("wait", wait, MAX_LEASE, "24 h"),
             ("min_hold", min_hold, MAX_LEASE, "24 h"),
-            (
-                "max_hold",
-                max_hold,
-                LONGEST_HOLD,
-                "365 days, or leave it out for no limit",
-            ),
+            ("max_hold", max_hold, LONGEST_HOLD, a_year),
         ] {
             if let Some(length) = length.filter(|length| *length > longest) {
                 let length = Short(length);
@@ -394,11 +389,8 @@ mod tests {
         }
         let patient = LockSpec::read().min_hold(SECOND * 2);
         assert!(patient.check().is_ok(), "valid with other defaults");
-        let hasty = open().max_hold(SECOND);
-        assert!(
-            patient.terms(&hasty).is_err(),
-            "invalid with these defaults"
-        );
+        let is_refused = patient.terms(&open().max_hold(SECOND)).is_err();
+        assert!(is_refused, "invalid with these defaults");
     }
 
     #[test]

@@ -28,13 +28,13 @@ use crate::{
 /// inputs.
 #[derive(Debug)]
 pub(crate) struct View {
-    core: Arc<Core>,
-    id: HeldId,
-    key: LockKey,
-    mode: Mode,
-    fence: FencingToken,
+    pub(crate) core: Arc<Core>,
+    pub(crate) id: HeldId,
+    pub(crate) key: LockKey,
+    pub(crate) mode: Mode,
+    pub(crate) fence: FencingToken,
     /// The runtime on which the lock was acquired. It may outlive the driver's runtime.
-    runtime: Option<Handle>,
+    pub(crate) runtime: Option<Handle>,
     /// When `max_hold` has passed.
     ends_at: Option<Instant>,
     /// In nanoseconds since the client was created.
@@ -64,37 +64,13 @@ impl View {
         }
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
-    pub(crate) fn id(&self) -> HeldId {
-        self.id
-    }
-
-    pub(crate) fn key(&self) -> &LockKey {
-        &self.key
-    }
-
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    pub(crate) fn fence(&self) -> FencingToken {
-        self.fence
-    }
-
-    pub(crate) fn runtime(&self) -> Option<&Handle> {
-        self.runtime.as_ref()
-    }
-
     pub(crate) fn renewals(&self) -> u64 {
         self.renewals.load(Ordering::Relaxed)
     }
 
     fn valid_until(&self) -> Instant {
         let nanos = self.valid_until.load(Ordering::Acquire);
-        self.core.epoch() + Duration::from_nanos(nanos)
+        self.core.epoch + Duration::from_nanos(nanos)
     }
 
     /// Returns how long the lock is surely still held; zero after a loss or a release.
@@ -158,8 +134,8 @@ impl View {
     pub(crate) fn extended(&self, valid_until: Instant, is_renewal: bool) {
         let nanos = self.core.nanos(valid_until);
         self.valid_until.store(nanos, Ordering::Release);
-        self.renewals
-            .fetch_add(u64::from(is_renewal), Ordering::Relaxed);
+        let renewals = u64::from(is_renewal);
+        self.renewals.fetch_add(renewals, Ordering::Relaxed);
     }
 
     pub(crate) fn released(&self) {
@@ -177,15 +153,13 @@ impl View {
     /// Extends the lease to at least `lease` from now. Zero only queries whether the
     /// lock is held.
     pub(crate) async fn extend(&self, lease: Duration) -> Result<(), LockError> {
-        let call = self
-            .core
-            .visit(|state, cx| state.session.extend(self.id, lease, cx))
-            .map_err(|error| self.extend_error(error))?;
+        let core = &self.core;
+        let begun = core.visit(|state, cx| state.session.extend(self.id, lease, cx));
+        let call = begun.map_err(|error| self.extend_error(error))?;
         runtime::check().map_err(|error| error.with_key(&self.key))?;
         let sent = Instant::now();
-        let answer = perform(&*self.core.store, &call).await;
-        self.core
-            .visit(|state, cx| state.session.extend_replied(self.id, answer, sent, cx))
+        let answer = perform(&*core.store, &call).await;
+        core.visit(|state, cx| state.session.extend_replied(self.id, answer, sent, cx))
             .map_err(|error| self.extend_error(error))
     }
 

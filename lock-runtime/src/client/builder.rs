@@ -148,10 +148,8 @@ impl LockClientBuilder {
     ) -> Result<LockClient, LockError> {
         self.check()?;
         // Collected first, so that the future is `Send` even if the iterator is not.
-        let sentinels: Vec<_> = sentinels
-            .into_iter()
-            .map(|url| url.as_ref().to_owned())
-            .collect();
+        let urls = sentinels.into_iter().map(|url| url.as_ref().to_owned());
+        let sentinels: Vec<_> = urls.collect();
         let (namespace, options) = (&self.namespace, &self.redis);
         let store = RedisStore::by_sentinels(primary, &sentinels, namespace, options).await?;
         self.over(store)

@@ -12,7 +12,7 @@ use pin_project::{pin_project, pinned_drop};
 
 use super::{Entry, LockGuard};
 use crate::{
-    call::{ReleaseCall, release_call},
+    call::{ReleaseCall, within},
     error::{LockError, LockErrorKind, Loss},
     protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
     runtime,
@@ -111,11 +111,12 @@ impl Future for Part {
                 ReleaseStep::Done(released) => {
                     return Poll::Ready(outcome(&this.entry.view, released));
                 }
-                ReleaseStep::Call(id, call) => {
-                    let store = &this.entry.view.core().store;
+                ReleaseStep::Call(id, release, timeout) => {
+                    let store = this.entry.view.core.store.clone();
                     // First, as a release whose call panics is continued in the background.
                     *this.in_flight = Some(id);
-                    this.call.set(Some(release_call(store, call)));
+                    let call = within(timeout, store.release_owned(release));
+                    this.call.set(Some(call));
                 }
             }
         }
@@ -129,9 +130,8 @@ impl Future for Part {
         let answer = ready!(call.poll(cx)).map(Reply::Release);
         *this.in_flight = None;
         let view = &this.entry.view;
-        let released = view
-            .core()
-            .visit(|state, cx| state.session.release_replied(id, answer, cx));
+        let core = &view.core;
+        let released = core.visit(|state, cx| state.session.release_replied(id, answer, cx));
         Poll::Ready(outcome(view, released))
     }
 }
@@ -142,7 +142,7 @@ impl PinnedDrop for Part {
         let mut this = self.project();
         this.call.set(None);
         if let Some(id) = *this.in_flight {
-            let core = this.entry.view.core();
+            let core = &this.entry.view.core;
             core.visit(|state, cx| state.session.release_dropped(id, cx));
         }
     }
@@ -154,22 +154,20 @@ impl Entry {
     /// # Errors
     /// `NoRuntime`. Dropping the entry continues the release in the background.
     fn leave(&mut self) -> Result<ReleaseStep, LockError> {
-        let view = &self.view;
+        let View { core, id, key, .. } = &*self.view;
         if let Err(error) = runtime::check() {
-            let error = error.with_key(view.key());
+            let error = error.with_key(key);
             tracing::warn!(%error, "release not confirmed; continuing in the background");
             return Err(error);
         }
         self.has_left = true;
-        Ok(view
-            .core()
-            .visit(|state, cx| state.session.release(view.id(), cx)))
+        Ok(core.visit(|state, cx| state.session.release(*id, cx)))
     }
 }
 
 /// Writes the log of a release, and returns its result.
 fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), LockError> {
-    let (key, fence) = (view.key(), view.fence());
+    let (key, fence) = (&view.key, view.fence);
     match released {
         Ok(Released::Locally) => Ok(()),
         Ok(Released::AtStore) => {

@@ -198,9 +198,8 @@ impl Session {
             Wait::No => None,
             Wait::AtMost(wait) => Some(since + wait),
         };
-        let others_wait = self
-            .queue_of(terms.mode.kind(), key)
-            .is_some_and(|queue| queue.stuck);
+        let queue = self.queue_of(terms.mode.kind(), key);
+        let others_wait = queue.is_some_and(|queue| queue.stuck);
         if until.is_none() && others_wait {
             return Err(self.refused_beside(key, terms.mode, cx));
         }
@@ -296,12 +295,7 @@ impl Session {
     /// Enters the wait queue. A request that is refused is removed.
     fn wait_in_queue(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Result<Step, Refused> {
         self.acquisitions[id].entered = cx.now;
-        let entered = if self.closed {
-            Err(Refused::ShuttingDown)
-        } else {
-            self.enter(id)
-        };
-        match entered {
+        match self.enter(id) {
             Ok(true) => Ok(self.decide(id, cx)),
             Ok(false) => {
                 let acquisition = &self.acquisitions[id];
@@ -318,19 +312,16 @@ impl Session {
     /// The error of a request that does not wait while others of this process do. It follows from
     /// the latest reply of the store to those requests.
     fn refused_beside(&mut self, key: &LockKey, mode: Mode, cx: &Cx<'_>) -> Refused {
-        let last = self
-            .queue_of(mode.kind(), key)
-            .map(|queue| queue.last.clone());
-        match last {
-            Some(Refusal::Unavailable(error))
-                if !self.excludes(key, mode, cx.now)
-                    && !cx.breaks(Mutation::TakesSilenceForHolder) =>
-            {
-                // It is unknown whether the lock is held.
-                Refused::Store(error)
-            }
-            _ => Refused::Contended(None),
+        let queue = self.queue_of(mode.kind(), key);
+        let last = queue.map(|queue| queue.last.clone());
+        if let Some(Refusal::Unavailable(error)) = last
+            && !self.excludes(key, mode, cx.now)
+            && !cx.breaks(Mutation::TakesSilenceForHolder)
+        {
+            // It is unknown whether the lock is held.
+            return Refused::Store(error);
         }
+        Refused::Contended(None)
     }
 
     fn go_on(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     error::Loss,
-    spec::{LockKind, Mode, Terms},
+    spec::{LockKind, Mode},
     store::{ConvertReply, Hold, Release, StoreError},
 };
 
@@ -69,16 +69,13 @@ impl Session {
         let Some(Conversion { writer, sent }) = self.conversions.get(id) else {
             return Err(ConvertError::Lost(Loss::Taken));
         };
-        let terms = writer.terms;
+        let mut terms = writer.terms;
         // The limits of the writer continue for the reader; they do not start again.
         let held_for = sent.saturating_duration_since(writer.lease.since());
         let left = |limit: Duration| limit.saturating_sub(held_for);
-        let terms = Terms {
-            mode: Mode::Shared,
-            min_hold: terms.min_hold.map(left),
-            max_hold: terms.max_hold.map(left),
-            ..terms
-        };
+        terms.mode = Mode::Shared;
+        terms.min_hold = terms.min_hold.map(left);
+        terms.max_hold = terms.max_hold.map(left);
         let error = match answer {
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
                 let lease =

@@ -147,13 +147,9 @@ impl QueueEntry {
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.
         // Spread, so that waiters do not poll in step.
-        let poll = POLL_INTERVAL
-            .min(self.lease / 2)
-            .mul_f64(0.75 + 0.25 * cx.fraction());
-        self.ask_at = cx.now
-            + holder_ttl.map_or(poll, |ttl| {
-                poll.min(ttl.saturating_add(Duration::from_millis(1)))
-            });
+        let longest = POLL_INTERVAL.min(self.lease / 2);
+        let poll = longest.mul_f64(0.75 + 0.25 * cx.fraction());
+        self.ask_at = cx.now + holder_ttl.map_or(poll, |ttl| poll.min(past_expiry(ttl)));
     }
 
     /// Records a pushed grant.
@@ -203,10 +199,7 @@ impl QueueEntry {
         self.backs_off = true;
         let pause = self.pause.mul_f64(0.5 + 0.5 * cx.fraction());
         self.pause = self.pause.mul_f64(1.6).min(LONGEST_PAUSE);
-        // One millisecond past the expiry, so that the request does not arrive just before it.
-        let expiry = holder_ttl.map_or(LONGEST_PAUSE, |ttl| {
-            ttl.saturating_add(Duration::from_millis(1))
-        });
+        let expiry = holder_ttl.map_or(LONGEST_PAUSE, past_expiry);
         self.ask_at = cx.now + pause.min(expiry);
     }
 
@@ -226,4 +219,9 @@ impl QueueEntry {
         self.standing = Standing::Outside;
         self.pushed = None;
     }
+}
+
+/// One millisecond past the expiry, so that a request does not arrive just before it.
+fn past_expiry(ttl: Duration) -> Duration {
+    ttl.saturating_add(Duration::from_millis(1))
 }

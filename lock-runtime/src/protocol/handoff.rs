@@ -62,17 +62,14 @@ impl Handoff {
         hold: Hold,
         fence: FencingToken,
         lease: Lease,
-        budget: Budget,
+        mut budget: Budget,
         now: Instant,
     ) -> Option<Self> {
         let enough = lease.length().min(HANDOFF_LEASE) / 2;
         if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }
-        let budget = Budget {
-            left: budget.left - 1,
-            ..budget
-        };
+        budget.left -= 1;
         Some(Self {
             hold,
             fence: fence.later(1),

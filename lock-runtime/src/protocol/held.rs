@@ -139,16 +139,14 @@ impl Session {
     /// Adds a guard to a lease. Returns `false` if the last guard has already left.
     pub(crate) fn reenter(&mut self, id: HeldId, cx: &mut Cx<'_>) -> Result<bool, Loss> {
         self.notice_loss(id, cx);
-        match self.held.get_mut(id) {
-            None => Ok(false),
-            Some(Held {
-                loss: Some(loss), ..
-            }) => Err(*loss),
-            Some(held) => {
-                held.guards += 1;
-                Ok(true)
-            }
+        let Some(held) = self.held.get_mut(id) else {
+            return Ok(false);
+        };
+        if let Some(loss) = held.loss {
+            return Err(loss);
         }
+        held.guards += 1;
+        Ok(true)
     }
 
     /// Handles the leases that are due, and adds the renewals to send to `renewals`. A renewal
@@ -311,13 +309,12 @@ impl Session {
         if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
             return self.lose(id, Loss::Revoked, cx);
         }
-        let is_revoked = |handoff: &mut Handoff| handoff.hold.token == token;
-        let mut queues = self.queues.values_mut();
-        if let Some(Handoff { hold, lease, .. }) = queues.find_map(|queue| {
-            let revoked = queue.handoff.take_if(is_revoked)?;
+        let revoked = self.queues.values_mut().find_map(|queue| {
+            let handoff = queue.handoff.take_if(|it| it.hold.token == token)?;
             queue.freed(cx);
-            Some(revoked)
-        }) {
+            Some(handoff)
+        });
+        if let Some(Handoff { hold, lease, .. }) = revoked {
             self.abandon(hold, lease.length(), None, cx);
         }
     }
@@ -338,7 +335,7 @@ impl Session {
 
     /// Returns whether a lease of this process surely excludes a request for `key` in `mode`.
     pub(super) fn excludes(&self, key: &LockKey, mode: Mode, now: Instant) -> bool {
-        self.held.iter().any(|(_, held)| {
+        self.held.values().any(|held| {
             let excludes = held.hold.mode == Mode::Exclusive || mode == Mode::Exclusive;
             excludes
                 && held.hold.key == *key

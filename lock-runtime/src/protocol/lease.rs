@@ -96,18 +96,12 @@ impl Lease {
 
     /// The same lease for the next holder. The outcome of a renewal in flight goes to
     /// the previous one.
-    pub(crate) fn passed_on(&self, now: Instant) -> Self {
-        let renewal = match self.renewal {
-            Renewal::InFlight => Renewal::At(now),
-            Renewal::At(at) => Renewal::At(at),
-            Renewal::Off => Renewal::Off,
-        };
-        Self {
-            renewal,
-            ends_at: None,
-            warn_at: None,
-            ..*self
+    pub(crate) fn passed_on(mut self, now: Instant) -> Self {
+        if self.renewal == Renewal::InFlight {
+            self.renewal = Renewal::At(now);
         }
+        (self.ends_at, self.warn_at) = (None, None);
+        self
     }
 
     pub(crate) fn since(&self) -> Instant {
@@ -131,10 +125,8 @@ impl Lease {
 
     /// Returns the remaining validity of the lease.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
-        let end = self
-            .ends_at
-            .map_or(self.valid_until, |ends_at| ends_at.min(self.valid_until));
-        end.saturating_duration_since(now)
+        let ends_at = self.ends_at.unwrap_or(self.valid_until);
+        ends_at.min(self.valid_until).saturating_duration_since(now)
     }
 
     /// Returns the kind of loss if the lease is lost at `now`.
@@ -151,10 +143,8 @@ impl Lease {
             Renewal::At(at) => Some(at),
             Renewal::Off | Renewal::InFlight => None,
         };
-        [renew_at, self.ends_at, self.warn_at]
-            .into_iter()
-            .flatten()
-            .fold(self.valid_until, Instant::min)
+        let planned = [renew_at, self.ends_at, self.warn_at].into_iter();
+        planned.flatten().fold(self.valid_until, Instant::min)
     }
 
     /// Returns the action that is due at `now`. A renewal may be due a little early, to
@@ -224,10 +214,8 @@ mod tests {
 
     fn granted(max_hold: Option<Duration>) -> (Lease, Instant) {
         let t0 = Instant::now();
-        (
-            Lease::granted(LEASE, true, t0, LEASE, 0.0).held_since(t0, max_hold),
-            t0,
-        )
+        let lease = Lease::granted(LEASE, true, t0, LEASE, 0.0);
+        (lease.held_since(t0, max_hold), t0)
     }
 
     #[test]
@@ -271,19 +259,14 @@ mod tests {
         let (mut lease, t0) = granted(None);
         let renew_at = lease.next_due();
         for second in 1..10 {
-            lease.reported(
-                t0 + Duration::from_secs(second),
-                LEASE - Duration::from_secs(second),
-            );
+            let passed = Duration::from_secs(second);
+            lease.reported(t0 + passed, LEASE - passed);
             assert_eq!(lease.next_due(), renew_at);
         }
         assert_eq!(lease.due(renew_at), Some(Due::Renew));
         lease.reported(renew_at, LEASE * 2 / 3);
-        assert_eq!(
-            lease.due(renew_at + LEASE / 3),
-            None,
-            "the renewal is still in flight"
-        );
+        // The renewal is still in flight.
+        assert_eq!(lease.due(renew_at + LEASE / 3), None);
         // Another program has shortened the lease at the store.
         let (mut lease, t0) = granted(None);
         lease.reported(t0, LEASE / 10);

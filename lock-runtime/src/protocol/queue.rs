@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     AcquireId, Cx, Effect, Mutation, Session,
-    acquire::Acquisition,
+    acquire::{Acquisition, Refused},
     entry::{Claim, QueueEntry},
     handoff::Handoff,
 };
@@ -291,13 +291,16 @@ impl Session {
         (claim.takes(lease) && queue.handoff.is_none()).then_some((queue, claim))
     }
 
-    /// Adds a request to the end of its queue, unless too many wait. Returns whether it is the
-    /// head.
-    pub(super) fn enter(&mut self, id: AcquireId) -> Result<bool, super::Refused> {
+    /// Adds a request to the end of its queue, unless too many wait or the client is shut down.
+    /// Returns whether it is the head.
+    pub(super) fn enter(&mut self, id: AcquireId) -> Result<bool, Refused> {
+        if self.closed {
+            return Err(Refused::ShuttingDown);
+        }
         let Acquisition { key, terms, .. } = &self.acquisitions[id];
         let kind = terms.mode.kind();
         if self.waiting >= self.limits.in_all {
-            return Err(super::Refused::FullInAll);
+            return Err(Refused::FullInAll);
         }
         let queues = &mut self.queues;
         let queue_id = *self.by_key[kind as usize]
@@ -306,7 +309,7 @@ impl Session {
         let queue = &mut self.queues[queue_id];
         let is_first = queue.head.is_none();
         if !is_first && queue.behind >= terms.max_waiters.min(self.limits.per_key) {
-            return Err(super::Refused::Full);
+            return Err(Refused::Full);
         }
         self.waiting += 1;
         queue.push(id, &mut self.acquisitions);
@@ -376,10 +379,10 @@ impl Session {
         // One millisecond past the expiry, so that the request does not arrive just before it.
         // Without a remaining time it is sent at once.
         let past = Duration::from_millis(u64::from(!ttl.is_zero()));
-        let at = ttl
-            .checked_add(past)
-            .and_then(|ttl| cx.now.checked_add(ttl));
-        if let (Some(at), Some(queue)) = (at, self.queue_of(kind, key)) {
+        if let Some(ttl) = ttl.checked_add(past)
+            && let Some(at) = cx.now.checked_add(ttl)
+            && let Some(queue) = self.queue_of(kind, key)
+        {
             queue.free_at(at, cx);
         }
     }

@@ -10,7 +10,6 @@ use super::{
     AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
     abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
-    held::Held,
     lease::Lease,
     message::{Answer, Call, Reply, Request},
 };
@@ -24,7 +23,6 @@ use crate::{
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Releasing {
     release: Release,
-    timeout: Duration,
     /// The longest time for which the store keeps the lock.
     lease: Duration,
     /// The time at which the call was sent, or `None` if the driver is to send it.
@@ -37,9 +35,9 @@ pub(crate) struct Releasing {
 /// The next step of a task that releases a lock.
 #[derive(Debug)]
 pub(crate) enum ReleaseStep {
-    /// Make this call, and pass its answer to [`Session::release_replied`], or call
-    /// [`Session::release_dropped`].
-    Call(ReleaseId, Call),
+    /// Make this call within this time, and pass its answer to [`Session::release_replied`], or
+    /// call [`Session::release_dropped`].
+    Call(ReleaseId, Release, Duration),
     Done(Result<Released, ReleaseError>),
 }
 
@@ -65,7 +63,8 @@ pub(crate) enum ReleaseError {
 /// The work that remains after the removal of a guard.
 enum Left {
     Over(Result<Released, ReleaseError>),
-    Last(Releasing),
+    /// A release, and the time-out of its call.
+    Last(Releasing, Duration),
 }
 
 impl Releasing {
@@ -82,22 +81,20 @@ impl Releasing {
             || self.release.next.is_some_and(|next| next.token == token)
     }
 
-    pub(super) fn hold(&self) -> &Hold {
-        &self.release.hold
-    }
-
-    pub(super) fn is_background(&self) -> bool {
-        self.is_background
-    }
-
-    /// Returns the call of the release, which is sent at `now`.
-    fn call(&mut self, now: Instant, timeout: Duration) -> Call {
+    /// Returns the request, which is sent at `now`.
+    fn send(&mut self, now: Instant) -> Release {
         self.sent = Some(now);
-        Call::new(Request::Release(self.release.clone()), timeout)
+        self.release.clone()
     }
 }
 
 impl Session {
+    /// Returns the holds that the driver releases.
+    pub(super) fn background_releases(&self) -> impl Iterator<Item = &Hold> {
+        let releases = self.releases.values().filter(|it| it.is_background);
+        releases.map(|it| &it.release.hold)
+    }
+
     /// Removes a guard. With the last one, renewal ends before anything is sent (rule 13). A
     /// waiter of this process may take the lock over; otherwise it is released, and may be taken
     /// up again for the waiters of this process in the same step.
@@ -116,25 +113,18 @@ impl Session {
             return Left::Over(Ok(Released::Locally));
         };
         let keep_for = held.left_to_hold(cx.now);
-        let lease = held.lease.passed_on(cx.now);
-        let Held {
-            hold,
-            fence,
-            terms,
-            longest_lease,
-            budget,
-            ..
-        } = held;
-        let mut release = Release::new(hold).keep_for(keep_for);
+        let (terms, fence, longest_lease) = (held.terms, held.fence, held.longest_lease);
+        let mut release = Release::new(held.hold).keep_for(keep_for);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
-        if let Some(mut budget) = budget.filter(|_| keep_for.is_none())
+        if let Some(mut budget) = held.budget.filter(|_| keep_for.is_none())
             && let Some((queue, claim)) = self.successor(key, terms.lease)
         {
             if cx.breaks(Mutation::HandsOffWithoutBudget) {
                 budget.left = budget.left.max(1);
                 budget.until = cx.now + terms.lease;
             }
+            let lease = held.lease.passed_on(cx.now);
             let handoff = Handoff::new(release.hold.clone(), fence, lease, budget, cx.now);
             let is_sound =
                 budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
@@ -152,22 +142,22 @@ impl Session {
                 release = release.next(NextHolder::new(token, terms.lease, MAX_HANDOFFS));
             }
         }
-        Left::Last(Releasing {
+        let releasing = Releasing {
             release,
-            timeout: terms.call_timeout(),
             lease: longest_lease,
             sent: None,
             is_background: true,
-        })
+        };
+        Left::Last(releasing, terms.call_timeout())
     }
 
     /// Releases a guard on behalf of a task that waits for the outcome.
     pub(crate) fn release(&mut self, id: HeldId, cx: &mut Cx<'_>) -> ReleaseStep {
         match self.part(id, cx) {
-            Left::Last(mut releasing) => {
+            Left::Last(mut releasing, timeout) => {
                 releasing.is_background = false;
-                let call = releasing.call(cx.now, releasing.timeout);
-                ReleaseStep::Call(self.releases.insert(releasing), call)
+                let release = releasing.send(cx.now);
+                ReleaseStep::Call(self.releases.insert(releasing), release, timeout)
             }
             Left::Over(outcome) => ReleaseStep::Done(outcome),
         }
@@ -175,7 +165,7 @@ impl Session {
 
     /// Releases a guard in the background.
     pub(crate) fn guard_dropped(&mut self, id: HeldId, cx: &mut Cx<'_>) {
-        if let Left::Last(releasing) = self.part(id, cx) {
+        if let Left::Last(releasing, _) = self.part(id, cx) {
             if releasing.release.next.is_some() {
                 let id = self.releases.insert(releasing);
                 self.plan_job(cx.now, Job::Release(id), cx);
@@ -230,11 +220,18 @@ impl Session {
                 return Err(ReleaseError::Unknown(error));
             }
         };
-        let hold = &releasing.release.hold;
-        match (releasing.next_holder(), reply) {
-            (None, _) => self.freed(hold.mode.kind(), &hold.key, cx),
-            (Some((next, lease)), ReleaseReply::Passed(grant)) => {
-                let sent = releasing.sent.unwrap_or(cx.now);
+        let outcome = match reply {
+            ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
+            _ => Ok(Released::AtStore),
+        };
+        let Some((next, lease)) = releasing.next_holder() else {
+            let hold = &releasing.release.hold;
+            self.freed(hold.mode.kind(), &hold.key, cx);
+            return outcome;
+        };
+        let sent = releasing.sent.unwrap_or(cx.now);
+        match reply {
+            ReleaseReply::Passed(grant) => {
                 let handoff = Handoff {
                     hold: next,
                     fence: grant.fence,
@@ -243,32 +240,21 @@ impl Session {
                 };
                 self.handed_back(handoff, cx);
             }
-            (
-                Some((next, lease)),
-                ReleaseReply::Queued {
-                    counter,
-                    holder_ttl,
-                },
-            ) => {
-                let sent = releasing.sent.unwrap_or(cx.now);
-                let queue = self.queue_of(LockKind::Lock, &next.key);
-                let queue = queue.and_then(|queue| {
-                    let is_known = queue.queued(next.token, sent, counter, holder_ttl, cx);
-                    is_known.then_some(queue)
-                });
-                match queue {
-                    Some(queue) => queue.wake_head(cx),
-                    None => self.abandon(next, lease, None, cx),
+            ReleaseReply::Queued {
+                counter,
+                holder_ttl,
+            } => {
+                if let Some(queue) = self.queue_of(LockKind::Lock, &next.key)
+                    && queue.queued(next.token, sent, counter, holder_ttl, cx)
+                {
+                    queue.wake_head(cx);
+                } else {
+                    self.abandon(next, lease, None, cx);
                 }
             }
-            (Some((next, _)), ReleaseReply::Released | ReleaseReply::NotHeld) => {
-                self.drop_entry(&next, cx);
-            }
+            ReleaseReply::Released | ReleaseReply::NotHeld => self.drop_entry(&next, cx),
         }
-        match reply {
-            ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
-            _ => Ok(Released::AtStore),
-        }
+        outcome
     }
 
     /// Records that a lock is held again after it was released for the waiters of this process.
@@ -280,35 +266,21 @@ impl Session {
         // token is being abandoned. Later waiters must not get it (rule 1).
         let queue = self.queue_of(LockKind::Lock, &key);
         let had_entry = queue.is_some_and(|queue| queue.drop_entry(handoff.hold.token).is_some());
-        match self.successor(&key, lease) {
-            Some((queue, _))
-                if is_sound && (had_entry || cx.breaks(Mutation::AcceptsAbandoned)) =>
-            {
-                queue.hand_off(handoff, cx);
-            }
-            _ => {
-                if had_entry
-                    && !cx.breaks(Mutation::WakesNoOtherHead)
-                    && let Some(queue) = self.queue_of(LockKind::Lock, &key)
-                {
-                    // The head stood behind the entry, whatever its claim.
-                    queue.freed(cx);
-                }
-                self.give_back(handoff.hold, lease, cx);
-            }
+        let is_takeable = is_sound && (had_entry || cx.breaks(Mutation::AcceptsAbandoned));
+        if is_takeable && let Some((queue, _)) = self.successor(&key, lease) {
+            return queue.hand_off(handoff, cx);
         }
+        if had_entry && !cx.breaks(Mutation::WakesNoOtherHead) {
+            // The head stood behind the entry, whatever its claim.
+            self.freed(LockKind::Lock, &key, cx);
+        }
+        self.give_back(handoff.hold, lease, cx);
     }
 
     pub(super) fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
-        let Self {
-            jobs,
-            releases,
-            abandonments,
-            ..
-        } = self;
-        let owners = releases.len() + abandonments.len();
-        let counts = |at, job| is_due(releases, abandonments, at, job);
-        if jobs.add(at, job, owners, counts) {
+        let owners = self.releases.len() + self.abandonments.len();
+        let counts = |at, job| is_due(&self.releases, &self.abandonments, at, job);
+        if self.jobs.add(at, job, owners, counts) {
             cx.rouse();
         }
     }
@@ -321,7 +293,10 @@ impl Session {
             }
             let call = match job {
                 Job::Abandon(id) => self.abandonments[id].call(cx.now),
-                Job::Release(id) => self.releases[id].call(cx.now, call_timeout(DEFAULT_LEASE)),
+                Job::Release(id) => {
+                    let request = Request::Release(self.releases[id].send(cx.now));
+                    Call::new(request, call_timeout(DEFAULT_LEASE))
+                }
             };
             return Some((job, call));
         }
@@ -355,7 +330,7 @@ impl Session {
         }
         for id in self.releases.keys().collect::<Vec<_>>() {
             let releasing = &self.releases[id];
-            if releasing.is_background() && releasing.sent.is_some() {
+            if releasing.is_background && releasing.sent.is_some() {
                 self.release_dropped(id, cx);
             }
         }

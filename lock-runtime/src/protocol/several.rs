@@ -110,12 +110,10 @@ impl Session {
             self.guard_dropped(grant.held, cx);
         }
         self.drop_unsent(together, cx);
-        let refusal = refusals
-            .into_iter()
-            .min_by_key(|(index, _)| refused_index != Some(*index));
-        AllStep::Done(Err(
-            refusal.unwrap_or((0, Refused::Store(StoreError::late())))
-        ))
+        let is_other = |(index, _): &(usize, Refused)| refused_index != Some(*index);
+        let refusal = refusals.into_iter().min_by_key(is_other);
+        let refusal = refusal.unwrap_or((0, Refused::Store(StoreError::late())));
+        AllStep::Done(Err(refusal))
     }
 
     /// Ends a request whose task has dropped it.

@@ -25,6 +25,13 @@ const READER: Terms = Terms {
 };
 const MILLI: Duration = Duration::from_millis(1);
 
+/// The terms of a writer, edited.
+fn writer(edit: impl FnOnce(&mut Terms)) -> Terms {
+    let mut terms = WRITER;
+    edit(&mut terms);
+    terms
+}
+
 fn named(name: &str) -> LockKey {
     LockKey::new(name).unwrap()
 }
@@ -209,10 +216,7 @@ impl Bench {
         let now = self.now;
         self.input(|session, cx| {
             let hold = Hold::new(key(), Mode::Exclusive, cx.token());
-            let terms = Terms {
-                lease: length,
-                ..WRITER
-            };
+            let terms = writer(|it| it.lease = length);
             let lease = Lease::granted(length, true, now, length, 0.5);
             let budget = Budget::new(handoffs, as_of, now);
             let held = Held::new(hold, fence(9).unwrap(), terms, lease, Some(budget));
@@ -224,15 +228,12 @@ impl Bench {
     fn releases(&mut self, held: HeldId) -> Option<(ReleaseId, Release)> {
         match self.input(|session, cx| session.release(held, cx)) {
             ReleaseStep::Done(Ok(Released::Locally)) => None,
-            ReleaseStep::Call(id, call) => match call.request {
-                Request::Release(release) => {
-                    if let Some(next) = &release.next {
-                        assert_eq!(next.reserved, MAX_HANDOFFS);
-                    }
-                    Some((id, release))
+            ReleaseStep::Call(id, release, _) => {
+                if let Some(next) = &release.next {
+                    assert_eq!(next.reserved, MAX_HANDOFFS);
                 }
-                request => panic!("{request:?}"),
-            },
+                Some((id, release))
+            }
             step => panic!("{step:?}"),
         }
     }
@@ -376,11 +377,8 @@ fn an_entry_goes_to_the_next_with_the_same_claim() {
     assert_eq!(served.token_of(granted.held), token);
 
     bench.cancel(second);
-    assert_eq!(
-        bench.endings(),
-        [Ended::Abandoned(token)],
-        "no waiter continues with it, so it must be abandoned in the store"
-    );
+    // No waiter continues with it, so it must be abandoned in the store.
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
     assert_ne!(asks(&bench.resume(reader)), token);
 }
 
@@ -429,11 +427,8 @@ fn a_token_without_a_reply_is_not_used_again() {
     bench.push(Mode::Exclusive, token, 8);
     assert_eq!(bench.woken, [], "no waiter uses the token any more");
     assert_eq!(waits(&bench.resume(id)), at);
-    assert_eq!(
-        bench.endings(),
-        [Ended::Abandoned(token)],
-        "the store may have granted the lock after the abandonment"
-    );
+    // The store may have granted the lock after the abandonment.
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
     bench.now = at;
     assert_ne!(asks(&bench.resume(id)), token);
 }
@@ -553,11 +548,7 @@ fn poll_goes_on_until_the_head_can_be_served_without_it() {
 #[test]
 fn attempt_that_was_not_sent_is_not_abandoned() {
     let mut bench = Bench::new();
-    let hasty = Terms {
-        wait: Wait::No,
-        ..WRITER
-    };
-    for terms in [WRITER, hasty] {
+    for terms in [WRITER, writer(|it| it.wait = Wait::No)] {
         let (id, token) = bench.asks_for(&terms);
         let unsent = StoreError::timed_out(MILLI).with_unsent(true);
         let step = bench.input(|session, cx| session.replied(id, Err(unsent), cx));
@@ -622,11 +613,8 @@ fn hand_off_goes_to_the_head_with_the_same_claim_only() {
     assert!(waits(&bench.resume(third)) > bench.now);
     assert!(bench.hands_off(granted.held));
     bench.cancel(third);
-    assert_eq!(
-        bench.endings(),
-        [Ended::Released(token)],
-        "no waiter is left to take it"
-    );
+    // No waiter is left to take it.
+    assert_eq!(bench.endings(), [Ended::Released(token)]);
     assert!(bench.is_empty());
 }
 
@@ -653,11 +641,8 @@ fn release_without_a_hand_off_wakes_local_waiters() {
     assert_eq!(bench.token_of(granted.held), token);
 
     let token = bench.hands_back_to(third, granted.held, ReleaseReply::Released);
-    assert_ne!(
-        asks(&bench.resume(third)),
-        token,
-        "it makes its own attempt"
-    );
+    // It makes its own attempt.
+    assert_ne!(asks(&bench.resume(third)), token);
 }
 
 #[test]
@@ -667,10 +652,7 @@ fn hand_back_without_a_taker_makes_the_head_ask_at_once() {
     let renews = bench.behind(&WRITER);
     let held = bench.is_granted(holder, 6);
     let (release, token) = bench.hands_back(held);
-    let next = bench.behind(&Terms {
-        renew: false,
-        ..WRITER
-    });
+    let next = bench.behind(&writer(|it| it.renew = false));
     bench.cancel(renews);
     waits(&bench.resume(next));
     bench.woken.clear();
@@ -693,10 +675,8 @@ fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
         let held = holds(bench.reply(holder, granted(1))).held;
         let (release, token) = bench.hands_back(held);
         bench.cancel(waiter);
-        assert!(
-            bench.endings().contains(&Ended::Abandoned(token)),
-            "it has no other owner, so it is abandoned"
-        );
+        // It has no other owner, so it is abandoned.
+        assert!(bench.endings().contains(&Ended::Abandoned(token)));
         let (later, _) = bench.begin(&WRITER).unwrap();
         bench.release_reply(release, ReleaseReply::Passed(grant(1).reserved(32)));
         let is_given_back = bench.endings().contains(&Ended::Released(token));
@@ -704,11 +684,8 @@ fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
         let step = bench.reply(later, BUSY);
         let is_taken = matches!(step, Step::Done(Ok(_)));
         assert_ne!(is_taken, is_given_back, "{step:?}");
-        assert_eq!(
-            is_taken,
-            mutation.is_some(),
-            "the abandonment would free it while the next waiter holds it"
-        );
+        // The abandonment would free it while the next waiter holds it.
+        assert_eq!(is_taken, mutation.is_some());
     }
 }
 
@@ -724,11 +701,8 @@ fn hand_off_ends_once_the_store_may_have_lost_data() {
     assert!(bench.hands_off(held));
     bench.now += MILLI;
     bench.event(&StoreEvent::Disconnected);
-    assert_eq!(
-        bench.endings(),
-        [Ended::Released(token)],
-        "the head has not taken it"
-    );
+    // The head has not taken it.
+    assert_eq!(bench.endings(), [Ended::Released(token)]);
     let held = bench.holds_as_of(before, 4, LEASE);
     let (release, token) = bench.hands_back(held);
     bench.event(&StoreEvent::Disconnected);
@@ -751,14 +725,10 @@ fn hand_offs_end_with_their_budget_or_their_validity() {
     let budget = Budget::new(1, now, now);
     let once = hand_off(lease(LEASE), budget, now).unwrap();
     let (second, until) = (Duration::from_secs(1), budget.until);
+    let waited = "other processes have waited long enough";
     for (ttl, budget, now, reason) in [
         (LEASE, once.budget, now, "no fencing token is left"),
-        (
-            LEASE,
-            budget,
-            until,
-            "other processes have waited long enough",
-        ),
+        (LEASE, budget, until, waited),
         (second, budget, now, "too little is left of the lease"),
     ] {
         assert!(hand_off(lease(ttl), budget, now).is_none(), "{reason}");
@@ -852,21 +822,15 @@ fn closing_wakes_every_waiter() {
 #[test]
 fn a_waiter_is_counted_once_in_whatever_way_it_leaves() {
     let mut bench = Bench::with_limits(10, 3);
-    let impatient = Terms {
-        max_waiters: 0,
-        ..WRITER
-    };
+    let impatient = writer(|it| it.max_waiters = 0);
     let (other, _) = bench.begin_for(&named("other"), &WRITER).unwrap();
     let (head, _) = bench.head();
     let waiting = bench.behind(&WRITER);
     assert!(matches!(bench.begin(&WRITER), Err(Refused::FullInAll)));
     let begun = bench.begin_for(&named("free"), &impatient);
     assert!(matches!(begun, Err(Refused::FullInAll)));
-    assert_eq!(
-        bench.session.queues.len(),
-        2,
-        "a refused request leaves no queue behind"
-    );
+    // A refused request leaves no queue behind.
+    assert_eq!(bench.session.queues.len(), 2);
     assert_eq!(bench.session.by_key[LockKind::Lock as usize].len(), 2);
     assert_eq!(bench.session.acquisitions.len(), 3);
     // From the middle, from an end, and after a grant.
@@ -936,11 +900,7 @@ fn an_extended_lock_is_not_handed_off_locally() {
 #[test]
 fn a_failed_downgrade_leaves_the_lock_reserved() {
     let mut bench = Bench::new();
-    let terms = Terms {
-        min_hold: Some(LEASE),
-        ..WRITER
-    };
-    let (id, _) = bench.asks_for(&terms);
+    let (id, _) = bench.asks_for(&writer(|it| it.min_hold = Some(LEASE)));
     let held = bench.is_granted(id, 7);
     let begun = bench.input(|session, cx| session.convert(held, cx));
     let (id, _) = begun.unwrap();
@@ -962,18 +922,13 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
 fn several_keys_that_came_too_late_are_requested_again() {
     let mut bench = Bench::new();
     let keys = ["a", "b"].map(named);
-    let terms = Terms {
-        wait: Wait::No,
-        ..WRITER
-    };
+    let terms = writer(|it| it.wait = Wait::No);
     let since = bench.now;
     let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, since, cx));
     let (together, first) = begun.unwrap();
     let too_late = |bench: &mut Bench| {
-        let reply = Ok(AcquireAllReply::Refused {
-            index: 1,
-            reply: AcquireReply::Late,
-        });
+        let (index, reply) = (1, AcquireReply::Late);
+        let reply = Ok(AcquireAllReply::Refused { index, reply });
         bench.input(|session, cx| session.all_replied(&together, reply, cx))
     };
     let AllStep::Call(second) = too_late(&mut bench) else {

@@ -79,9 +79,8 @@ impl TryFrom<Fields> for LockSpec {
 
     fn try_from(fields: Fields) -> Result<Self, String> {
         let twice = |one, other| {
-            Err(format!(
-                "`{one}` and `{other}` set the same option: leave one out"
-            ))
+            let message = format!("`{one}` and `{other}` set the same option: leave one out");
+            Err(message)
         };
         let spec = Self {
             mode: match (fields.mode, fields.permits) {
@@ -129,15 +128,15 @@ mod text {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
-        let text = <Option<String>>::deserialize(deserializer)?;
-        text.map(|text| {
-            humantime::parse_duration(&text).map_err(|error| {
-                D::Error::custom(format!(
-                    "{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like"
-                ))
-            })
-        })
-        .transpose()
+        let Some(text) = <Option<String>>::deserialize(deserializer)? else {
+            return Ok(None);
+        };
+        match humantime::parse_duration(&text) {
+            Ok(duration) => Ok(Some(duration)),
+            Err(error) => Err(D::Error::custom(format!(
+                "{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like"
+            ))),
+        }
     }
 }
 

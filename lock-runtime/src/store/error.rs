@@ -59,14 +59,10 @@ impl StoreError {
     }
 
     pub(crate) fn timed_out(after: Duration) -> Self {
-        let silent = Self::new(
-            StoreErrorKind::Unavailable,
-            format!("no answer within {after:.1?}"),
-        );
-        Self {
-            timed_out: true,
-            ..silent
-        }
+        let message = format!("no answer within {after:.1?}");
+        let mut error = Self::new(StoreErrorKind::Unavailable, message);
+        error.timed_out = true;
+        error
     }
 
     /// Creates the error for foreign data under one of the lock's keys, with the `name` of that

@@ -74,16 +74,15 @@ impl Listeners {
     pub fn notify(&self, event: &StoreEvent) {
         // Upgraded first, because the call may drop the listener or call back.
         let listeners: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        listeners
-            .iter()
-            .for_each(|listener| listener.on_event(event));
+        for listener in &listeners {
+            listener.on_event(event);
+        }
     }
 }
 
 impl fmt::Debug for Listeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Listeners")
-            .field(&lock(&self.0).len())
-            .finish()
+        let number = lock(&self.0).len();
+        f.debug_tuple("Listeners").field(&number).finish()
     }
 }

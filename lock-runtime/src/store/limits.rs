@@ -48,29 +48,23 @@ impl Limits {
 
     /// Sets the shortest lease.
     #[must_use]
-    pub const fn shortest_lease(self, shortest_lease: Duration) -> Self {
-        Self {
-            shortest_lease,
-            ..self
-        }
+    pub const fn shortest_lease(mut self, shortest_lease: Duration) -> Self {
+        self.shortest_lease = shortest_lease;
+        self
     }
 
     /// Sets the longest lease.
     #[must_use]
-    pub const fn longest_lease(self, longest_lease: Duration) -> Self {
-        Self {
-            longest_lease,
-            ..self
-        }
+    pub const fn longest_lease(mut self, longest_lease: Duration) -> Self {
+        self.longest_lease = longest_lease;
+        self
     }
 
     /// Sets the largest number of keys in one call.
     #[must_use]
-    pub const fn keys_at_once(self, keys_at_once: NonZeroUsize) -> Self {
-        Self {
-            keys_at_once: Some(keys_at_once),
-            ..self
-        }
+    pub const fn keys_at_once(mut self, keys_at_once: NonZeroUsize) -> Self {
+        self.keys_at_once = Some(keys_at_once);
+        self
     }
 
     /// Sets whether the store grants permits.
@@ -116,10 +110,9 @@ impl Limits {
     /// `InvalidSpec`, with the remedy.
     pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), LockError> {
         if lease < self.shortest_lease {
+            let (lease, shortest) = (Short(lease), Short(self.shortest_lease));
             return refused(format!(
-                "a lease of {} is shorter than {}, the shortest of the store; use a longer lease",
-                Short(lease),
-                Short(self.shortest_lease)
+                "a lease of {lease} is shorter than {shortest}, the shortest of the store; use a longer lease"
             ));
         }
         self.check_longest("lease", lease)
@@ -146,11 +139,10 @@ impl Limits {
     /// `InvalidSpec`, with the remedy.
     pub(super) fn check_longest(&self, option: &str, time: Duration) -> Result<(), LockError> {
         if time > self.longest_lease {
+            let (time, longest) = (Short(time), Short(self.longest_lease));
             return refused(format!(
-                "a {option} of {} is longer than {}, the longest lease of the store; \
-                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients",
-                Short(time),
-                Short(self.longest_lease)
+                "a {option} of {time} is longer than {longest}, the longest lease of the store; \
+                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients"
             ));
         }
         Ok(())
@@ -193,10 +185,8 @@ mod tests {
         let limits = Limits::new().keys_at_once(NonZeroUsize::MIN);
         let refused = check(limits, LockSpec::exclusive().no_wait(), 2).unwrap_err();
         assert!(refused.contains("2 keys are more than the 1 "), "{refused}");
-        for spec in [
-            LockSpec::exclusive(),
-            LockSpec::permits(NonZeroU32::MIN).no_wait(),
-        ] {
+        let permits = LockSpec::permits(NonZeroU32::MIN).no_wait();
+        for spec in [LockSpec::exclusive(), permits] {
             assert_eq!(check(limits, spec, 2), Ok(()));
         }
     }

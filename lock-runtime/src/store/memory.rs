@@ -68,9 +68,8 @@ impl MemoryStore {
     }
 
     fn release_now(&self, release: &Release) -> ReleaseReply {
-        self.step(&release.hold.key, None, |table, step| {
-            table.release(release, step)
-        })
+        let key = &release.hold.key;
+        self.step(key, None, |table, step| table.release(release, step))
     }
 
     /// Executes one step on one lock. Its events are sent afterwards, when no mutex is locked any
@@ -94,22 +93,13 @@ impl MemoryStore {
     }
 
     fn acquire_all_now(&self, requests: &[KeyRequest]) -> AcquireAllReply {
-        let mut order: Vec<usize> = requests
-            .iter()
-            .map(|request| self.shard_of(&request.hold.key))
-            .collect();
+        let shard_of = |request: &KeyRequest| self.shard_of(&request.hold.key);
+        let mut order: Vec<_> = requests.iter().map(shard_of).collect();
         order.sort_unstable();
         order.dedup();
         // All callers lock the shards in ascending order, so two callers cannot deadlock.
-        let mut shards: Vec<_> = order
-            .iter()
-            .map(|&index| lock(&self.shards[index]))
-            .collect();
-        let place = |request: &KeyRequest| {
-            order
-                .binary_search(&self.shard_of(&request.hold.key))
-                .unwrap_or_default()
-        };
+        let mut shards: Vec<_> = order.iter().map(|&it| lock(&self.shards[it])).collect();
+        let place = |request: &_| order.binary_search(&shard_of(request)).unwrap_or_default();
         let mut step = Step::new(Instant::now(), &self.fences, None);
         let reply = acquire_all(&mut shards, place, requests, &mut step);
         drop(shards);
@@ -225,11 +215,14 @@ mod tests {
 
     fn request(key: &str, mode: Mode) -> KeyRequest {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());
-        KeyRequest::new(
-            hold,
-            Duration::from_secs(30),
-            Instant::now() + Duration::from_secs(1),
-        )
+        let deadline = Instant::now() + Duration::from_secs(1);
+        KeyRequest::new(hold, Duration::from_secs(30), deadline)
+    }
+
+    fn inspect(store: &MemoryStore, request: &KeyRequest) -> Inspection {
+        let key = &request.hold.key;
+        let shard = store.shard(key);
+        shard.inspect(key, LockKind::Lock, Instant::now())
     }
 
     #[tokio::test(start_paused = true)]
@@ -255,10 +248,7 @@ mod tests {
             panic!("{reply:?}");
         };
         assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
-        let key = &held.hold.key;
-        let found = store
-            .shard(key)
-            .inspect(key, LockKind::Lock, Instant::now());
+        let found = inspect(&store, &held);
         assert!(found.waiters.is_empty(), "{found:?}");
     }
 
@@ -268,12 +258,6 @@ mod tests {
         let late = request("k", Mode::Exclusive);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(store.acquire_now(&late, None), AcquireReply::Late);
-        assert!(
-            store
-                .shard(&late.hold.key)
-                .inspect(&late.hold.key, LockKind::Lock, Instant::now())
-                .holders
-                .is_empty()
-        );
+        assert!(inspect(&store, &late).holders.is_empty());
     }
 }

@@ -43,14 +43,11 @@ impl Token {
 
     /// Parses a token that a store keeps as `text`.
     pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.len() == 32
-            && text
-                .bytes()
-                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        digits
-            .then(|| u128::from_str_radix(text, 16).ok())
-            .flatten()
-            .map(Self)
+        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() != 32 || !text.bytes().all(is_digit) {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(Self)
     }
 }
 
@@ -80,18 +77,12 @@ impl Hold {
 
     /// Returns the same acquisition under another token.
     pub(crate) fn alias(&self, token: Token) -> Self {
-        Self {
-            token,
-            ..self.clone()
-        }
+        Self::new(self.key.clone(), self.mode, token)
     }
 
     /// Returns the same acquisition before its conversion.
     pub(crate) fn as_writer(&self) -> Self {
-        Self {
-            mode: Mode::Exclusive,
-            ..self.clone()
-        }
+        Self::new(self.key.clone(), Mode::Exclusive, self.token)
     }
 }
 
@@ -142,11 +133,9 @@ impl KeyRequest {
 
     /// Sets the reader with which the request may be admitted.
     #[must_use]
-    pub fn reader_group(self, reader_group: Option<Token>) -> Self {
-        Self {
-            reader_group,
-            ..self
-        }
+    pub fn reader_group(mut self, reader_group: Option<Token>) -> Self {
+        self.reader_group = reader_group;
+        self
     }
 
     /// Sets the number of fencing tokens to reserve in addition to its own.
@@ -157,11 +146,9 @@ impl KeyRequest {
 
     /// Queues the request if the lock is not free.
     #[must_use]
-    pub fn queued(self) -> Self {
-        Self {
-            if_busy: IfBusy::Queue,
-            ..self
-        }
+    pub fn queued(mut self) -> Self {
+        self.if_busy = IfBusy::Queue;
+        self
     }
 }
 
@@ -387,11 +374,9 @@ impl Release {
 
     /// Lets `next` take the lock again, or join the wait queue.
     #[must_use]
-    pub fn next(self, next: NextHolder) -> Self {
-        Self {
-            next: Some(next),
-            ..self
-        }
+    pub fn next(mut self, next: NextHolder) -> Self {
+        self.next = Some(next);
+        self
     }
 }
 

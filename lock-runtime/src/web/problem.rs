@@ -59,15 +59,11 @@ impl<'a> Problem<'a> {
         let mut response = Response::new(B::from(document.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
+        let json = HeaderValue::from_static("application/problem+json");
+        headers.insert(CONTENT_TYPE, json);
         if let Some(after) = self.retry_after {
-            let seconds = after
-                .as_secs()
-                .saturating_add(u64::from(after.subsec_nanos() > 0));
-            headers.insert(RETRY_AFTER, seconds.into());
+            let rest = u64::from(after.subsec_nanos() > 0);
+            headers.insert(RETRY_AFTER, after.as_secs().saturating_add(rest).into());
         }
         response
     }

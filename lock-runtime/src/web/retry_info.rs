@@ -20,18 +20,15 @@ const LONGEST: Duration = Duration::new(315_576_000_000, 999_999_999);
 /// It is sent in base64 as `grpc-status-details-bin`.
 pub fn retry_info(code: GrpcCode, message: &str, after: Duration) -> Vec<u8> {
     let after = after.min(LONGEST);
-    let duration = Message::default()
-        .number(1, after.as_secs())
-        .number(2, after.subsec_nanos().into());
+    let (seconds, nanos) = (after.as_secs(), after.subsec_nanos().into());
+    let duration = Message::default().number(1, seconds).number(2, nanos);
     let retry_info = Message::default().bytes(1, &duration.0);
     let any = Message::default().bytes(1, TYPE).bytes(2, &retry_info.0);
-    let status = Message::default().number(1, code as u64);
+    let mut status = Message::default().number(1, code as u64);
     // As usual in proto3, an empty field is omitted.
-    let status = if message.is_empty() {
-        status
-    } else {
-        status.bytes(2, message.as_bytes())
-    };
+    if !message.is_empty() {
+        status = status.bytes(2, message.as_bytes());
+    }
     status.bytes(3, &any.0).0
 }
 
@@ -51,9 +48,8 @@ impl Message {
     /// Appends a string or a nested message.
     fn bytes(self, field: u8, bytes: &[u8]) -> Self {
         const DELIMITED: u64 = 2;
-        let mut message = self
-            .varint(u64::from(field) << 3 | DELIMITED)
-            .varint(bytes.len() as u64);
+        let tag = u64::from(field) << 3 | DELIMITED;
+        let mut message = self.varint(tag).varint(bytes.len() as u64);
         message.0.extend_from_slice(bytes);
         message
     }

@@ -11,7 +11,7 @@ use crate::{
     protocol::{
         AcquireId, Cx, Mutation, Note, Session,
         handoff::{Budget, Handoff},
-        held::{Granted, Held},
+        held::Held,
         lease::Lease,
         message::{Answer, Reply, Request},
         queue::{Refusal, WaitQueue},
@@ -24,11 +24,9 @@ use crate::{
 /// The meaning of the answer to an acquire request.
 enum Outcome {
     Granted(Grant, Lease),
-    /// The store has a queue entry for the token.
-    Queued {
-        counter: Option<FencingToken>,
-        holder_ttl: Option<Duration>,
-    },
+    /// The store has a queue entry for the token. With the latest fencing token of the key, and the
+    /// TTL of the holder.
+    Queued(Option<FencingToken>, Option<Duration>),
     Busy(Option<Duration>),
     /// The same request may succeed a moment later, under a fresh token.
     Failed(StoreError),
@@ -59,11 +57,11 @@ impl Session {
             Outcome::Granted(grant, lease) => {
                 self.hold_granted(id, attempt.token, grant, lease, attempt.sent, cx)
             }
-            Outcome::Busy(_) | Outcome::Queued { .. } if waits => {
+            Outcome::Busy(_) | Outcome::Queued(..) if waits => {
                 acquisition.contended = true;
                 self.queued_or_refused(id, cx)
             }
-            Outcome::Busy(holder_ttl) | Outcome::Queued { holder_ttl, .. } => {
+            Outcome::Busy(holder_ttl) | Outcome::Queued(_, holder_ttl) => {
                 // The token of the first attempt may be the reason for a refusal of the second.
                 let first_error = acquisition.first_error.take();
                 let refused = first_error.map_or(Refused::Contended(holder_ttl), Refused::Store);
@@ -91,18 +89,15 @@ impl Session {
             Outcome::Granted(grant, lease) => {
                 return self.hold_granted(id, token, grant, lease, sent, cx);
             }
-            Outcome::Queued {
-                counter,
-                holder_ttl,
-            } => {
+            Outcome::Queued(counter, holder_ttl) => {
                 let (key, queue) = self.key_and_queue(id);
-                cx.debug(|| waiting(key, holder_ttl, true));
+                cx.debug(|| Note::Queued(key.clone(), holder_ttl));
                 queue.queued(token, sent, counter, holder_ttl, cx);
             }
             Outcome::Busy(holder_ttl) => {
                 let (key, queue) = self.key_and_queue(id);
                 if !matches!(queue.last, Refusal::Busy(_)) {
-                    cx.debug(|| waiting(key, holder_ttl, false));
+                    cx.debug(|| Note::Waiting(key.clone(), holder_ttl));
                 }
                 queue.refused(token, holder_ttl, cx);
             }
@@ -169,11 +164,8 @@ impl Session {
         let (terms, sent) = (&self.acquisitions[id].terms, attempt.sent);
         let error = match answer {
             Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
-                let from = if cx.breaks(Mutation::CountsFromReply) {
-                    cx.now
-                } else {
-                    sent
-                };
+                let breaks = cx.breaks(Mutation::CountsFromReply);
+                let from = if breaks { cx.now } else { sent };
                 let lease =
                     Lease::granted(terms.lease, terms.renew, from, grant.ttl, cx.fraction());
                 if !lease.validity(cx.now).is_zero() {
@@ -181,25 +173,19 @@ impl Session {
                 }
                 StoreError::timed_out(cx.now.saturating_duration_since(sent))
             }
-            Ok(Reply::Acquire(AcquireReply::Queued {
-                counter,
-                holder_ttl,
-            })) => {
-                return Outcome::Queued {
-                    counter,
-                    holder_ttl,
+            Ok(Reply::Acquire(reply)) => {
+                return match reply {
+                    AcquireReply::Queued {
+                        counter,
+                        holder_ttl,
+                    } => Outcome::Queued(counter, holder_ttl),
+                    AcquireReply::Busy { holder_ttl, .. } => Outcome::Busy(holder_ttl),
+                    AcquireReply::ForeignKey(part) => Outcome::Refused(Refused::ForeignKey(part)),
+                    AcquireReply::ModeMismatch => Outcome::Refused(Refused::ModeMismatch),
+                    // Nothing was done.
+                    _ => Outcome::Failed(StoreError::late()),
                 };
             }
-            Ok(Reply::Acquire(AcquireReply::Busy { holder_ttl, .. })) => {
-                return Outcome::Busy(holder_ttl);
-            }
-            Ok(Reply::Acquire(AcquireReply::ForeignKey(part))) => {
-                return Outcome::Refused(Refused::ForeignKey(part));
-            }
-            Ok(Reply::Acquire(AcquireReply::ModeMismatch)) => {
-                return Outcome::Refused(Refused::ModeMismatch);
-            }
-            // Nothing was done.
             Ok(_) => return Outcome::Failed(StoreError::late()),
             // A script may fail after its first writes if the server forbids one of its commands,
             // so the token is abandoned after a refusal as well.
@@ -279,22 +265,16 @@ impl Session {
         handoff: Handoff,
         cx: &mut Cx<'_>,
     ) -> Option<Step> {
-        let Handoff {
-            hold,
-            fence,
-            lease,
-            budget,
-        } = handoff;
         let terms = self.acquisitions[id].terms;
         // As for a grant: with less validity than a renewal may take, it would be lost at once.
-        if lease.validity(cx.now) <= terms.call_timeout() {
-            self.give_back(hold, terms.lease, cx);
+        if handoff.lease.validity(cx.now) <= terms.call_timeout() {
+            self.give_back(handoff.hold, terms.lease, cx);
             return None;
         }
-        let lease = lease.held_since(cx.now, terms.max_hold);
-        let held = Held::new(hold, fence, terms, lease, Some(budget));
-        let granted = self.hold(held, cx);
-        Some(self.serve(id, None, granted, cx))
+        let lease = handoff.lease.held_since(cx.now, terms.max_hold);
+        let (fence, budget) = (handoff.fence, Some(handoff.budget));
+        let held = Held::new(handoff.hold, fence, terms, lease, budget);
+        Some(self.serve(id, None, held, cx))
     }
 
     /// Starts holding a grant whose fencing tokens were reserved by a request sent at `as_of`.
@@ -312,34 +292,24 @@ impl Session {
         let budget = hands_off.then(|| Budget::new(grant.reserved, as_of, cx.now));
         let hold = acquisition.hold(token);
         let held = Held::new(hold, grant.fence, acquisition.terms, lease, budget);
-        let granted = self.hold(held, cx);
-        self.serve(id, Some(token), granted, cx)
+        self.serve(id, Some(token), held, cx)
     }
 
     /// Ends a request that holds the lock: under the token of its attempt, or by a local
     /// hand-off.
-    fn serve(
-        &mut self,
-        id: AcquireId,
-        token: Option<Token>,
-        granted: Granted,
-        cx: &mut Cx<'_>,
-    ) -> Step {
-        let budget = self.held[granted.held].budget;
-        let handoff_until = budget.map(|budget| budget.until);
+    fn serve(&mut self, id: AcquireId, token: Option<Token>, held: Held, cx: &mut Cx<'_>) -> Step {
+        let handoff_until = held.budget.map(|budget| budget.until);
+        let mut granted = self.hold(held, cx);
         let acquisition = &self.acquisitions[id];
         let (mode, ticket) = (acquisition.terms.mode, acquisition.ticket);
-        let mut contended = acquisition.contended;
+        granted.contended = acquisition.contended;
         if let Some(queue) = acquisition.queue {
             let queue = &mut self.queues[queue];
-            contended |= queue.contended;
+            granted.contended |= queue.contended;
             queue.served((mode, ticket), token, handoff_until);
         }
         self.leave(id, cx);
-        Step::Done(Ok(Granted {
-            contended,
-            ..granted
-        }))
+        Step::Done(Ok(granted))
     }
 
     fn key_and_queue(&mut self, id: AcquireId) -> (&LockKey, &mut WaitQueue) {
@@ -356,13 +326,5 @@ impl Session {
         let (hold, lease) = (acquisition.hold(attempt.token), acquisition.terms.lease);
         let deadline = acquisition.deadline(attempt.sent);
         self.abandon(hold, lease, Some(deadline), cx);
-    }
-}
-
-fn waiting(key: &LockKey, holder_ttl: Option<Duration>, in_store_queue: bool) -> Note {
-    Note::Waiting {
-        key: key.clone(),
-        holder_ttl,
-        in_store_queue,
     }
 }

@@ -20,9 +20,9 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, ENTRY_TTL, Grant, Hold, Holder, IfBusy,
-        Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release,
-        ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Holder, IfBusy, Inspection,
+        KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
     },
 };
 
@@ -36,9 +36,8 @@ pub(crate) struct Fences {
 
 impl Default for Fences {
     fn default() -> Self {
-        let micros = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_micros() as u64);
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let micros = since.map_or(0, |since| since.as_micros() as u64);
         Self {
             latest: AtomicU64::new(0),
             epoch: (Instant::now(), micros),
@@ -52,27 +51,22 @@ impl Fences {
         let (began, micros) = self.epoch;
         let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
         let farthest = micros + MAX_PROPOSAL_SKEW.as_micros() as u64;
-        let micros = step
-            .proposal
-            .map_or(micros, |proposal| proposal.number().min(farthest));
+        let proposed = step.proposal.map(|fence| fence.number().min(farthest));
+        let micros = proposed.unwrap_or(micros);
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
-        let last = |latest| next(latest).later(reserved).number();
-        let (Ok(latest) | Err(latest)) =
-            self.latest
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |latest| {
-                    Some(last(latest))
-                });
+        let last = |latest| Some(next(latest).later(reserved).number());
+        let relaxed = Ordering::Relaxed;
+        let (Ok(latest) | Err(latest)) = self.latest.fetch_update(relaxed, relaxed, last);
         next(latest)
     }
 
     /// Makes the next token larger than `fence`.
     pub(crate) fn raise(&self, fence: FencingToken) -> RaiseReply {
         let latest = FencingToken::new(self.latest.fetch_max(fence.number(), Ordering::Relaxed));
-        latest
-            .filter(|latest| *latest >= fence)
-            .map_or(RaiseReply::Raised, |latest| RaiseReply::NotRaised {
-                latest,
-            })
+        match latest.filter(|latest| *latest >= fence) {
+            Some(latest) => RaiseReply::NotRaised { latest },
+            None => RaiseReply::Raised,
+        }
     }
 
     fn latest(&self) -> Option<FencingToken> {
@@ -184,7 +178,7 @@ impl Table {
     fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
         let kind = hold.mode.kind();
         let entry = self.map(kind).get_mut(&hold.key)?;
-        entry.line.retain(|place| step.now < place.seen + ENTRY_TTL);
+        entry.line.retain(|place| place.is_queued(step.now));
         if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
             place.seen = step.now;
         }
@@ -212,10 +206,8 @@ impl Table {
         {
             return Some(AcquireReply::ModeMismatch);
         }
-        let is_of_a_group = mode == Mode::Shared
-            && request.reader_group.is_some_and(|reader_group| {
-                entry.slots.iter().any(|slot| slot.is_held_by(reader_group))
-            });
+        let group = request.reader_group.filter(|_| mode == Mode::Shared);
+        let is_of_a_group = group.is_some_and(|reader| entry.is_held_by(reader));
         if entry.admits(mode) && (is_of_a_group || entry.next_waiter(now).is_none()) {
             return None;
         }
@@ -308,10 +300,8 @@ impl Table {
                 PollReply::Gone => reply,
             };
         }
-        let entry = self
-            .map(LockKind::Lock)
-            .entry(hold.key.clone())
-            .or_insert_with(|| Entry::new(Mode::Exclusive));
+        let entry = self.map(LockKind::Lock).entry(hold.key.clone());
+        let entry = entry.or_insert_with(|| Entry::new(Mode::Exclusive));
         entry.advance(&hold.key, step);
         if entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none() {
             return ReleaseReply::Passed(entry.hold(Mode::Exclusive, next, step));
@@ -387,26 +377,17 @@ impl Table {
         let Some(entry) = self.entry(key, kind) else {
             return Inspection::default();
         };
-        let living = || entry.slots.iter().filter(|slot| slot.expires > now);
-        let mut holders: Vec<_> = living()
-            .map(|slot| Holder::new(entry.mode, Some(slot.expires - now)))
-            .collect();
+        let holder = |slot: &Slot| Holder::new(entry.mode, Some(slot.expires - now));
+        let mut holders: Vec<_> = entry.living(now).map(holder).collect();
         holders.sort_by_key(|holder| holder.ttl);
-        let remembered = entry
-            .line
-            .iter()
-            .filter(|place| now < place.seen + ENTRY_TTL);
         let waiter = |place: &Place| {
-            Waiter::new(
-                place.mode,
-                place.request.lease,
-                now.saturating_duration_since(place.seen),
-            )
+            let silent = now.saturating_duration_since(place.seen);
+            Waiter::new(place.mode, place.request.lease, silent)
         };
         Inspection {
             holders,
-            waiters: remembered.map(waiter).collect(),
-            fence: living().map(|slot| slot.fence).max(),
+            waiters: entry.queued(now).map(waiter).collect(),
+            fence: entry.living(now).map(|slot| slot.fence).max(),
         }
     }
 
@@ -441,10 +422,7 @@ fn new_holder(request: &KeyRequest) -> NextHolder {
 /// pile up.
 fn shrink(map: &mut Map, now: Instant) {
     if map.len() == map.capacity() {
-        map.retain(|_, entry| {
-            entry.slots.iter().any(|slot| slot.expires > now)
-                || entry.line.iter().any(|place| now < place.seen + ENTRY_TTL)
-        });
+        map.retain(|_, entry| entry.is_taken(now));
         // Otherwise each of the next insertions might visit all entries for a few expired ones.
         map.reserve(map.len());
     }

@@ -59,6 +59,10 @@ impl Place {
         now < self.seen + ENTRY_STALE_AFTER
     }
 
+    pub(super) fn is_queued(&self, now: Instant) -> bool {
+        now < self.seen + ENTRY_TTL
+    }
+
     /// The number of permits is part of their name.
     pub(super) fn is_of(&self, hold: &Hold) -> bool {
         self.request.token == hold.token
@@ -75,15 +79,33 @@ impl Entry {
         }
     }
 
+    /// Returns the slots that have not expired.
+    pub(super) fn living(&self, now: Instant) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().filter(move |slot| slot.expires > now)
+    }
+
+    /// Returns the queue entries that have not expired.
+    pub(super) fn queued(&self, now: Instant) -> impl Iterator<Item = &Place> {
+        self.line.iter().filter(move |place| place.is_queued(now))
+    }
+
+    /// Returns whether there is a holder, a reservation or a waiter.
+    pub(super) fn is_taken(&self, now: Instant) -> bool {
+        self.living(now).next().is_some() || self.queued(now).next().is_some()
+    }
+
+    pub(super) fn is_held_by(&self, token: Token) -> bool {
+        self.slots.iter().any(|slot| slot.is_held_by(token))
+    }
+
     /// Drops the slots that have expired.
     pub(super) fn expire(&mut self, now: Instant) {
         self.slots.retain(|slot| slot.expires > now);
     }
 
     pub(super) fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
-        self.slots
-            .iter_mut()
-            .find(|slot| self.mode == mode && slot.is_held_by(token))
+        let mut slots = self.slots.iter_mut();
+        slots.find(|slot| self.mode == mode && slot.is_held_by(token))
     }
 
     /// Returns the grant of a holder again. The fencing token of a reader may not be the latest, so
@@ -130,7 +152,7 @@ impl Entry {
         if self.line.is_empty() {
             return;
         }
-        self.line.retain(|place| now < place.seen + ENTRY_TTL);
+        self.line.retain(|place| place.is_queued(now));
         #[cfg(test)]
         if step.lets_nobody_in {
             return;
@@ -141,12 +163,7 @@ impl Entry {
                 index += 1;
                 continue;
             }
-            if self.mode == place.mode
-                && self
-                    .slots
-                    .iter()
-                    .any(|slot| slot.is_held_by(place.request.token))
-            {
+            if self.mode == place.mode && self.is_held_by(place.request.token) {
                 self.line.remove(index);
                 continue;
             }

@@ -4,19 +4,15 @@ use std::time::Duration;
 
 #[cfg(feature = "redis")]
 use super::{AtomicU64, Fences};
-use super::{ENTRY_TTL, Hold, Instant, LockKey, LockKind, Mode, Table, Token};
+use super::{Hold, Instant, LockKey, LockKind, Mode, Table, Token};
 
 impl Table {
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
-        let entry = self
-            .entry(&hold.key, hold.mode.kind())
-            .filter(|entry| entry.mode == hold.mode)?;
-        entry
-            .slots
-            .iter()
-            .find(|slot| slot.is_held_by(hold.token) && slot.expires > now)
-            .map(|slot| slot.expires)
+        let entry = self.entry(&hold.key, hold.mode.kind())?;
+        let mut slots = entry.living(now).filter(|_| entry.mode == hold.mode);
+        let slot = slots.find(|slot| slot.is_held_by(hold.token))?;
+        Some(slot.expires)
     }
 
     /// Returns the tokens of the holders, with their mode, and of the waiters.
@@ -27,28 +23,18 @@ impl Table {
         now: Instant,
     ) -> impl Iterator<Item = (Token, Option<Mode>)> {
         self.entry(key, kind).into_iter().flat_map(move |entry| {
-            let holders = entry
-                .slots
-                .iter()
-                .filter(move |slot| !slot.kept && slot.expires > now);
-            let waiters = entry
-                .line
-                .iter()
-                .filter(move |place| now < place.seen + ENTRY_TTL);
-            holders
-                .map(|slot| (slot.token, Some(entry.mode)))
-                .chain(waiters.map(|place| (place.request.token, None)))
+            let holders = entry.living(now).filter(|slot| !slot.kept);
+            let holders = holders.map(|slot| (slot.token, Some(entry.mode)));
+            let waiters = entry.queued(now).map(|place| (place.request.token, None));
+            holders.chain(waiters)
         })
     }
 
     /// Returns whether there is a holder, a reservation or a waiter.
     #[cfg(feature = "redis")]
     pub(crate) fn is_taken(&self, key: &LockKey, kind: LockKind, now: Instant) -> bool {
-        self.entry(key, kind).is_some_and(|entry| {
-            let mut places = entry.line.iter();
-            entry.slots.iter().any(|slot| slot.expires > now)
-                || places.any(|place| now < place.seen + ENTRY_TTL)
-        })
+        let entry = self.entry(key, kind);
+        entry.is_some_and(|entry| entry.is_taken(now))
     }
 
     /// Switches rule 11 off: keeps the lock for `lease` from now, even if that shortens the
