@@ -132,13 +132,13 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
+        // In a cluster, the keys of a group would have to be in one slot.
         let _alone = match self.dial.kind {
-            // The keys of a group would have to be in one slot.
-            Kind::Node => None,
-            Kind::Primary => match self.groups.enter(call).await {
+            Kind::Primary if self.stands() => match self.groups.enter(call).await {
                 Turn::Over(result) => return result,
                 Turn::Alone(alone) => alone,
             },
+            _ => None,
         };
         self.send_script(first, call, repeat).await
     }

@@ -6,31 +6,32 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, Weak},
+    time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::{Arg, Cmd, Value};
 use smallvec::SmallVec;
-use tokio::{
-    sync::{Notify, oneshot},
-    time::timeout,
-};
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     connection::{Connection, Failed, Repeat},
     error::unavailable,
-    link::SILENCE,
     on_drop::OnDrop,
     scripts::{self, Call},
 };
-use crate::{store::StoreError, sync::lock};
+use crate::sync::lock;
 
 /// The largest number of calls in a group. The server executes so many in about 150 µs.
 const MOST: usize = 32;
-/// The number of calls of one kind that may be in flight. With fewer, a call is sent at once.
+/// The number of calls of one kind in flight. With fewer, a call is sent at once; with more, it
+/// waits until one of them is answered or a group is full.
 const IN_FLIGHT: usize = 4;
-/// The largest number of calls that wait for the next group.
-const QUEUED: usize = 4096;
+/// The number of calls that are sent alone after a group whose locks were mostly not free: they are
+/// contended, and each call that a group cannot execute takes a second round trip.
+const CONTENDED: usize = 2 * MOST;
+/// The time after which the task that sends the groups is taken to have stopped with its runtime.
+const STOPPED: Duration = Duration::from_secs(1);
 
 /// The groups of a connection.
 pub(super) struct Groups {
@@ -38,17 +39,17 @@ pub(super) struct Groups {
     releases: Arc<Group>,
 }
 
-/// The calls of one kind.
+/// The calls of one script.
 struct Group {
     connection: Weak<Connection>,
-    kind: Kind,
+    purpose: Purpose,
     state: Mutex<State>,
     /// Notifies the task that sends the groups.
     work: Notify,
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Purpose {
     Acquire,
     Release,
 }
@@ -57,8 +58,12 @@ enum Kind {
 struct State {
     /// The number of calls in flight that were sent by their callers.
     alone: usize,
-    /// Whether a task sends the groups.
-    is_active: bool,
+    /// The latest turn of the task that sends the groups, if there is one.
+    active: Option<Instant>,
+    /// The number of groups in flight.
+    groups: usize,
+    /// The number of the next calls that are sent alone.
+    contended: usize,
     queue: VecDeque<Queued>,
 }
 
@@ -67,7 +72,7 @@ struct Queued {
     outcome: oneshot::Sender<Turn>,
 }
 
-/// The outcome of a call that may share others' call.
+/// The outcome of a call that may be sent with others.
 pub(super) enum Turn {
     /// Its caller sends it, and keeps this value meanwhile.
     Alone(Option<Alone>),
@@ -86,17 +91,17 @@ impl Drop for Alone {
 
 impl Groups {
     pub(super) fn new(connection: &Weak<Connection>) -> Self {
-        let group = |kind| {
+        let group = |purpose| {
             Arc::new(Group {
                 connection: connection.clone(),
-                kind,
+                purpose,
                 state: Mutex::default(),
                 work: Notify::new(),
             })
         };
         Self {
-            acquires: group(Kind::Acquire),
-            releases: group(Kind::Release),
+            acquires: group(Purpose::Acquire),
+            releases: group(Purpose::Release),
         }
     }
 
@@ -109,13 +114,18 @@ impl Groups {
         } else {
             return Turn::Alone(None);
         };
-        let outcome = {
+        let (outcome, starts) = {
             let mut state = lock(&group.state);
-            if !state.is_active && state.alone < IN_FLIGHT {
+            if state.active.is_none() && state.alone < IN_FLIGHT {
                 state.alone += 1;
                 return Turn::Alone(Some(Alone(group.clone())));
             }
-            if !group.kind.suits(&call.command) || state.queue.len() >= QUEUED {
+            if state.contended > 0 {
+                state.contended -= 1;
+                return Turn::Alone(None);
+            }
+            let has_stopped = state.active.is_some_and(|turn| turn.elapsed() > STOPPED);
+            if has_stopped || !group.purpose.suits(&call.command) {
                 return Turn::Alone(None);
             }
             let (sender, outcome) = oneshot::channel();
@@ -123,12 +133,17 @@ impl Groups {
                 command: call.command.clone(),
                 outcome: sender,
             });
-            if !std::mem::replace(&mut state.is_active, true) {
-                group.start();
+            let starts = state.active.is_none();
+            state.active.get_or_insert_with(Instant::now);
+            if !starts && (state.groups < IN_FLIGHT || state.queue.len() >= MOST) {
+                group.work.notify_one();
             }
-            outcome
+            (outcome, starts)
         };
-        group.work.notify_one();
+        // Outside of the mutex, as a runtime that is shutting down drops the task at once.
+        if starts {
+            group.start();
+        }
         outcome.await.unwrap_or_else(|_| {
             let error = unavailable("the runtime that sent the call has ended");
             Turn::Over(Err(error.into()))
@@ -152,11 +167,12 @@ fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     str::from_utf8(text).ok()?.parse().ok()
 }
 
-impl Kind {
+impl Purpose {
     /// Returns whether a group can execute the call.
     fn suits(self, command: &Cmd) -> bool {
         let (keys, args) = args_of(command);
         match self {
+            // One lock, and on a server of a quorum the marker of its data.
             Self::Acquire => keys.len() < 6 && args[2] == b"exclusive",
             Self::Release => args[1] == b"0",
         }
@@ -165,32 +181,28 @@ impl Kind {
     /// Returns the call of a group.
     fn call(self, group: &[Queued]) -> Call {
         let all: Vec<_> = group.iter().map(|it| args_of(&it.command)).collect();
-        match self {
-            Self::Acquire => {
-                let marker = all
-                    .first()
-                    .and_then(|(keys, args)| Some((*keys.get(3)?, *args.get(6)?)));
-                let keys = 3 * all.len() + usize::from(marker.is_some());
-                let mut call = Call::new(&scripts::ACQUIRE_GROUP, keys);
-                for (keys, _) in &all {
-                    call = call.arg(keys[0]).arg(keys[1]).arg(keys[2]);
-                }
-                call = marker.iter().fold(call, |call, (key, _)| call.arg(key));
-                for (_, args) in &all {
-                    call = call.arg(args[0]).arg(args[3]).arg(args[4]).arg(args[5]);
-                    call = call.arg(args.get(7).unwrap_or(&&b"0"[..]));
-                }
-                marker
-                    .iter()
-                    .fold(call, |call, (_, marker)| call.arg(marker))
-            }
-            Self::Release => {
-                let mut call = Call::new(&scripts::RELEASE_GROUP, 2 * all.len());
-                for (keys, _) in &all {
-                    call = call.arg(keys[0]).arg(keys[2]);
-                }
-                all.iter().fold(call, |call, (_, args)| call.arg(args[0]))
-            }
+        if let Self::Release = self {
+            let call = Call::new(&scripts::RELEASE_GROUP, 2 * all.len());
+            let call = (all.iter()).fold(call, |call, (keys, _)| call.arg(keys[0]).arg(keys[2]));
+            return all.iter().fold(call, |call, (_, args)| call.arg(args[0]));
+        }
+        let first = all.first();
+        let marker = first.and_then(|(keys, args)| Some((keys.get(3)?, args.get(6)?)));
+        let keys = 3 * all.len() + usize::from(marker.is_some());
+        let mut call = Call::new(&scripts::ACQUIRE_GROUP, keys);
+        for (keys, _) in &all {
+            call = call.arg(keys[0]).arg(keys[1]).arg(keys[2]);
+        }
+        if let Some((key, _)) = marker {
+            call = call.arg(key);
+        }
+        for (_, args) in &all {
+            call = call.arg(args[0]).arg(args[3]).arg(args[4]).arg(args[5]);
+            call = call.arg(args.get(7).unwrap_or(&&b"0"[..]));
+        }
+        match marker {
+            Some((_, marker)) => call.arg(marker),
+            None => call,
         }
     }
 
@@ -219,12 +231,10 @@ impl Group {
         // If the runtime ends, the callers that still wait send their calls themselves.
         let ended = OnDrop::new(move || {
             let mut state = lock(&group.state);
-            state.is_active = false;
+            (state.active, state.groups) = (None, 0);
             let queue = std::mem::take(&mut state.queue);
             drop(state);
-            for queued in queue {
-                let _ = queued.outcome.send(Turn::Alone(None));
-            }
+            hand_back(queue);
         });
         let group = self.clone();
         tokio::spawn(async move {
@@ -238,34 +248,40 @@ impl Group {
         loop {
             {
                 let mut state = lock(&self.state);
-                while in_flight.len() < IN_FLIGHT && !state.queue.is_empty() {
+                while !state.queue.is_empty()
+                    && (in_flight.len() < IN_FLIGHT || state.queue.len() >= MOST)
+                {
                     let count = state.queue.len().min(MOST);
                     in_flight.push(self.send(state.queue.drain(..count).collect()));
                 }
+                state.groups = in_flight.len();
+                state.active = (state.groups > 0).then(Instant::now);
                 if in_flight.is_empty() {
-                    state.is_active = false;
                     return;
                 }
             }
             tokio::select! {
                 _ = in_flight.next() => {}
-                () = self.work.notified(), if in_flight.len() < IN_FLIGHT => {}
+                () = self.work.notified() => {}
             }
         }
     }
 
     /// Sends a group, and passes each caller its outcome.
     async fn send(&self, mut group: Vec<Queued>) {
-        // Their callers have stopped waiting before anything was sent.
         group.retain(|queued| !queued.outcome.is_closed());
-        let (Some(connection), false) = (self.connection.upgrade(), group.is_empty()) else {
-            return;
+        let connection = self.connection.upgrade();
+        // Without a connection each caller learns by its own call why there is none.
+        let Some(connection) = connection.filter(|it| !group.is_empty() && it.stands()) else {
+            return hand_back(group);
         };
-        let call = self.kind.call(&group);
-        // After this time no caller waits any more. The connection is given up, as it is for a
-        // caller that stops waiting for its own call.
-        let reply = timeout(SILENCE, connection.send_script(None, &call, Repeat::Never)).await;
-        let reply = reply.unwrap_or_else(|_| Err(StoreError::timed_out(SILENCE).into()));
+        let call = self.purpose.call(&group);
+        let reply = tokio::select! {
+            biased;
+            reply = connection.send_script(None, &call, Repeat::Never) => reply,
+            // No caller waits any more.
+            _ = join_all(group.iter_mut().map(|queued| queued.outcome.closed())) => return,
+        };
         let mut replies = match reply {
             Err(failed) => {
                 for queued in group {
@@ -273,23 +289,32 @@ impl Group {
                 }
                 return;
             }
-            // The server has refused the group before it executed anything.
             Ok(Value::Array(replies)) => replies.into_iter(),
+            // The server has refused the group before it executed anything.
             Ok(_) => Vec::new().into_iter(),
         };
-        let micros = match self.kind {
-            Kind::Acquire => replies.next(),
-            Kind::Release => None,
+        let micros = match self.purpose {
+            Purpose::Acquire => replies.next(),
+            Purpose::Release => None,
         };
-        let micros = micros.and_then(|micros| match micros {
-            Value::Int(micros) => Some(micros),
-            _ => None,
-        });
+        let micros = micros.and_then(|micros| redis::from_redis_value(micros).ok());
+        let (count, mut executed) = (group.len(), 0);
         for queued in group {
             let reply = replies.next().unwrap_or(Value::Nil);
-            let reply = self.kind.reply(&queued.command, micros, &reply);
+            let reply = self.purpose.reply(&queued.command, micros, &reply);
+            executed += usize::from(reply.is_some());
             let turn = reply.map_or(Turn::Alone(None), |value| Turn::Over(Ok(value)));
             let _ = queued.outcome.send(turn);
         }
+        if 2 * executed < count {
+            lock(&self.state).contended = CONTENDED;
+        }
+    }
+}
+
+/// Lets the callers send their calls alone.
+fn hand_back(calls: impl IntoIterator<Item = Queued>) {
+    for queued in calls {
+        let _ = queued.outcome.send(Turn::Alone(None));
     }
 }

@@ -47,7 +47,7 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// The pause between the two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The silence after which a connection is given up: calls have been sent, and none was answered.
-pub(super) const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(2);
 /// The number of calls that may be on their way to the socket: enough that calls wait for the
 /// server, and not for the channel.
 const BUFFERED_CALLS: usize = 4096;

@@ -2,14 +2,17 @@
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode,
+    FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode, RedisOptions,
     store::{
         AcquireReply, Hold, KeyPart, KeyRequest, Release, ReleaseReply, Store as _, StoreError,
         StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{Proxy, RedisServer};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{Duration, HOUR};
 
@@ -338,5 +341,109 @@ async fn broken_connections_among_groups_leave_no_lock() {
         left.len(),
         left[0]
     );
+    locks.shutdown().await;
+}
+
+/// The runtime whose task sends the groups is kept, and no longer driven.
+#[test]
+fn a_runtime_that_stands_still_does_not_hold_up_others() {
+    let runtime = || {
+        let builder = &mut Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (idle, busy) = (runtime(), runtime());
+    let (server, locks) = busy.block_on(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        drop(locks.exclusive("k").acquire().await.unwrap());
+        (server, locks)
+    });
+    server.stop();
+    let acquires = (0..GROUP).map(|number| locks.exclusive(format!("k{number}")).acquire());
+    let waits = async { timeout(Duration::from_millis(20), join_all(acquires)).await };
+    assert!(idle.block_on(waits).is_err());
+    server.resume();
+    busy.block_on(async {
+        sleep(Duration::from_millis(1_100)).await;
+        for _ in 0..GROUP {
+            let since = Instant::now();
+            let guards =
+                (0..2 * ALONE).map(|number| locks.exclusive(format!("b{number}")).acquire());
+            for guard in join_all(guards).await {
+                guard.unwrap().release().await.unwrap();
+            }
+            assert!(
+                since.elapsed() < Duration::from_secs(1),
+                "{:?}",
+                since.elapsed()
+            );
+        }
+    });
+}
+
+#[tokio::test]
+async fn requests_learn_at_once_that_there_is_no_server() {
+    let (server, store) = one_server().await;
+    server.kill();
+    let requests: Vec<_> = (0..40)
+        .flat_map(|round| requests(&format!("{round}")))
+        .collect();
+    let since = Instant::now();
+    // The connection is found to be broken, and cannot be established again.
+    acquire(&store, &requests).await;
+    for reply in acquire(&store, &requests).await {
+        let error = reply.unwrap_err();
+        assert!(error.is_unsent(), "{error}");
+    }
+    assert!(
+        since.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        since.elapsed()
+    );
+}
+
+/// A server that votes executes groups with the marker of its data and with proposed tokens.
+#[tokio::test]
+async fn servers_of_a_majority_execute_groups() {
+    let longest_lease = Duration::from_secs(1);
+    let servers = RedisServer::builder().start_all(3).await;
+    let options = RedisOptions::new().longest_lease(longest_lease);
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let builder = LockClient::builder().redis(options);
+    let locks = builder.connect_redlock(&urls).await.unwrap();
+    let acquire = async |key: String| {
+        let request = locks.exclusive(key).lease(longest_lease);
+        let guard = request.wait(Duration::from_secs(30)).acquire().await;
+        let guard = guard.unwrap();
+        (guard.fence(), guard)
+    };
+    // Until the new servers vote.
+    acquire("first".into()).await.1.release().await.unwrap();
+    for server in &servers {
+        scripts_run(server).await;
+    }
+    let mut latest = vec![None; ALONE + GROUP];
+    for round in 0..5 {
+        let held = join_all((0..latest.len()).map(|number| acquire(format!("k{number}")))).await;
+        for ((fence, _), latest) in held.iter().zip(&mut latest) {
+            assert!(latest.replace(*fence) < Some(*fence), "{round}");
+        }
+        for released in join_all(held.into_iter().map(|(_, guard)| guard.release())).await {
+            released.unwrap();
+        }
+    }
+    for server in &servers {
+        let calls = scripts_run(server).await;
+        // 360 in calls of their own.
+        assert!(calls < 250, "{calls}");
+    }
+    // A server without its data is noticed in a group too.
+    servers[0].command(&["FLUSHALL"]).await;
+    servers[1].command(&["FLUSHALL"]).await;
+    let request = |number| locks.exclusive(format!("k{number}")).lease(longest_lease);
+    let refused = (0..GROUP).map(|number| request(number).no_wait().acquire());
+    for refused in join_all(refused).await {
+        assert_eq!(refused.unwrap_err().kind(), LockErrorKind::Unavailable);
+    }
     locks.shutdown().await;
 }
