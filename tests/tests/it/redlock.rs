@@ -34,6 +34,14 @@ enum Five {
     Everybodys(&'static [RedisServer]),
 }
 
+/// The uptime that a server reports.
+async fn uptime(server: &RedisServer) -> Duration {
+    let info: String = server.query(&["INFO", "server"]).await;
+    let mut lines = info.lines();
+    let seconds = lines.find_map(|line| line.strip_prefix("uptime_in_seconds:"));
+    Duration::from_secs(seconds.expect("a server reports it").parse().unwrap())
+}
+
 impl Servers {
     /// Five servers that vote, for a test that stops, kills or fills them.
     async fn start() -> Self {
@@ -118,7 +126,13 @@ impl Servers {
                 Ok(guard) => {
                     // The release may not be confirmed in time on a busy machine.
                     drop(guard.release().await);
-                    // The quarantine of the other servers began in the same second.
+                    // The quarantine of the other servers began in the same second. Each client counts
+                    // it from the uptime in whole seconds, so that of the next may end later.
+                    for server in self.all() {
+                        while uptime(server).await < LONGEST_LEASE + Duration::from_secs(1) {
+                            sleep(Duration::from_millis(50)).await;
+                        }
+                    }
                     return sleep(Duration::from_millis(300)).await;
                 }
                 Err(error) => {
