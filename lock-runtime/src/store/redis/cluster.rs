@@ -13,7 +13,7 @@
 
 mod audience;
 mod refresh;
-mod slots;
+pub(super) mod slots;
 mod subscriptions;
 
 use std::{

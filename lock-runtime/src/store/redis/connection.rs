@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::{
     acl::AclLine,
     clock::ServerClock,
-    cluster::Slot,
+    cluster::slots::Slot,
     error,
     groups::{Groups, Turn},
     handshake::{Info, Kind},
