@@ -31,7 +31,6 @@ use super::{
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
-    servers::Answer,
     target::Target,
 };
 use crate::{
@@ -176,8 +175,8 @@ impl Connection {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Answer, StoreError>> {
-        let answer = |value| self.settle(value).map(Answer::of_one);
+    ) -> Vec<Result<Value, StoreError>> {
+        let answer = |value| self.settle(value);
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
