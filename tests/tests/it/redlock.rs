@@ -126,8 +126,9 @@ impl Servers {
                 Ok(guard) => {
                     // The release may not be confirmed in time on a busy machine.
                     drop(guard.release().await);
-                    // The quarantine of the other servers began in the same second. Each client counts
-                    // it from the uptime in whole seconds, so that of the next may end later.
+                    // The quarantine of the other servers began in the same second. Each client
+                    // counts it from the uptime in whole seconds, so that of the next one may end
+                    // later.
                     for server in self.all() {
                         while uptime(server).await < LONGEST_LEASE + Duration::from_secs(1) {
                             sleep(Duration::from_millis(50)).await;
