@@ -22,7 +22,7 @@ use super::{
 };
 use crate::sync::lock;
 
-/// The largest number of calls in a group. The server executes so many in about 150 µs.
+/// The largest number of calls in a group. The server executes them in about 150 µs.
 const MOST: usize = 32;
 /// The number of calls of one kind in flight. With fewer, a call is sent at once; with more, it
 /// waits until one of them is answered or a group is full.
