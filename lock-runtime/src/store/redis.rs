@@ -59,6 +59,7 @@ pub(crate) mod clock;
 mod cluster;
 mod connection;
 mod error;
+mod groups;
 mod handshake;
 mod link;
 mod names;
@@ -263,7 +264,7 @@ impl RedisStore {
                 Some(min_replicas) => Some(Replicas::open(&connection, min_replicas).await?),
                 None => None,
             };
-            Ok((Servers::One(Box::new(connection)), replicas))
+            Ok((Servers::One(connection), replicas))
         };
         Self::over(servers, &place, namespace).await
     }

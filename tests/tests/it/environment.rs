@@ -11,6 +11,7 @@ pub(crate) mod access;
 mod connection;
 mod foreign;
 mod format;
+mod groups;
 mod input;
 mod scripts;
 mod servers;

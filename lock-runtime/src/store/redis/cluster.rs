@@ -13,7 +13,7 @@
 
 mod audience;
 mod refresh;
-mod slots;
+pub(super) mod slots;
 mod subscriptions;
 
 use std::{
@@ -81,7 +81,7 @@ struct Map {
 /// A node to which a connection has been started.
 pub(super) struct Node {
     address: Address,
-    connection: Connection,
+    connection: Arc<Connection>,
 }
 
 /// The cause of a failed request.

@@ -23,14 +23,14 @@ use tokio::time::Instant;
 use super::{
     acl::AclLine,
     clock::ServerClock,
-    cluster::Slot,
+    cluster::slots::Slot,
     error,
-    handshake::Info,
+    groups::{Groups, Turn},
+    handshake::{Info, Kind},
     link::{Dial, Link},
     pushes::Pushes,
     reply::unexpected,
     scripts::Call,
-    servers::Answer,
     target::Target,
 };
 use crate::{
@@ -46,13 +46,17 @@ pub(super) struct Connection {
     pub(super) dial: Dial,
     // A std mutex: it is held for a clone only, never across an await.
     link: Mutex<Arc<Link>>,
+    groups: Groups,
 }
 
 impl Connection {
     /// Starts to connect, within a runtime. The first call waits for the connection.
-    pub(super) fn begin(dial: Dial) -> Self {
-        let link = Mutex::new(Arc::new(dial.dial()));
-        Self { dial, link }
+    pub(super) fn begin(dial: Dial) -> Arc<Self> {
+        Arc::new_cyclic(|connection| Self {
+            link: Mutex::new(Arc::new(dial.dial())),
+            dial,
+            groups: Groups::new(connection),
+        })
     }
 
     /// Waits for the first connection.
@@ -70,7 +74,7 @@ impl Connection {
     }
 
     /// Starts to connect to a server that votes with others.
-    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Self {
+    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Arc<Self> {
         let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
         let dial = Dial::new(target, Pushes::new(namespace), AclLine::new(namespace, db));
@@ -104,13 +108,13 @@ impl Connection {
         errand: Errand<'_>,
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
-            Errand::Call(call, repeat) => return self.send_script(first, call, repeat).await,
+            Errand::Call(call, repeat) => return self.commit(first, call, repeat).await,
             Errand::By(deadline, write, _) => (deadline, write),
         };
         let clock = self.clock().await?;
         let sent = Instant::now();
         let call = write(clock.server_micros(deadline));
-        let value = self.send_script(first, &call, Repeat::Never).await?;
+        let value = self.commit(first, &call, Repeat::Never).await?;
         if let Value::Array(words) = &value
             && let Some(Value::Int(micros)) = words.get(1)
             && let Ok(micros) = u64::try_from(*micros)
@@ -120,7 +124,25 @@ impl Connection {
         Ok(value)
     }
 
-    async fn send_script(
+    /// Runs a script, if possible together with others.
+    async fn commit(
+        &self,
+        first: Option<&Cmd>,
+        call: &Call,
+        repeat: Repeat,
+    ) -> Result<Value, Failed> {
+        // In a cluster, the keys of a group would have to be in one slot.
+        let _alone = match self.dial.kind {
+            Kind::Primary if self.stands() => match self.groups.enter(call).await {
+                Turn::Over(result) => return result,
+                Turn::Alone(alone) => alone,
+            },
+            _ => None,
+        };
+        self.send_script(first, call, repeat).await
+    }
+
+    pub(super) async fn send_script(
         &self,
         first: Option<&Cmd>,
         call: &Call,
@@ -153,8 +175,8 @@ impl Connection {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
-    ) -> Vec<Result<Answer, StoreError>> {
-        let answer = |value| self.settle(value).map(Answer::of_one);
+    ) -> Vec<Result<Value, StoreError>> {
+        let answer = |value| self.settle(value);
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
@@ -328,6 +350,7 @@ pub(super) enum Repeat {
 }
 
 /// A call without a reply.
+#[derive(Clone)]
 pub(super) struct Failed {
     pub(super) error: StoreError,
     /// The connection was established and has broken.

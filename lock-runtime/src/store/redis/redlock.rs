@@ -76,7 +76,7 @@ pub(crate) async fn connect(
     }
     let servers = servers.into_iter().map(|(name, connection)| {
         let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
-            servers: Servers::One(Box::new(connection)),
+            servers: Servers::One(connection),
             replicas: None,
             namespace: namespace.to_owned(),
         });
@@ -92,9 +92,10 @@ fn same_server(one: &str, other: &str) -> LockError {
 }
 
 /// Waits until a majority is connected.
-async fn stand(servers: &[(String, Connection)]) -> Result<(), LockError> {
-    let ready =
-        async |(index, (_, server)): (usize, &(String, Connection))| (index, server.ready().await);
+async fn stand(servers: &[(String, Arc<Connection>)]) -> Result<(), LockError> {
+    let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
+        (index, server.ready().await)
+    };
     let mut answers: FuturesUnordered<_> = servers.iter().enumerate().map(ready).collect();
     let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
     let (mut standing, majority) = (0, majority(servers.len()));

@@ -35,7 +35,7 @@ use crate::{
 const MARGIN: Duration = Duration::from_millis(500);
 
 pub(super) struct Replicas {
-    connection: Connection,
+    connection: Arc<Connection>,
     required: MinReplicas,
     // A std mutex: it is held for a push or a take only, never across an await.
     queue: Mutex<Queue>,

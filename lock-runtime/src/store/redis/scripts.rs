@@ -32,6 +32,10 @@ macro_rules! scripts {
 scripts! {
     /// Grants all locks or none. A single request may enter the wait queue.
     ACQUIRE = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
+    /// Grants free exclusive locks to several requests.
+    ACQUIRE_GROUP = "acquire_group";
+    /// Releases the locks of several writers.
+    RELEASE_GROUP = "release_group";
     /// Returns whether the token holds or waits.
     POLL = "clock" "fence" "holders" "standing" "line" "poll";
     /// Extends a writer's lease.
@@ -73,7 +77,7 @@ impl Script {
     pub(super) fn is_harmless(&self) -> bool {
         matches!(
             self.name,
-            "RELEASE" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
+            "RELEASE" | "RELEASE_GROUP" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
         )
     }
 

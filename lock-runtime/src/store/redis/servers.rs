@@ -16,7 +16,7 @@ use super::{
 use crate::store::{Hold, KeyRequest, StoreError};
 
 pub(super) enum Servers {
-    One(Box<Connection>),
+    One(Arc<Connection>),
     Cluster(Arc<Cluster>),
 }
 
@@ -179,7 +179,11 @@ impl Servers {
         write: &(dyn Fn(usize) -> Call + Sync),
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
-            Self::One(connection) => connection.call_all(count, write).await,
+            Self::One(connection) => {
+                let values = connection.call_all(count, write).await;
+                let answers = values.into_iter().map(|value| value.map(Answer::of_one));
+                answers.collect()
+            }
             Self::Cluster(cluster) => cluster.run_each(count, write).await,
         }
     }

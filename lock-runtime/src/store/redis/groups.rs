@@ -1,0 +1,320 @@
+//! Group commit: calls that are made while others are in flight share the next call of a script.
+//!
+//! Only acquires of free locks, and releases of locks without waiters, are executed by such a
+//! script, each on its own. It does nothing for the others, which their callers then send alone.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, Weak},
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
+use redis::{Arg, Cmd, Value};
+use smallvec::SmallVec;
+use tokio::sync::{Notify, oneshot};
+
+use super::{
+    connection::{Connection, Failed, Repeat},
+    error::unavailable,
+    on_drop::OnDrop,
+    scripts::{self, Call},
+};
+use crate::sync::lock;
+
+/// The largest number of calls in a group. The server executes them in about 150 µs.
+const MOST: usize = 32;
+/// The number of calls of one kind in flight. With fewer, a call is sent at once; with more, it
+/// waits until one of them is answered or a group is full.
+const IN_FLIGHT: usize = 4;
+/// The number of calls that are sent alone after a group whose locks were mostly not free: they are
+/// contended, and each call that a group cannot execute takes a second round trip.
+const CONTENDED: usize = 2 * MOST;
+/// The time after which the task that sends the groups is taken to have stopped with its runtime.
+const STOPPED: Duration = Duration::from_secs(1);
+
+/// The groups of a connection.
+pub(super) struct Groups {
+    acquires: Arc<Group>,
+    releases: Arc<Group>,
+}
+
+/// The calls of one script.
+struct Group {
+    connection: Weak<Connection>,
+    purpose: Purpose,
+    state: Mutex<State>,
+    /// Notifies the task that sends the groups.
+    work: Notify,
+}
+
+#[derive(Clone, Copy)]
+enum Purpose {
+    Acquire,
+    Release,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of calls in flight that were sent by their callers.
+    alone: usize,
+    /// The latest turn of the task that sends the groups, if there is one.
+    active: Option<Instant>,
+    /// The number of groups in flight.
+    groups: usize,
+    /// The number of the next calls that are sent alone.
+    contended: usize,
+    queue: VecDeque<Queued>,
+}
+
+struct Queued {
+    command: Cmd,
+    outcome: oneshot::Sender<Turn>,
+}
+
+/// The outcome of a call that may be sent with others.
+pub(super) enum Turn {
+    /// Its caller sends it, and keeps this value meanwhile.
+    Alone(Option<Alone>),
+    /// It was sent with others.
+    Over(Result<Value, Failed>),
+}
+
+/// A call that its caller sends.
+pub(super) struct Alone(Arc<Group>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        lock(&self.0.state).alone -= 1;
+    }
+}
+
+impl Groups {
+    pub(super) fn new(connection: &Weak<Connection>) -> Self {
+        let group = |purpose| {
+            Arc::new(Group {
+                connection: connection.clone(),
+                purpose,
+                state: Mutex::default(),
+                work: Notify::new(),
+            })
+        };
+        Self {
+            acquires: group(Purpose::Acquire),
+            releases: group(Purpose::Release),
+        }
+    }
+
+    /// Sends a call with others, unless its caller is to send it.
+    pub(super) async fn enter(&self, call: &Call) -> Turn {
+        let group = if std::ptr::eq(call.script, &*scripts::ACQUIRE) {
+            &self.acquires
+        } else if std::ptr::eq(call.script, &*scripts::RELEASE) {
+            &self.releases
+        } else {
+            return Turn::Alone(None);
+        };
+        let (outcome, starts) = {
+            let mut state = lock(&group.state);
+            if state.active.is_none() && state.alone < IN_FLIGHT {
+                state.alone += 1;
+                return Turn::Alone(Some(Alone(group.clone())));
+            }
+            if state.contended > 0 {
+                state.contended -= 1;
+                return Turn::Alone(None);
+            }
+            let has_stopped = state.active.is_some_and(|turn| turn.elapsed() > STOPPED);
+            if has_stopped || !group.purpose.suits(&call.command) {
+                return Turn::Alone(None);
+            }
+            let (sender, outcome) = oneshot::channel();
+            state.queue.push_back(Queued {
+                command: call.command.clone(),
+                outcome: sender,
+            });
+            let starts = state.active.is_none();
+            state.active.get_or_insert_with(Instant::now);
+            if !starts && (state.groups < IN_FLIGHT || state.queue.len() >= MOST) {
+                group.work.notify_one();
+            }
+            (outcome, starts)
+        };
+        // Outside of the mutex, as a runtime that is shutting down drops the task at once.
+        if starts {
+            group.start();
+        }
+        outcome.await.unwrap_or_else(|_| {
+            let error = unavailable("the runtime that sent the call has ended");
+            Turn::Over(Err(error.into()))
+        })
+    }
+}
+
+/// The keys and the other arguments of a script's call.
+type Args<'a> = SmallVec<[&'a [u8]; 12]>;
+
+fn args_of(command: &Cmd) -> (Args<'_>, Args<'_>) {
+    let mut args = command.args_iter().skip(2).map(|arg| match arg {
+        Arg::Simple(bytes) => bytes,
+        _ => &[],
+    });
+    let keys = number(args.next().unwrap_or_default()).unwrap_or_default();
+    (args.by_ref().take(keys).collect(), args.collect())
+}
+
+fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    str::from_utf8(text).ok()?.parse().ok()
+}
+
+impl Purpose {
+    /// Returns whether a group can execute the call.
+    fn suits(self, command: &Cmd) -> bool {
+        let (keys, args) = args_of(command);
+        match self {
+            // One lock, and on a server of a quorum the marker of its data.
+            Self::Acquire => keys.len() < 6 && args[2] == b"exclusive",
+            Self::Release => args[1] == b"0",
+        }
+    }
+
+    /// Returns the call of a group.
+    fn call(self, group: &[Queued]) -> Call {
+        let all: Vec<_> = group.iter().map(|it| args_of(&it.command)).collect();
+        if let Self::Release = self {
+            let call = Call::new(&scripts::RELEASE_GROUP, 2 * all.len());
+            let call = (all.iter()).fold(call, |call, (keys, _)| call.arg(keys[0]).arg(keys[2]));
+            return all.iter().fold(call, |call, (_, args)| call.arg(args[0]));
+        }
+        let first = all.first();
+        let marker = first.and_then(|(keys, args)| Some((keys.get(3)?, args.get(6)?)));
+        let keys = 3 * all.len() + usize::from(marker.is_some());
+        let mut call = Call::new(&scripts::ACQUIRE_GROUP, keys);
+        for (keys, _) in &all {
+            call = call.arg(keys[0]).arg(keys[1]).arg(keys[2]);
+        }
+        if let Some((key, _)) = marker {
+            call = call.arg(key);
+        }
+        for (_, args) in &all {
+            call = call.arg(args[0]).arg(args[3]).arg(args[4]).arg(args[5]);
+            call = call.arg(args.get(7).unwrap_or(&&b"0"[..]));
+        }
+        match marker {
+            Some((_, marker)) => call.arg(marker),
+            None => call,
+        }
+    }
+
+    /// Returns the reply of the call's own script, or `None` if the group has done nothing for it.
+    fn reply(self, command: &Cmd, micros: Option<i64>, reply: &Value) -> Option<Value> {
+        let (_, args) = args_of(command);
+        let word = |word: &str| Value::SimpleString(word.to_owned());
+        Some(Value::Array(match (self, reply) {
+            (Self::Acquire, Value::Int(fence)) => vec![
+                word("granted"),
+                Value::Int(micros?),
+                Value::Int(*fence),
+                Value::Int(number(args[4])?),
+                Value::Int(number(args[5])?),
+            ],
+            (Self::Release, Value::Int(1)) => vec![word("released")],
+            _ => return None,
+        }))
+    }
+}
+
+impl Group {
+    /// Sends groups in the background until no call waits.
+    fn start(self: &Arc<Self>) {
+        let group = self.clone();
+        // If the runtime ends, the callers that still wait send their calls themselves.
+        let ended = OnDrop::new(move || {
+            let mut state = lock(&group.state);
+            (state.active, state.groups) = (None, 0);
+            let queue = std::mem::take(&mut state.queue);
+            drop(state);
+            hand_back(queue);
+        });
+        let group = self.clone();
+        tokio::spawn(async move {
+            group.run().await;
+            ended.disarm();
+        });
+    }
+
+    async fn run(&self) {
+        let mut in_flight = FuturesUnordered::new();
+        loop {
+            {
+                let mut state = lock(&self.state);
+                while !state.queue.is_empty()
+                    && (in_flight.len() < IN_FLIGHT || state.queue.len() >= MOST)
+                {
+                    let count = state.queue.len().min(MOST);
+                    in_flight.push(self.send(state.queue.drain(..count).collect()));
+                }
+                state.groups = in_flight.len();
+                state.active = (state.groups > 0).then(Instant::now);
+                if in_flight.is_empty() {
+                    return;
+                }
+            }
+            tokio::select! {
+                _ = in_flight.next() => {}
+                () = self.work.notified() => {}
+            }
+        }
+    }
+
+    /// Sends a group, and passes each caller its outcome.
+    async fn send(&self, mut group: Vec<Queued>) {
+        group.retain(|queued| !queued.outcome.is_closed());
+        let connection = self.connection.upgrade();
+        // Without a connection each caller learns by its own call why there is none.
+        let Some(connection) = connection.filter(|it| !group.is_empty() && it.stands()) else {
+            return hand_back(group);
+        };
+        let call = self.purpose.call(&group);
+        let reply = tokio::select! {
+            biased;
+            reply = connection.send_script(None, &call, Repeat::Never) => reply,
+            // No caller waits any more.
+            _ = join_all(group.iter_mut().map(|queued| queued.outcome.closed())) => return,
+        };
+        let mut replies = match reply {
+            Err(failed) => {
+                for queued in group {
+                    let _ = queued.outcome.send(Turn::Over(Err(failed.clone())));
+                }
+                return;
+            }
+            Ok(Value::Array(replies)) => replies.into_iter(),
+            // The server has refused the group before it executed anything.
+            Ok(_) => Vec::new().into_iter(),
+        };
+        let micros = match self.purpose {
+            Purpose::Acquire => replies.next(),
+            Purpose::Release => None,
+        };
+        let micros = micros.and_then(|micros| redis::from_redis_value(micros).ok());
+        let (count, mut executed) = (group.len(), 0);
+        for queued in group {
+            let reply = replies.next().unwrap_or(Value::Nil);
+            let reply = self.purpose.reply(&queued.command, micros, &reply);
+            executed += usize::from(reply.is_some());
+            let turn = reply.map_or(Turn::Alone(None), |value| Turn::Over(Ok(value)));
+            let _ = queued.outcome.send(turn);
+        }
+        if 2 * executed < count {
+            lock(&self.state).contended = CONTENDED;
+        }
+    }
+}
+
+/// Lets the callers send their calls alone.
+fn hand_back(calls: impl IntoIterator<Item = Queued>) {
+    for queued in calls {
+        let _ = queued.outcome.send(Turn::Alone(None));
+    }
+}
