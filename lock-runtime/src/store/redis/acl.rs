@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The commands of the scripts, and `eval` and `evalsha` to run them. `info` is for the checks on
 /// connect; `subscribe`, and `publish` in the scripts, are for push messages.
-const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +get +set +del +pttl +pexpire +pexpireat \
+const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +exists +get +mget +set +del +pttl +pexpire +pexpireat \
                         +hget +hmget +hset +hdel \
                         +zadd +zrem +zscore +zcount +zrange +zrangebyscore +zremrangebyscore";
 

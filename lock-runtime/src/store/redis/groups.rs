@@ -163,6 +163,11 @@ fn args_of(command: &Cmd) -> (Args<'_>, Args<'_>) {
     (args.by_ref().take(keys).collect(), args.collect())
 }
 
+/// Adds the key at this place of each call.
+fn keys_of(call: Call, all: &[(Args<'_>, Args<'_>)], place: usize) -> Call {
+    (all.iter()).fold(call, |call, (keys, _)| call.arg(keys[place]))
+}
+
 fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     str::from_utf8(text).ok()?.parse().ok()
 }
@@ -183,15 +188,16 @@ impl Purpose {
         let all: Vec<_> = group.iter().map(|it| args_of(&it.command)).collect();
         if let Self::Release = self {
             let call = Call::new(&scripts::RELEASE_GROUP, 2 * all.len());
-            let call = (all.iter()).fold(call, |call, (keys, _)| call.arg(keys[0]).arg(keys[2]));
+            let call = keys_of(call, &all, 0);
+            let call = keys_of(call, &all, 2);
             return all.iter().fold(call, |call, (_, args)| call.arg(args[0]));
         }
         let first = all.first();
         let marker = first.and_then(|(keys, args)| Some((keys.get(3)?, args.get(6)?)));
         let keys = 3 * all.len() + usize::from(marker.is_some());
         let mut call = Call::new(&scripts::ACQUIRE_GROUP, keys);
-        for (keys, _) in &all {
-            call = call.arg(keys[0]).arg(keys[1]).arg(keys[2]);
+        for part in 0..3 {
+            call = keys_of(call, &all, part);
         }
         if let Some((key, _)) = marker {
             call = call.arg(key);

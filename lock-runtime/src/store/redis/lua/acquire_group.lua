@@ -1,9 +1,9 @@
 -- Grants free exclusive locks to several requests, each on its own. A request that does not find
 -- its lock free and without waiters is left to acquire.lua, as if it had not been sent.
--- KEYS: the lock, fence and queue of each request; on a server of a quorum also the marker of its
--- data. ARGV: for each request its deadline (server time, microseconds), member, lease (ms), the
--- number of fencing tokens to reserve, and the number proposed as the fencing token (0: none); on a
--- server of a quorum also the expected marker.
+-- KEYS: the locks, then the fences, then the queues of the requests; on a server of a quorum also
+-- the marker of its data. ARGV: for each request its deadline (server time, microseconds), member,
+-- lease (ms), the number of fencing tokens to reserve, and the number proposed as the fencing token
+-- (0: none); on a server of a quorum also the expected marker.
 -- Returns {server time, fence or false, ...}
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -11,17 +11,29 @@ local replies = {micros}
 if #KEYS % 3 == 1 and redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV] then
   return replies
 end
+local count = math.floor(#KEYS / 3)
+-- One command reads all of a kind. A lock that appears twice is free only once, so a counter that
+-- was read is not written before it is used, and no request of a group enters a queue.
+local counters = redis.pcall('MGET', unpack(KEYS, count + 1, 2 * count))
+local queues = redis.pcall('EXISTS', unpack(KEYS, 2 * count + 1, 3 * count))
+if counters.err or type(queues) == 'table' then
+  return replies
+end
 -- The commands of one request must not fail the others.
-for i = 1, math.floor(#KEYS / 3) do
-  local lock, fence, argument = KEYS[3 * i - 2], KEYS[3 * i - 1], 5 * i - 4
+for i = 1, count do
+  local lock, fence, queue, argument = KEYS[i], KEYS[count + i], KEYS[2 * count + i], 5 * i - 4
   local proposal = tonumber(ARGV[argument + 4])
   local base = proposal > 0 and math.min(proposal, micros + 60000000) or micros
-  -- See acquire_free.lua.
-  local text = redis.pcall('GET', fence)
-  local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+  -- MGET returns nothing for a key of another type. See acquire_free.lua.
+  local text, last = counters[i]
+  if text then
+    last = string.match(text, '^%d+$') and tonumber(text)
+  else
+    last = redis.pcall('EXISTS', fence) == 0 and 0
+  end
   local reply = false
   if micros <= tonumber(ARGV[argument]) and last and last < 9007199254740991 and
-      not redis.pcall('HGET', KEYS[3 * i], 'ends') then
+      (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
     local set = redis.pcall('SET', lock, ARGV[argument + 1], 'PX', ARGV[argument + 2], 'NX')
     if set and set.ok then
       local number, reserved = math.max(last + 1, base), tonumber(ARGV[argument + 3])
