@@ -164,9 +164,9 @@ impl Acquiring<'_> {
         let cancels = OnDrop::new(|| pending.cancel());
         let outcome = loop {
             next = match next {
-                Step::Call(call) => pending.call(call).await,
+                Step::Call(ref call) => pending.call(call).await,
                 // Boxed: these are rare, and would enlarge the future of every waiter.
-                Step::CallOrWake(call) => Box::pin(pending.call_or_wake(call)).await,
+                Step::CallOrWake(ref call) => Box::pin(pending.call_or_wake(call)).await,
                 Step::Wait(at) => pending.wait(at).await,
                 Step::Done(outcome) => break outcome,
             };
@@ -308,9 +308,9 @@ impl Pending<'_> {
     }
 
     /// Makes a call and passes its answer to the session.
-    async fn call(&self, call: Call) -> Step<Entry> {
+    async fn call(&self, call: &Call) -> Step<Entry> {
         self.acquiring.attempt();
-        let answer = perform(&*self.acquiring.core.store, &call).await;
+        let answer = perform(&*self.acquiring.core.store, call).await;
         self.input(|state, cx| state.session.replied(self.id, answer, cx))
     }
 
@@ -348,9 +348,9 @@ impl Pending<'_> {
     }
 
     /// Makes a call that a wake-up may end.
-    async fn call_or_wake(&self, call: Call) -> Step<Entry> {
+    async fn call_or_wake(&self, call: &Call) -> Step<Entry> {
         self.acquiring.attempt();
-        let mut calling = pin!(perform(&*self.acquiring.core.store, &call));
+        let mut calling = pin!(perform(&*self.acquiring.core.store, call));
         let answer = poll_fn(|cx| {
             match self.resume(cx) {
                 Step::Wait(_) => {}

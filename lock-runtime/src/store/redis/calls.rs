@@ -268,7 +268,11 @@ impl RedisStore {
     }
 
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
-        let (hold, keep_for, next) = (&release.hold, release.keep_for, release.next);
+        let Release {
+            hold,
+            keep_for,
+            next,
+        } = release;
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is no reservation.
             (Mode::Exclusive, Some(next)) => self
@@ -290,13 +294,13 @@ impl RedisStore {
         self.servers.leaves(hold);
         // Not repeated: `not_held` would not show whether the first call was executed
         // (rule 14).
-        let alone = || self.free_alone(hold, keep_for);
+        let alone = || self.free_alone(hold, *keep_for);
         let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
             Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
             Freed::HalfWay => return Ok(ReleaseReply::Released),
         };
         let mut reply = answer.reply()?;
-        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next?.token));
+        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next.as_ref()?.token));
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -307,7 +311,7 @@ impl RedisStore {
             }
             "passed" => {
                 let heir = heir().ok_or_else(unexpected)?;
-                self.passed(heir, reply.grant()?).await
+                Box::pin(self.passed(heir, reply.grant()?)).await
             }
             "queued" => {
                 if let Some(heir) = heir() {

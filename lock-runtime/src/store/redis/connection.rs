@@ -139,7 +139,8 @@ impl Connection {
             },
             _ => None,
         };
-        self.send_script(first, call, repeat).await
+        // Boxed, as the larger part of its future is not needed for a call that was sent with others.
+        Box::pin(self.send_script(first, call, repeat)).await
     }
 
     pub(super) async fn send_script(

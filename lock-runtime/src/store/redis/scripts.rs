@@ -105,7 +105,7 @@ pub(super) struct Call {
 impl Call {
     /// Begins a call with the given number of keys, which precede all other arguments.
     pub(super) fn new(script: &'static Script, keys: usize) -> Self {
-        let mut command = Cmd::with_capacity(3 + keys + 4, 256);
+        let mut command = Cmd::with_capacity(3 + keys + 6, 256);
         command.arg("EVALSHA").arg(&script.digest).arg(keys);
         Self { script, command }
     }

@@ -142,7 +142,8 @@ impl Servers {
                 let value = connection.answer(None, errand).await?;
                 connection.settle(value).map(Answer::of_one)
             }
-            Self::Cluster(cluster) => Ok(cluster.run(errand).await?),
+            // Boxed: it is larger than that of a single server, which would reserve the space.
+            Self::Cluster(cluster) => Ok(Box::pin(cluster.run(errand)).await?),
         }
     }
 
@@ -157,7 +158,7 @@ impl Servers {
         let Self::Cluster(cluster) = self else {
             return self.run(errand).await.map(Freed::Wholly);
         };
-        match cluster.run(errand).await {
+        match Box::pin(cluster.run(errand)).await {
             Ok(answer) => Ok(Freed::Wholly(answer)),
             Err(Failure::Failed(error)) => Err(error),
             Err(Failure::Moving(_)) => {
