@@ -127,12 +127,12 @@ impl RedisStore {
             let keys = 3 * requests.len() + usize::from(marker.is_some());
             let mut call = Call::new(&scripts::ACQUIRE, keys);
             for KeyRequest { hold, .. } in requests {
-                call = call.names(Names::new(&self.namespace, &hold.key, hold.mode.kind()));
+                call = call.names(&Names::new(&self.namespace, &hold.key, hold.mode.kind()));
             }
             if marker.is_some() {
                 call = call.arg(marker_name(&self.namespace));
             }
-            call = call.arg(deadline.to_string()).arg(channel.as_bytes());
+            call = call.number(deadline).arg(channel.as_bytes());
             for request in requests {
                 call = call.hold(&request.hold).millis(request.lease);
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
@@ -147,7 +147,7 @@ impl RedisStore {
             let Some(marker) = marker else { return call };
             // Without a proposal the server's clock determines the token.
             call.arg(marker)
-                .arg(proposal.map_or(0, FencingToken::number).to_string())
+                .number(proposal.map_or(0, FencingToken::number))
         };
         // Not repeated under the same token: the first request may be executed after the lock was
         // released again, and the lock would then have no owner (rule 1).

@@ -131,12 +131,7 @@ impl Store for RedisStore {
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
-        let names = Names::new(&self.namespace, key, kind);
-        Some(match part {
-            KeyPart::Lock => names.lock,
-            KeyPart::Fence => names.fence,
-            KeyPart::Queue => names.queue,
-        })
+        Some(Names::new(&self.namespace, key, kind).of(part).concat())
     }
 
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
@@ -175,7 +170,7 @@ impl QuorumMember for RedisStore {
         Box::pin(async move {
             let marker = self.servers.marker();
             let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
-                .arg(Names::new(&self.namespace, key, kind).fence);
+                .name(Names::new(&self.namespace, key, kind).of(KeyPart::Fence));
             let (name, number) = (marker_name(&self.namespace), fence.to_string());
             let call = match marker {
                 Some(marker) => call.arg(name).arg(number).arg(marker),
@@ -197,12 +192,12 @@ impl QuorumMember for RedisStore {
 impl RedisStore {
     /// Begins a call that needs only the key of the lock.
     fn on_lock(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
-        Call::new(script, 1).arg(lock_name(&self.namespace, key, kind))
+        Call::new(script, 1).name(Names::new(&self.namespace, key, kind).of(KeyPart::Lock))
     }
 
     /// Begins a call that may grant the lock, and needs its fence and its queue as well.
     fn on_all(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
-        Call::new(script, 3).names(Names::new(&self.namespace, key, kind))
+        Call::new(script, 3).names(&Names::new(&self.namespace, key, kind))
     }
 
     fn on_hold(&self, script: &'static Script, hold: &Hold) -> Call {
@@ -229,7 +224,7 @@ impl RedisStore {
         grants: impl IntoIterator<Item = &'a Hold>,
     ) -> Result<(), StoreError> {
         match &self.replicas {
-            Some(replicas) => replicas.have(&self.namespace, grants).await,
+            Some(replicas) => replicas.have(grants).await,
             None => Ok(()),
         }
     }

@@ -109,7 +109,7 @@ impl From<StoreError> for Failure {
 impl Errand<'_> {
     fn slot(&self) -> Slot {
         match self {
-            Self::Call(call, _) => slot_of(call.key()),
+            Self::Call(call, _) => slot_of(call.key(0)),
             Self::By(_, _, slot) => *slot,
         }
     }
@@ -264,7 +264,7 @@ impl Cluster {
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
-            let node = self.node_number(slot_of(call.key()));
+            let node = self.node_number(slot_of(call.key(0)));
             by_node.entry(node).or_default().push((index, call));
         }
         let mut batches = Vec::new();
@@ -292,7 +292,7 @@ impl Cluster {
             let failed = indices.into_iter().map(|index| (index, Err(error.clone())));
             failed.collect()
         };
-        let slot = slot_of(calls[0].key());
+        let slot = slot_of(calls[0].key(0));
         let node = match self.owner(slot) {
             Ok(node) => node,
             Err(error) => return fail(indices, error),

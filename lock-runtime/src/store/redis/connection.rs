@@ -149,11 +149,11 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
-        let Call { script, command } = call;
-        let votes = !script.is_harmless();
-        let value = match self.send_behind(first, command, votes).await {
+        let command = call.command();
+        let votes = !call.script.is_harmless();
+        let value = match self.send_behind(first, &command, votes).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => {
-                let again = self.send_behind(first, command, votes).await;
+                let again = self.send_behind(first, &command, votes).await;
                 again.map_err(Failed::repeated)?
             }
             result => result?,
@@ -161,8 +161,7 @@ impl Connection {
         if !is_unknown_script(&value) {
             return Ok(value);
         }
-        let by_text = script.by_text(command);
-        self.send_behind(first, &by_text, votes).await
+        self.send_behind(first, &call.by_text(), votes).await
     }
 
     /// Sends a command that is safe to repeat.
@@ -195,24 +194,21 @@ impl Connection {
         &self,
         calls: impl ExactSizeIterator<Item = Call>,
     ) -> Result<Vec<Value>, StoreError> {
+        let calls: Vec<_> = calls.collect();
         let mut pipeline = Pipeline::with_capacity(calls.len());
-        let mut scripts = Vec::with_capacity(calls.len());
-        let mut votes = false;
-        for call in calls {
-            votes |= !call.script.is_harmless();
-            pipeline.add_command(call.command);
-            scripts.push(call.script);
+        for call in &calls {
+            pipeline.add_command(call.command());
         }
+        let votes = calls.iter().any(|call| !call.script.is_harmless());
         let mut values = self.send_all_again(&pipeline, votes).await?;
 
         // Unknown scripts share a round trip too, as the caller's time limit is that of
         // a single call.
         let mut again = Pipeline::new();
         let mut unknown = Vec::new();
-        let calls = scripts.iter().zip(pipeline.cmd_iter());
-        for ((script, by_digest), value) in calls.zip(&mut values) {
+        for (call, value) in calls.iter().zip(&mut values) {
             if is_unknown_script(value) {
-                again.add_command(script.by_text(by_digest));
+                again.add_command(call.by_text());
                 unknown.push(value);
             }
         }

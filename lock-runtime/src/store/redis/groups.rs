@@ -10,8 +10,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
-use redis::{Arg, Cmd, Value};
-use smallvec::SmallVec;
+use redis::Value;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
@@ -30,6 +29,8 @@ const IN_FLIGHT: usize = 4;
 /// The number of calls that are sent alone after a group whose locks were mostly not free: they are
 /// contended, and each call that a group cannot execute takes a second round trip.
 const CONTENDED: usize = 2 * MOST;
+/// The usual number of bytes of a call.
+const SIZE: usize = 160;
 /// The time after which the task that sends the groups is taken to have stopped with its runtime.
 const STOPPED: Duration = Duration::from_secs(1);
 
@@ -68,7 +69,7 @@ struct State {
 }
 
 struct Queued {
-    command: Cmd,
+    call: Call,
     outcome: oneshot::Sender<Turn>,
 }
 
@@ -125,12 +126,12 @@ impl Groups {
                 return Turn::Alone(None);
             }
             let has_stopped = state.active.is_some_and(|turn| turn.elapsed() > STOPPED);
-            if has_stopped || !group.purpose.suits(&call.command) {
+            if has_stopped || !group.purpose.suits(call) {
                 return Turn::Alone(None);
             }
             let (sender, outcome) = oneshot::channel();
             state.queue.push_back(Queued {
-                command: call.command.clone(),
+                call: call.clone(),
                 outcome: sender,
             });
             let starts = state.active.is_none();
@@ -151,78 +152,59 @@ impl Groups {
     }
 }
 
-/// The keys and the other arguments of a script's call.
-type Args<'a> = SmallVec<[&'a [u8]; 12]>;
-
-fn args_of(command: &Cmd) -> (Args<'_>, Args<'_>) {
-    let mut args = command.args_iter().skip(2).map(|arg| match arg {
-        Arg::Simple(bytes) => bytes,
-        _ => &[],
-    });
-    let keys = number(args.next().unwrap_or_default()).unwrap_or_default();
-    (args.by_ref().take(keys).collect(), args.collect())
-}
-
-/// Adds the key at this place of each call.
-fn keys_of(call: Call, all: &[(Args<'_>, Args<'_>)], place: usize) -> Call {
-    (all.iter()).fold(call, |call, (keys, _)| call.arg(keys[place]))
-}
-
-fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
-    str::from_utf8(text).ok()?.parse().ok()
-}
-
 impl Purpose {
     /// Returns whether a group can execute the call.
-    fn suits(self, command: &Cmd) -> bool {
-        let (keys, args) = args_of(command);
+    fn suits(self, call: &Call) -> bool {
         match self {
             // One lock, and on a server of a quorum the marker of its data.
-            Self::Acquire => keys.len() < 6 && args[2] == b"exclusive",
-            Self::Release => args[1] == b"0",
+            Self::Acquire => call.keys() < 6 && call.argument(2) == b"exclusive",
+            Self::Release => call.argument(1) == b"0",
         }
     }
 
     /// Returns the call of a group.
     fn call(self, group: &[Queued]) -> Call {
-        let all: Vec<_> = group.iter().map(|it| args_of(&it.command)).collect();
+        let all = || group.iter().map(|queued| &queued.call);
+        let begin = |script, keys| Call::with_capacity(script, keys, SIZE * group.len());
+        let add = |call, key| all().fold(call, |call: Call, it| call.arg(it.key(key)));
         if let Self::Release = self {
-            let call = Call::new(&scripts::RELEASE_GROUP, 2 * all.len());
-            let call = keys_of(call, &all, 0);
-            let call = keys_of(call, &all, 2);
-            return all.iter().fold(call, |call, (_, args)| call.arg(args[0]));
+            let call = begin(&scripts::RELEASE_GROUP, 2 * group.len());
+            let call = add(add(call, 0), 2);
+            return all().fold(call, |call, it| call.arg(it.argument(0)));
         }
-        let first = all.first();
-        let marker = first.and_then(|(keys, args)| Some((keys.get(3)?, args.get(6)?)));
-        let keys = 3 * all.len() + usize::from(marker.is_some());
-        let mut call = Call::new(&scripts::ACQUIRE_GROUP, keys);
-        for part in 0..3 {
-            call = keys_of(call, &all, part);
+        // A server of a quorum has the same marker for all.
+        let marker = all().next().filter(|it| it.keys() > 3);
+        let keys = 3 * group.len() + usize::from(marker.is_some());
+        let call = begin(&scripts::ACQUIRE_GROUP, keys);
+        let mut call = add(add(add(call, 0), 1), 2);
+        if let Some(first) = marker {
+            call = call.arg(first.key(3));
         }
-        if let Some((key, _)) = marker {
-            call = call.arg(key);
-        }
-        for (_, args) in &all {
-            call = call.arg(args[0]).arg(args[3]).arg(args[4]).arg(args[5]);
-            call = call.arg(args.get(7).unwrap_or(&&b"0"[..]));
+        for it in all() {
+            call = call.arg(it.argument(0)).arg(it.argument(3));
+            call = call.arg(it.argument(4)).arg(it.argument(5));
+            call = match marker {
+                Some(_) => call.arg(it.argument(7)),
+                None => call.arg("0"),
+            };
         }
         match marker {
-            Some((_, marker)) => call.arg(marker),
+            Some(first) => call.arg(first.argument(6)),
             None => call,
         }
     }
 
     /// Returns the reply of the call's own script, or `None` if the group has done nothing for it.
-    fn reply(self, command: &Cmd, micros: Option<i64>, reply: &Value) -> Option<Value> {
-        let (_, args) = args_of(command);
+    fn reply(self, call: &Call, micros: Option<i64>, reply: &Value) -> Option<Value> {
         let word = |word: &str| Value::SimpleString(word.to_owned());
+        let number = |index| str::from_utf8(call.argument(index)).ok()?.parse().ok();
         Some(Value::Array(match (self, reply) {
             (Self::Acquire, Value::Int(fence)) => vec![
                 word("granted"),
                 Value::Int(micros?),
                 Value::Int(*fence),
-                Value::Int(number(args[4])?),
-                Value::Int(number(args[5])?),
+                Value::Int(number(4)?),
+                Value::Int(number(5)?),
             ],
             (Self::Release, Value::Int(1)) => vec![word("released")],
             _ => return None,
@@ -307,7 +289,7 @@ impl Group {
         let (count, mut executed) = (group.len(), 0);
         for queued in group {
             let reply = replies.next().unwrap_or(Value::Nil);
-            let reply = self.purpose.reply(&queued.command, micros, &reply);
+            let reply = self.purpose.reply(&queued.call, micros, &reply);
             executed += usize::from(reply.is_some());
             let turn = reply.map_or(Turn::Alone(None), |value| Turn::Over(Ok(value)));
             let _ = queued.outcome.send(turn);

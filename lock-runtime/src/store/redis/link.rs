@@ -155,10 +155,10 @@ impl Dial {
     pub(super) fn member(mut self, longest_lease: Duration) -> Self {
         let name = marker_name(&self.pushes.namespace);
         let marker = Call::new(&scripts::MARKER, 1).arg(name);
-        let marker = marker.token(Token::random()).command;
+        let marker = marker.token(Token::random());
         self.membership = Some(Membership {
             longest_lease,
-            question: scripts::MARKER.by_text(&marker),
+            question: marker.by_text(),
             latest: Arc::default(),
         });
         self

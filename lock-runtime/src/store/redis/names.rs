@@ -4,13 +4,13 @@ use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
     spec::LockKind,
+    store::KeyPart,
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
 /// The side keys of a lock: `f` for its fence, `q` for its queue. The letter is a prefix if the
 /// name of the lock has a hash tag, and a suffix otherwise.
 const SIDE_KEYS: [&str; 2] = ["f", "q"];
-const PERMITS: &str = "permits";
 
 /// Refuses a namespace whose keys could collide with those of another namespace or kind.
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
@@ -34,38 +34,57 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     Err(LockError::new(LockErrorKind::InvalidSpec, message))
 }
 
+/// The number of parts of a name.
+pub(super) const NAME_PARTS: usize = 7;
+
 /// The keys of one lock. They are in the same cluster slot.
-#[derive(Debug)]
-pub(super) struct Names {
-    /// The key of the holders.
-    pub(super) lock: String,
-    /// The key of the latest fencing token.
-    pub(super) fence: String,
-    /// The key of the wait queue.
-    pub(super) queue: String,
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a> {
+    namespace: &'a str,
+    key: &'a LockKey,
+    kind: LockKind,
 }
 
-impl Names {
-    pub(super) fn new(namespace: &str, key: &LockKey, kind: LockKind) -> Self {
-        let lock = lock_name(namespace, key, kind);
+impl<'a> Names<'a> {
+    pub(super) fn new(namespace: &'a str, key: &'a LockKey, kind: LockKind) -> Self {
+        Self {
+            namespace,
+            key,
+            kind,
+        }
+    }
+
+    /// The key of a part, to be concatenated.
+    pub(super) fn of(&self, part: KeyPart) -> [&'a str; NAME_PARTS] {
+        let [fence, queue] = SIDE_KEYS;
         // A hash tag must remain the first one in the name, so the letter is a prefix. Without a
         // hash tag the whole name of the lock becomes the tag.
-        let has_tag = key.hash_tag().is_some();
-        let beside = |side: &str| match has_tag {
-            true => [side, ":", &lock].concat(),
-            false => ["{", &lock, "}:", side].concat(),
+        let beside = |side| match self.key.hash_tag() {
+            Some(_) => ([side, ":"], ["", ""]),
+            None => (["{", ""], ["}:", side]),
         };
-        let [fence, queue] = SIDE_KEYS.map(beside);
-        Self { lock, fence, queue }
+        let ([side, opening], [closing, suffix]) = match part {
+            KeyPart::Lock => Default::default(),
+            KeyPart::Fence => beside(fence),
+            KeyPart::Queue => beside(queue),
+        };
+        let (namespace, key) = (self.namespace, self.key.as_str());
+        let infix = infix(self.kind);
+        [side, opening, namespace, infix, key, closing, suffix]
+    }
+}
+
+/// The text between the namespace and the name of a lock.
+fn infix(kind: LockKind) -> &'static str {
+    match kind {
+        LockKind::Lock => ":",
+        LockKind::Permits => ":permits:",
     }
 }
 
 /// The key of the holders.
 pub(super) fn lock_name(namespace: &str, key: &LockKey, kind: LockKind) -> String {
-    match kind {
-        LockKind::Lock => [namespace, ":", key.as_str()].concat(),
-        LockKind::Permits => [namespace, ":", PERMITS, ":", key.as_str()].concat(),
-    }
+    Names::new(namespace, key, kind).of(KeyPart::Lock).concat()
 }
 
 /// The key of the marker of a server's data in a namespace. It is not a side key of a lock, because
@@ -84,11 +103,8 @@ pub(super) fn format_name(namespace: &str) -> String {
 
 /// The name of the lock that the key belongs to; `None` if it is not in this namespace and kind.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Option<&'a str> {
-    let name = lock.strip_prefix(namespace)?.strip_prefix(':')?;
-    match kind {
-        LockKind::Lock => Some(name),
-        LockKind::Permits => name.strip_prefix(PERMITS)?.strip_prefix(':'),
-    }
+    let name = lock.strip_prefix(namespace)?;
+    name.strip_prefix(infix(kind))
 }
 
 #[cfg(test)]
@@ -96,6 +112,8 @@ mod tests {
     use std::collections::HashSet;
 
     use super::{super::cluster::slot_of, *};
+
+    const PARTS: [KeyPart; 3] = [KeyPart::Lock, KeyPart::Fence, KeyPart::Queue];
 
     #[test]
     fn the_keys_of_a_lock_share_a_slot_and_differ() {
@@ -105,10 +123,10 @@ mod tests {
             let key = LockKey::new(name).unwrap();
             for kind in [LockKind::Lock, LockKind::Permits] {
                 let names = Names::new("ns:sub", &key, kind);
-                let all = [&names.lock, &names.fence, &names.queue];
-                assert_eq!(HashSet::from(all).len(), 3, "{names:?}");
-                let slots = HashSet::from(all.map(|name| slot_of(name.as_bytes())));
-                assert_eq!(slots.len(), 1, "{names:?}");
+                let all = PARTS.map(|part| names.of(part).concat());
+                assert_eq!(HashSet::from(all.clone()).len(), 3, "{all:?}");
+                let slots = HashSet::from(all.clone().map(|name| slot_of(name.as_bytes())));
+                assert_eq!(slots.len(), 1, "{all:?}");
             }
         }
     }
@@ -116,8 +134,8 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_documentation() {
         let names = |name: &str, kind| {
-            let names = Names::new("lock", &LockKey::new(name).unwrap(), kind);
-            [names.lock, names.fence, names.queue]
+            let key = LockKey::new(name).unwrap();
+            PARTS.map(|part| Names::new("lock", &key, kind).of(part).concat())
         };
         let plain = ["lock:a", "{lock:a}:f", "{lock:a}:q"];
         assert_eq!(names("a", LockKind::Lock), plain);

@@ -1,8 +1,8 @@
 //! Grants that are of use only once enough replicas have them.
 //!
 //! `WAIT` blocks its whole connection, and waits for the writes of that connection. It therefore
-//! has a connection of its own, on which a key of each grant is written first. That write also
-//! shows that the same server has made the grant (rule 32 of docs/PROTOCOL.md). Calls that arrive
+//! has a connection of its own, on which a script first writes to a key of a grant. The script
+//! also shows that the same server has made the grants (rule 32 of docs/PROTOCOL.md). Calls that arrive
 //! during a round share the next one, so one `WAIT` serves them all.
 //!
 //! A grant that too few replicas have is not reported. The call counts as unanswered, and the
@@ -27,12 +27,14 @@ use super::{
     settings::MinReplicas,
 };
 use crate::{
-    store::{Hold, StoreError},
+    store::{Hold, KeyPart, StoreError},
     sync::lock,
 };
 
 /// The time that a round may take in addition to the wait: a round trip, and a new connection.
 const MARGIN: Duration = Duration::from_millis(500);
+/// The largest number of grants that one script confirms.
+const GROUP: usize = 32;
 
 pub(super) struct Replicas {
     connection: Arc<Connection>,
@@ -50,7 +52,7 @@ struct Queue {
 
 /// The grants of one call.
 struct Asked {
-    grants: Vec<Cmd>,
+    grants: Vec<Hold>,
     sender: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -66,7 +68,7 @@ impl Replicas {
             queue: Mutex::default(),
         };
         // Find out now whether `WAIT` is allowed, and not with the first grant.
-        let (_, found) = replicas.wait(Pipeline::new()).await?;
+        let (_, found) = replicas.wait(&[]).await?;
         if found < u64::from(required.count.get()) {
             tracing::warn!(
                 found,
@@ -80,22 +82,16 @@ impl Replicas {
     /// Waits until enough replicas have the grants.
     pub(super) async fn have<'a>(
         self: &Arc<Self>,
-        namespace: &str,
         grants: impl IntoIterator<Item = &'a Hold>,
     ) -> Result<(), StoreError> {
-        let about = |hold: &Hold| {
-            let Names { lock, fence, .. } = Names::new(namespace, &hold.key, hold.mode.kind());
-            let keys = Call::new(&scripts::REPLICATE, 2).arg(lock).arg(fence);
-            keys.hold(hold).command
-        };
-        let answer = self.ask(grants.into_iter().map(about).collect()).await;
+        let answer = self.ask(grants.into_iter().cloned().collect()).await;
         let ended = "the runtime that waited for the replicas has ended";
         let answer = answer.unwrap_or_else(|_| Err(unavailable(ended)));
         // The grants were made, also if the question about them was not sent.
         answer.map_err(|error| error.with_unsent(false))
     }
 
-    fn ask(self: &Arc<Self>, grants: Vec<Cmd>) -> oneshot::Receiver<Result<(), StoreError>> {
+    fn ask(self: &Arc<Self>, grants: Vec<Hold>) -> oneshot::Receiver<Result<(), StoreError>> {
         let (sender, outcome) = oneshot::channel();
         let mut queue = lock(&self.queue);
         queue.waiting.push(Asked { grants, sender });
@@ -128,12 +124,9 @@ impl Replicas {
     }
 
     async fn round(&self, asked: Vec<Asked>) {
-        let mut about = Pipeline::new();
-        for grant in asked.iter().flat_map(|asked| &asked.grants) {
-            about.add_command(grant.clone());
-        }
+        let grants: Vec<_> = asked.iter().flat_map(|asked| &asked.grants).collect();
         let limit = self.required.timeout + MARGIN;
-        let outcome = timeout(limit, self.wait(about)).await;
+        let outcome = timeout(limit, self.wait(&grants)).await;
         let outcome = outcome.unwrap_or_else(|_| Err(StoreError::timed_out(limit)));
         let mut outcome = outcome.map(|(written, found)| (written.into_iter(), found));
         for Asked { grants, sender } in asked {
@@ -141,8 +134,7 @@ impl Replicas {
                 Ok((written, found)) => {
                     // Take the replies of all grants, even after one that failed.
                     let written: Vec<_> = written.take(grants.len()).collect();
-                    let mut written = written.into_iter();
-                    let all = written.try_for_each(|reply| self.is_written(reply));
+                    let all: Result<(), _> = written.into_iter().collect();
                     all.and_then(|()| self.is_enough(*found))
                 }
                 Err(error) => Err(error.clone()),
@@ -150,41 +142,69 @@ impl Replicas {
         }
     }
 
-    /// Writes, then waits for the replicas. Returns the reply to each write, and the number of
+    /// Writes, then waits for the replicas. Returns the outcome for each grant, and the number of
     /// replicas that have them all.
-    async fn wait(&self, about: Pipeline) -> Result<(Vec<Value>, u64), StoreError> {
+    async fn wait(
+        &self,
+        grants: &[&Hold],
+    ) -> Result<(Vec<Result<(), StoreError>>, u64), StoreError> {
         let MinReplicas { count, timeout } = self.required;
         let mut wait = redis::cmd("WAIT");
         wait.arg(count.get()).arg(timeout.as_millis().to_string());
-        let mut all = about;
-        all.add_command(wait.clone());
-        let mut replies = self.connection.send_all_again(&all, true).await?;
-        if replies.iter().any(is_unknown_script) {
-            let mut by_text = Pipeline::with_capacity(all.len());
-            for call in all.cmd_iter().take(all.len() - 1) {
-                by_text.add_command(scripts::REPLICATE.by_text(call));
+        let calls = grants.chunks(GROUP).map(|some| self.about(some));
+        let calls: Vec<_> = calls.collect();
+        let all = |command: fn(&Call) -> Cmd| {
+            let mut all = Pipeline::with_capacity(calls.len() + 1);
+            for call in &calls {
+                all.add_command(command(call));
             }
-            by_text.add_command(wait);
+            all.add_command(wait.clone());
+            all
+        };
+        let by_digest = all(Call::command);
+        let mut replies = self.connection.send_all_again(&by_digest, true).await?;
+        if replies.iter().any(is_unknown_script) {
+            let by_text = all(Call::by_text);
             replies = self.connection.send_all_again(&by_text, true).await?;
         }
         let found = replies.pop().ok_or_else(unexpected)?;
+        let written = grants.chunks(GROUP).zip(replies);
+        let written = written.flat_map(|(some, reply)| self.are_written(some.len(), reply));
+        let written = written.collect();
         match self.connection.settle(found)? {
-            Value::Int(found) => Ok((replies, u64::try_from(found).unwrap_or(0))),
+            Value::Int(found) => Ok((written, u64::try_from(found).unwrap_or(0))),
             _ => Err(unexpected()),
         }
     }
 
-    fn is_written(&self, reply: Value) -> Result<(), StoreError> {
-        match self.connection.settle(reply)? {
-            Value::Int(1) => Ok(()),
-            Value::Int(0) => {
+    fn about(&self, grants: &[&Hold]) -> Call {
+        let namespace = &self.connection.dial.pushes.namespace;
+        let mut call = Call::new(&scripts::REPLICATE, 2 * grants.len());
+        for part in [KeyPart::Lock, KeyPart::Fence] {
+            for hold in grants {
+                call = call.name(Names::new(namespace, &hold.key, hold.mode.kind()).of(part));
+            }
+        }
+        grants.iter().fold(call, |call, hold| call.hold(hold))
+    }
+
+    /// The outcomes for `count` grants.
+    fn are_written(&self, count: usize, reply: Value) -> Vec<Result<(), StoreError>> {
+        let replies = match self.connection.settle(reply) {
+            Ok(Value::Array(replies)) => replies,
+            Ok(_) => return vec![Err(unexpected()); count],
+            Err(error) => return vec![Err(error); count],
+        };
+        let written = |index| match replies.get(index) {
+            Some(Value::Int(1)) => Ok(()),
+            _ => {
                 // The grant is not on the server of this connection. There may be a new primary,
                 // for either of the two connections.
                 self.connection.greet_again();
                 Err(unavailable("the grant was lost before the replicas had it"))
             }
-            _ => Err(unexpected()),
-        }
+        };
+        (0..count).map(written).collect()
     }
 
     fn is_enough(&self, found: u64) -> Result<(), StoreError> {

@@ -13,7 +13,7 @@ use crate::{
 
 /// A reply, read from front to back.
 pub(super) struct Reply {
-    word: String,
+    word: Value,
     rest: std::vec::IntoIter<Value>,
 }
 
@@ -23,13 +23,15 @@ impl Reply {
             return Err(unexpected());
         };
         let mut rest = items.into_iter();
-        let word = owned(rest.next())?;
-        Ok(Self { word, rest })
+        match rest.next() {
+            Some(word) if text(&word).is_some() => Ok(Self { word, rest }),
+            _ => Err(unexpected()),
+        }
     }
 
     /// The first word, which is the outcome.
     pub(super) fn word(&self) -> &str {
-        &self.word
+        text(&self.word).unwrap_or_default()
     }
 
     pub(super) fn text(&mut self) -> Result<String, StoreError> {

@@ -4,14 +4,15 @@
 //! or `SCRIPT FLUSH`) reports that before anything ran, and is sent the text once. `SCRIPT LOAD`
 //! would have to be sent to every node of a cluster.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{fmt, io::Write as _, sync::LazyLock, time::Duration};
 
 use redis::Cmd;
+use smallvec::SmallVec;
 
-use super::names::Names;
+use super::names::{NAME_PARTS, Names};
 use crate::{
     spec::{LockKind, Mode},
-    store::{Hold, Token},
+    store::{Hold, KeyPart, Token},
 };
 
 /// A script and its SHA-1, by which the server identifies it.
@@ -80,48 +81,106 @@ impl Script {
             "RELEASE" | "RELEASE_GROUP" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
         )
     }
-
-    /// Returns the call `by_digest` with the text of the script, which the server then caches.
-    pub(super) fn by_text(&self, by_digest: &Cmd) -> Cmd {
-        const DIGEST: usize = 2;
-        let mut command = redis::cmd("EVAL");
-        command.arg(self.body);
-        for arg in by_digest.args_iter().skip(DIGEST) {
-            if let redis::Arg::Simple(arg) = arg {
-                command.arg(arg);
-            }
-        }
-        command
-    }
 }
 
-/// A call of a script by its digest. It is written straight into the command, as
-/// renewals are frequent.
+/// A call of a script, in one allocation. It becomes a command when it is sent on its own.
+#[derive(Clone)]
 pub(super) struct Call {
     pub(super) script: &'static Script,
-    pub(super) command: Cmd,
+    /// The number of arguments that are keys.
+    keys: usize,
+    /// The keys, then the other arguments.
+    bytes: Vec<u8>,
+    /// The end of each argument.
+    ends: SmallVec<[usize; 12]>,
 }
 
 impl Call {
     /// Begins a call with the given number of keys, which precede all other arguments.
     pub(super) fn new(script: &'static Script, keys: usize) -> Self {
-        let mut command = Cmd::with_capacity(3 + keys + 6, 256);
-        command.arg("EVALSHA").arg(&script.digest).arg(keys);
-        Self { script, command }
+        Self::with_capacity(script, keys, 256)
     }
 
-    pub(super) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
-        self.command.arg(arg.as_ref());
+    /// The same, with space for the given number of bytes.
+    pub(super) fn with_capacity(script: &'static Script, keys: usize, bytes: usize) -> Self {
+        Self {
+            script,
+            keys,
+            bytes: Vec::with_capacity(bytes),
+            ends: SmallVec::new(),
+        }
+    }
+
+    /// Returns the command by the script's digest.
+    pub(super) fn command(&self) -> Cmd {
+        self.by("EVALSHA", &self.script.digest)
+    }
+
+    /// Returns the command by the script's text, which the server then caches.
+    pub(super) fn by_text(&self) -> Cmd {
+        self.by("EVAL", self.script.body)
+    }
+
+    fn by(&self, name: &str, script: &str) -> Cmd {
+        let size = name.len() + script.len() + self.bytes.len();
+        let mut command = Cmd::with_capacity(3 + self.ends.len(), size + 8);
+        command.arg(name).arg(script).arg(self.keys);
+        for index in 0..self.ends.len() {
+            command.arg(self.get(index));
+        }
+        command
+    }
+
+    /// Returns an argument, and nothing for one that is missing.
+    fn get(&self, index: usize) -> &[u8] {
+        let end = |index: usize| self.ends.get(index).copied();
+        let begin = index.checked_sub(1).and_then(end).unwrap_or_default();
+        let end = end(index).unwrap_or(begin);
+        self.bytes.get(begin..end).unwrap_or_default()
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        self.keys
+    }
+
+    pub(super) fn key(&self, index: usize) -> &[u8] {
+        self.get(index)
+    }
+
+    /// Returns an argument that is not a key.
+    pub(super) fn argument(&self, index: usize) -> &[u8] {
+        self.get(self.keys + index)
+    }
+
+    pub(super) fn arg(self, arg: impl AsRef<[u8]>) -> Self {
+        self.parts([arg])
+    }
+
+    /// Adds one argument from its parts.
+    fn parts(mut self, parts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
+        for part in parts {
+            self.bytes.extend_from_slice(part.as_ref());
+        }
+        self.ends.push(self.bytes.len());
         self
     }
 
-    /// Adds the keys of a lock.
-    pub(super) fn names(self, names: Names) -> Self {
-        self.arg(names.lock).arg(names.fence).arg(names.queue)
+    pub(super) fn name(self, name: [&str; NAME_PARTS]) -> Self {
+        self.parts(name)
     }
 
-    pub(super) fn number(self, number: u32) -> Self {
-        self.arg(number.to_string())
+    /// Adds the keys of a lock.
+    pub(super) fn names(self, names: &Names<'_>) -> Self {
+        [KeyPart::Lock, KeyPart::Fence, KeyPart::Queue]
+            .into_iter()
+            .fold(self, |call, part| call.name(names.of(part)))
+    }
+
+    pub(super) fn number(mut self, number: impl fmt::Display) -> Self {
+        // Writing to a vector does not fail.
+        let _ = write!(self.bytes, "{number}");
+        self.ends.push(self.bytes.len());
+        self
     }
 
     /// Adds the mode and the member of a hold.
@@ -129,7 +188,7 @@ impl Call {
         let call = match hold.mode {
             Mode::Exclusive => self.arg("exclusive"),
             Mode::Shared => self.arg("shared"),
-            Mode::Permits(permits) => self.number(permits.get()),
+            Mode::Permits(permits) => self.number(permits),
         };
         call.member(hold.mode, hold.token)
     }
@@ -144,7 +203,7 @@ impl Call {
     pub(super) fn member(self, mode: Mode, token: Token) -> Self {
         match mode {
             Mode::Permits(permits) => {
-                self.arg([permits.to_string().as_bytes(), b":", &token.to_hex()].concat())
+                self.parts([permits.to_string().as_bytes(), b":", &token.to_hex()])
             }
             Mode::Exclusive | Mode::Shared => self.arg(token.to_hex()),
         }
@@ -162,16 +221,7 @@ impl Call {
     pub(super) fn millis(self, duration: Duration) -> Self {
         const MOST: u128 = 1_000_000_000_000;
         let millis = duration.as_nanos().div_ceil(1_000_000);
-        self.arg(millis.min(MOST).to_string())
-    }
-
-    /// The first key.
-    pub(super) fn key(&self) -> &[u8] {
-        const KEY: usize = 3;
-        match self.command.args_iter().nth(KEY) {
-            Some(redis::Arg::Simple(key)) => key,
-            _ => &[],
-        }
+        self.number(millis.min(MOST))
     }
 }
 

@@ -1,9 +1,12 @@
--- Writes to a key of a grant, so that a later WAIT on the same connection waits until the replicas
--- have the grant as well. Only commands that change something are propagated; PEXPIRE always is.
--- KEYS: lock, fence. ARGV: mode, member.
--- Returns 1; 0 if the token does not hold the lock here.
-local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-if judge(lock, mode, member) ~= 'held' then
-  return 0
+-- Returns which tokens hold their locks here, and writes to a key of one, so that a later WAIT on
+-- the same connection waits until the replicas have the grants of all. Only commands that change
+-- something are propagated; PEXPIRE of a key that exists always is.
+-- KEYS: the locks, then the fences. ARGV: the mode and the member of each.
+-- Returns {1 or 0, ...}, or nothing if nothing could be written.
+local count, replies, written = #KEYS / 2, {}, false
+for i = 1, count do
+  local held = judge(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i]) == 'held'
+  written = written or (held and redis.call('PEXPIRE', KEYS[count + i], 86400000) == 1)
+  replies[i] = held and 1 or 0
 end
-return redis.call('PEXPIRE', fence, 86400000)
+return written and replies or {}
