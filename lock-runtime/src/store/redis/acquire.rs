@@ -138,7 +138,7 @@ impl RedisStore {
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
                 // in the order of their grants.
                 call = match (request.hold.mode, request.reader_group) {
-                    (Mode::Exclusive, _) => call.number(request.reserved),
+                    (Mode::Exclusive, _) => call.number(request.reserved.into()),
                     (Mode::Shared, Some(reader_group)) => call.token(reader_group),
                     (Mode::Shared, None) => call.arg(""),
                     (Mode::Permits(_), _) => call.number(0),

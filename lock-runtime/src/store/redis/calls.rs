@@ -170,7 +170,7 @@ impl QuorumMember for RedisStore {
         Box::pin(async move {
             let marker = self.servers.marker();
             let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
-                .name(Names::new(&self.namespace, key, kind).of(KeyPart::Fence));
+                .name(&Names::new(&self.namespace, key, kind), KeyPart::Fence);
             let (name, number) = (marker_name(&self.namespace), fence.to_string());
             let call = match marker {
                 Some(marker) => call.arg(name).arg(number).arg(marker),
@@ -192,7 +192,7 @@ impl QuorumMember for RedisStore {
 impl RedisStore {
     /// Begins a call that needs only the key of the lock.
     fn on_lock(&self, script: &'static Script, key: &LockKey, kind: LockKind) -> Call {
-        Call::new(script, 1).name(Names::new(&self.namespace, key, kind).of(KeyPart::Lock))
+        Call::new(script, 1).arg(lock_name(&self.namespace, key, kind))
     }
 
     /// Begins a call that may grant the lock, and needs its fence and its queue as well.
@@ -275,7 +275,7 @@ impl RedisStore {
                 .token(hold.token)
                 .token(next.token)
                 .millis(next.lease)
-                .number(next.reserved)
+                .number(next.reserved.into())
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
             (mode, _) => {
                 let script: &'static Script = match mode {

@@ -41,7 +41,7 @@ use super::{
     on_drop::OnDrop,
     pushes::Pushes,
     scripts::Call,
-    servers::Answer,
+    servers::{Answer, Freed},
     target::{Target, at, client},
 };
 use crate::{
@@ -252,6 +252,28 @@ impl Cluster {
         self.refresh_soon();
         let message = "the nodes of the cluster do not agree on which of them keeps this lock";
         Err(unavailable(message).into())
+    }
+
+    /// Runs a script that releases a lock, or `alone` if that script cannot be run.
+    pub(super) async fn free(
+        &self,
+        call: &Call,
+        alone: impl FnOnce() -> Call + Send,
+        repeat: Repeat,
+    ) -> Result<Freed, StoreError> {
+        match self.run(Errand::Call(call, repeat)).await {
+            Ok(answer) => Ok(Freed::Wholly(answer)),
+            Err(Failure::Failed(error)) => Err(error),
+            Err(Failure::Moving(_)) => {
+                let answer = self.run(Errand::Call(&alone(), repeat)).await?;
+                Ok(Freed::LockAlone(answer))
+            }
+            Err(Failure::HalfWay(_)) => {
+                // Make sure that the lock is released.
+                self.run(Errand::Call(&alone(), repeat)).await?;
+                Ok(Freed::HalfWay)
+            }
+        }
     }
 
     /// Runs `count` scripts in concurrent batches, grouped by node, and returns a result for each.

@@ -166,27 +166,27 @@ impl Purpose {
     fn call(self, group: &[Queued]) -> Call {
         let all = || group.iter().map(|queued| &queued.call);
         let begin = |script, keys| Call::with_capacity(script, keys, SIZE * group.len());
-        let add = |call, key| all().fold(call, |call: Call, it| call.arg(it.key(key)));
+        let keys = |call: Call, index| call.args(all().map(|it| it.key(index)));
         if let Self::Release = self {
             let call = begin(&scripts::RELEASE_GROUP, 2 * group.len());
-            let call = add(add(call, 0), 2);
-            return all().fold(call, |call, it| call.arg(it.argument(0)));
+            let call = keys(keys(call, 0), 2);
+            return call.args(all().map(|it| it.argument(0)));
         }
         // A server of a quorum has the same marker for all.
         let marker = all().next().filter(|it| it.keys() > 3);
-        let keys = 3 * group.len() + usize::from(marker.is_some());
-        let call = begin(&scripts::ACQUIRE_GROUP, keys);
-        let mut call = add(add(add(call, 0), 1), 2);
+        let count = 3 * group.len() + usize::from(marker.is_some());
+        let call = begin(&scripts::ACQUIRE_GROUP, count);
+        let mut call = keys(keys(keys(call, 0), 1), 2);
         if let Some(first) = marker {
             call = call.arg(first.key(3));
         }
         for it in all() {
-            call = call.arg(it.argument(0)).arg(it.argument(3));
-            call = call.arg(it.argument(4)).arg(it.argument(5));
-            call = match marker {
-                Some(_) => call.arg(it.argument(7)),
-                None => call.arg("0"),
+            let proposal = match marker {
+                Some(_) => it.argument(7),
+                None => b"0",
             };
+            call = call.args([0, 3, 4, 5].map(|index| it.argument(index)));
+            call = call.arg(proposal);
         }
         match marker {
             Some(first) => call.arg(first.argument(6)),

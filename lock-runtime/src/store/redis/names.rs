@@ -34,44 +34,39 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     Err(LockError::new(LockErrorKind::InvalidSpec, message))
 }
 
-/// The number of parts of a name.
-pub(super) const NAME_PARTS: usize = 7;
-
 /// The keys of one lock. They are in the same cluster slot.
-#[derive(Clone, Copy)]
-pub(super) struct Names<'a> {
-    namespace: &'a str,
-    key: &'a LockKey,
-    kind: LockKind,
+pub(super) struct Names {
+    lock: String,
+    has_tag: bool,
 }
 
-impl<'a> Names<'a> {
-    pub(super) fn new(namespace: &'a str, key: &'a LockKey, kind: LockKind) -> Self {
+impl Names {
+    pub(super) fn new(namespace: &str, key: &LockKey, kind: LockKind) -> Self {
         Self {
-            namespace,
-            key,
-            kind,
+            lock: lock_name(namespace, key, kind),
+            has_tag: key.hash_tag().is_some(),
         }
     }
 
-    /// The key of a part, to be concatenated.
-    pub(super) fn of(&self, part: KeyPart) -> [&'a str; NAME_PARTS] {
-        let [fence, queue] = SIDE_KEYS;
-        // A hash tag must remain the first one in the name, so the letter is a prefix. Without a
-        // hash tag the whole name of the lock becomes the tag.
-        let beside = |side| match self.key.hash_tag() {
-            Some(_) => ([side, ":"], ["", ""]),
-            None => (["{", ""], ["}:", side]),
+    /// The key of a part, in pieces.
+    pub(super) fn of(&self, part: KeyPart) -> [&str; 3] {
+        let beside = match part {
+            KeyPart::Lock => ["", ""],
+            // A hash tag must remain the first one in the name, so the letter is a prefix. Without
+            // a hash tag the whole name of the lock becomes the tag.
+            KeyPart::Fence if self.has_tag => ["f:", ""],
+            KeyPart::Fence => ["{", "}:f"],
+            KeyPart::Queue if self.has_tag => ["q:", ""],
+            KeyPart::Queue => ["{", "}:q"],
         };
-        let ([side, opening], [closing, suffix]) = match part {
-            KeyPart::Lock => Default::default(),
-            KeyPart::Fence => beside(fence),
-            KeyPart::Queue => beside(queue),
-        };
-        let (namespace, key) = (self.namespace, self.key.as_str());
-        let infix = infix(self.kind);
-        [side, opening, namespace, infix, key, closing, suffix]
+        let [before, after] = beside;
+        [before, &self.lock, after]
     }
+}
+
+/// The key of the holders.
+pub(super) fn lock_name(namespace: &str, key: &LockKey, kind: LockKind) -> String {
+    [namespace, infix(kind), key.as_str()].concat()
 }
 
 /// The text between the namespace and the name of a lock.
@@ -80,11 +75,6 @@ fn infix(kind: LockKind) -> &'static str {
         LockKind::Lock => ":",
         LockKind::Permits => ":permits:",
     }
-}
-
-/// The key of the holders.
-pub(super) fn lock_name(namespace: &str, key: &LockKey, kind: LockKind) -> String {
-    Names::new(namespace, key, kind).of(KeyPart::Lock).concat()
 }
 
 /// The key of the marker of a server's data in a namespace. It is not a side key of a lock, because

@@ -180,10 +180,12 @@ impl Replicas {
     fn about(&self, grants: &[&Hold]) -> Call {
         let namespace = &self.connection.dial.pushes.namespace;
         let mut call = Call::new(&scripts::REPLICATE, 2 * grants.len());
+        let names = |hold: &&Hold| Names::new(namespace, &hold.key, hold.mode.kind());
+        let names: Vec<_> = grants.iter().map(names).collect();
         for part in [KeyPart::Lock, KeyPart::Fence] {
-            for hold in grants {
-                call = call.name(Names::new(namespace, &hold.key, hold.mode.kind()).of(part));
-            }
+            call = names
+                .iter()
+                .fold(call, |call, names| call.name(names, part));
         }
         grants.iter().fold(call, |call, hold| call.hold(hold))
     }

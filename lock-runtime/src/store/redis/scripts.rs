@@ -4,12 +4,12 @@
 //! or `SCRIPT FLUSH`) reports that before anything ran, and is sent the text once. `SCRIPT LOAD`
 //! would have to be sent to every node of a cluster.
 
-use std::{fmt, io::Write as _, sync::LazyLock, time::Duration};
+use std::{io::Write as _, sync::LazyLock, time::Duration};
 
 use redis::Cmd;
 use smallvec::SmallVec;
 
-use super::names::{NAME_PARTS, Names};
+use super::names::Names;
 use crate::{
     spec::{LockKind, Mode},
     store::{Hold, KeyPart, Token},
@@ -92,7 +92,7 @@ pub(super) struct Call {
     /// The keys, then the other arguments.
     bytes: Vec<u8>,
     /// The end of each argument.
-    ends: SmallVec<[usize; 12]>,
+    ends: SmallVec<[u32; 12]>,
 }
 
 impl Call {
@@ -133,7 +133,7 @@ impl Call {
 
     /// Returns an argument, and nothing for one that is missing.
     fn get(&self, index: usize) -> &[u8] {
-        let end = |index: usize| self.ends.get(index).copied();
+        let end = |index: usize| self.ends.get(index).map(|end| *end as usize);
         let begin = index.checked_sub(1).and_then(end).unwrap_or_default();
         let end = end(index).unwrap_or(begin);
         self.bytes.get(begin..end).unwrap_or_default()
@@ -152,34 +152,48 @@ impl Call {
         self.get(self.keys + index)
     }
 
-    pub(super) fn arg(self, arg: impl AsRef<[u8]>) -> Self {
-        self.parts([arg])
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a call is much smaller than 4 GiB, as a group is bounded"
+    )]
+    fn push(&mut self, pieces: &[&[u8]]) {
+        for piece in pieces {
+            self.bytes.extend_from_slice(piece);
+        }
+        self.ends.push(self.bytes.len() as u32);
     }
 
-    /// Adds one argument from its parts.
-    fn parts(mut self, parts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
-        for part in parts {
-            self.bytes.extend_from_slice(part.as_ref());
-        }
-        self.ends.push(self.bytes.len());
+    pub(super) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
+        self.push(&[arg.as_ref()]);
         self
     }
 
-    pub(super) fn name(self, name: [&str; NAME_PARTS]) -> Self {
-        self.parts(name)
+    /// Adds arguments of other calls.
+    pub(super) fn args<'a>(mut self, args: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        for arg in args {
+            self.push(&[arg]);
+        }
+        self
+    }
+
+    /// Adds one key of a lock.
+    pub(super) fn name(mut self, names: &Names, part: KeyPart) -> Self {
+        self.push(&names.of(part).map(str::as_bytes));
+        self
     }
 
     /// Adds the keys of a lock.
-    pub(super) fn names(self, names: &Names<'_>) -> Self {
-        [KeyPart::Lock, KeyPart::Fence, KeyPart::Queue]
-            .into_iter()
-            .fold(self, |call, part| call.name(names.of(part)))
+    pub(super) fn names(mut self, names: &Names) -> Self {
+        for part in [KeyPart::Lock, KeyPart::Fence, KeyPart::Queue] {
+            self.push(&names.of(part).map(str::as_bytes));
+        }
+        self
     }
 
-    pub(super) fn number(mut self, number: impl fmt::Display) -> Self {
+    pub(super) fn number(mut self, number: u64) -> Self {
         // Writing to a vector does not fail.
         let _ = write!(self.bytes, "{number}");
-        self.ends.push(self.bytes.len());
+        self.push(&[]);
         self
     }
 
@@ -188,7 +202,7 @@ impl Call {
         let call = match hold.mode {
             Mode::Exclusive => self.arg("exclusive"),
             Mode::Shared => self.arg("shared"),
-            Mode::Permits(permits) => self.number(permits),
+            Mode::Permits(permits) => self.number(permits.get().into()),
         };
         call.member(hold.mode, hold.token)
     }
@@ -200,10 +214,12 @@ impl Call {
 
     /// Adds a holder. With permits the member contains their number, so that another number is
     /// detected while a permit is held.
-    pub(super) fn member(self, mode: Mode, token: Token) -> Self {
+    pub(super) fn member(mut self, mode: Mode, token: Token) -> Self {
         match mode {
             Mode::Permits(permits) => {
-                self.parts([permits.to_string().as_bytes(), b":", &token.to_hex()])
+                let permits = permits.to_string();
+                self.push(&[permits.as_bytes(), b":", &token.to_hex()]);
+                self
             }
             Mode::Exclusive | Mode::Shared => self.arg(token.to_hex()),
         }
@@ -219,9 +235,9 @@ impl Call {
     /// Adds a duration in whole milliseconds, rounded up, as a lease must last as long as
     /// requested. The value is bounded, so that the server can add its time.
     pub(super) fn millis(self, duration: Duration) -> Self {
-        const MOST: u128 = 1_000_000_000_000;
+        const MOST: u64 = 1_000_000_000_000;
         let millis = duration.as_nanos().div_ceil(1_000_000);
-        self.number(millis.min(MOST))
+        self.number(u64::try_from(millis).map_or(MOST, |millis| millis.min(MOST)))
     }
 }
 

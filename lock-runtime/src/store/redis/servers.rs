@@ -6,7 +6,7 @@ use std::{borrow::Cow, sync::Arc};
 use redis::Value;
 
 use super::{
-    cluster::{Cluster, Failure, Node, Slot, slot_of},
+    cluster::{Cluster, Node, Slot, slot_of},
     connection::{Connection, Errand, Repeat},
     link::Dial,
     pushes::Pushes,
@@ -154,22 +154,12 @@ impl Servers {
         alone: impl FnOnce() -> Call + Send,
         repeat: Repeat,
     ) -> Result<Freed, StoreError> {
-        let errand = Errand::Call(call, repeat);
-        let Self::Cluster(cluster) = self else {
-            return self.run(errand).await.map(Freed::Wholly);
-        };
-        match Box::pin(cluster.run(errand)).await {
-            Ok(answer) => Ok(Freed::Wholly(answer)),
-            Err(Failure::Failed(error)) => Err(error),
-            Err(Failure::Moving(_)) => {
-                let answer = self.run(Errand::Call(&alone(), repeat)).await?;
-                Ok(Freed::LockAlone(answer))
+        match self {
+            Self::One(_) => {
+                let answer = self.run(Errand::Call(call, repeat)).await;
+                answer.map(Freed::Wholly)
             }
-            Err(Failure::HalfWay(_)) => {
-                // Make sure that the lock is released.
-                self.run(Errand::Call(&alone(), repeat)).await?;
-                Ok(Freed::HalfWay)
-            }
+            Self::Cluster(cluster) => Box::pin(cluster.free(call, alone, repeat)).await,
         }
     }
 
