@@ -322,7 +322,7 @@ impl Cluster {
         let unanswered = self.unanswered();
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
-        match node.connection.answer_each(calls.into_iter()).await {
+        match node.connection.answer_each(calls).await {
             Ok(values) => {
                 unanswered.disarm();
                 for (index, value) in indices.into_iter().zip(values) {

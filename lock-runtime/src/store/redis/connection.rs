@@ -25,7 +25,7 @@ use super::{
     clock::ServerClock,
     cluster::slots::Slot,
     error,
-    groups::{Groups, Turn},
+    groups::{self, Groups, Turn},
     handshake::{Info, Kind},
     link::{Dial, Link},
     pushes::Pushes,
@@ -134,6 +134,10 @@ impl Connection {
         // In a cluster, the keys of a group would have to be in one slot.
         let _alone = match self.dial.kind {
             Kind::Primary if self.stands() => match self.groups.enter(call).await {
+                Turn::Over(Err(failed)) if failed.broken && repeat == Repeat::Once => {
+                    let again = Box::pin(self.send_script(first, call, Repeat::Never)).await;
+                    return again.map_err(Failed::repeated);
+                }
                 Turn::Over(result) => return result,
                 Turn::Alone(alone) => alone,
             },
@@ -180,7 +184,7 @@ impl Connection {
         let mut results = Vec::with_capacity(count);
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
-            match self.answer_each(batch.clone().map(write)).await {
+            match groups::answer_all(self, batch.clone().map(write).collect()).await {
                 Ok(values) => results.extend(values.into_iter().map(answer)),
                 Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
             }
@@ -190,11 +194,7 @@ impl Connection {
 
     /// Runs scripts in one round trip, and repeats them once if the connection breaks. An error
     /// reply of the server is returned as a value.
-    pub(super) async fn answer_each(
-        &self,
-        calls: impl ExactSizeIterator<Item = Call>,
-    ) -> Result<Vec<Value>, StoreError> {
-        let calls: Vec<_> = calls.collect();
+    pub(super) async fn answer_each(&self, calls: Vec<Call>) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in &calls {
             pipeline.add_command(call.command());

@@ -1,7 +1,7 @@
 //! Group commit: calls that are made while others are in flight share the next call of a script.
 //!
-//! Only acquires of free locks, and releases of locks without waiters, are executed by such a
-//! script, each on its own. It does nothing for the others, which their callers then send alone.
+//! Only acquires of free locks, releases of locks without waiters, and renewals of writers are
+//! executed by such a script, each on its own. It does nothing for the others, which their callers then send alone.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,10 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::Value;
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::yield_now,
+};
 
 use super::{
     connection::{Connection, Failed, Repeat},
@@ -19,7 +22,7 @@ use super::{
     on_drop::OnDrop,
     scripts::{self, Call},
 };
-use crate::sync::lock;
+use crate::{store::StoreError, sync::lock};
 
 /// The largest number of calls in a group. The server executes them in about 150 µs.
 const MOST: usize = 32;
@@ -108,9 +111,9 @@ impl Groups {
 
     /// Sends a call with others, unless its caller is to send it.
     pub(super) async fn enter(&self, call: &Call) -> Turn {
-        let group = if std::ptr::eq(call.script, &*scripts::ACQUIRE) {
+        let group = if call.is_of(&scripts::ACQUIRE) {
             &self.acquires
-        } else if std::ptr::eq(call.script, &*scripts::RELEASE) {
+        } else if call.is_of(&scripts::RELEASE) || call.is_of(&scripts::ABANDON) {
             &self.releases
         } else {
             return Turn::Alone(None);
@@ -152,12 +155,20 @@ impl Groups {
     }
 }
 
+/// Returns whether the call abandons a token, which is its second argument after the mode. In a
+/// release it is the first one.
+fn is_abandonment(call: &Call) -> bool {
+    call.is_of(&scripts::ABANDON)
+}
+
 impl Purpose {
     /// Returns whether a group can execute the call.
     fn suits(self, call: &Call) -> bool {
         match self {
             // One lock, and on a server of a quorum the marker of its data.
             Self::Acquire => call.keys() < 6 && call.argument(2) == b"exclusive",
+            // A release that reserves the lock is not suited.
+            Self::Release if is_abandonment(call) => call.argument(0) == b"exclusive",
             Self::Release => call.argument(1) == b"0",
         }
     }
@@ -170,7 +181,7 @@ impl Purpose {
         if let Self::Release = self {
             let call = begin(&scripts::RELEASE_GROUP, 2 * group.len());
             let call = keys(keys(call, 0), 2);
-            return call.args(all().map(|it| it.argument(0)));
+            return call.args(all().map(|it| it.argument(usize::from(is_abandonment(it)))));
         }
         // A server of a quorum has the same marker for all.
         let marker = all().next().filter(|it| it.keys() > 3);
@@ -206,6 +217,7 @@ impl Purpose {
                 Value::Int(number(4)?),
                 Value::Int(number(5)?),
             ],
+            (Self::Release, Value::Int(0)) => vec![word("not_held")],
             (Self::Release, Value::Int(1)) => vec![word("released")],
             _ => return None,
         }))
@@ -252,6 +264,8 @@ impl Group {
                 _ = in_flight.next() => {}
                 () = self.work.notified() => {}
             }
+            // A reply wakes many callers, and the next call of each is to share the next group.
+            yield_now().await;
         }
     }
 
@@ -298,6 +312,51 @@ impl Group {
             lock(&self.state).contended = CONTENDED;
         }
     }
+}
+
+/// Runs scripts in one round trip, the renewals of writers in groups. An error reply of the server
+/// is returned as a value.
+pub(super) async fn answer_all(
+    connection: &Connection,
+    calls: Vec<Call>,
+) -> Result<Vec<Value>, StoreError> {
+    let is_renewal = |index: &usize| calls[*index].is_of(&scripts::RENEW);
+    let (renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
+    let of = |indices: &[usize]| indices.iter().map(|index| calls[*index].clone()).collect();
+    if renewals.len() < 2 {
+        return connection.answer_each(calls).await;
+    }
+    let together = |group: &[usize]| {
+        let size = SIZE * group.len();
+        let call = Call::with_capacity(&scripts::RENEW_GROUP, group.len(), size);
+        let all = || group.iter().map(|index| &calls[*index]);
+        let call = call.args(all().map(|it| it.key(0)));
+        call.args(all().flat_map(|it| [it.argument(0), it.argument(1)]))
+    };
+    let mut sent: Vec<_> = renewals.chunks(MOST).map(together).collect();
+    sent.extend::<Vec<_>>(of(&others));
+    let mut replies = connection.answer_each(sent).await?.into_iter();
+    let mut values = vec![Value::Nil; calls.len()];
+    for group in renewals.chunks(MOST) {
+        // Any other reply refuses the group before it executed anything.
+        if let Some(Value::Array(replies)) = replies.next() {
+            for (index, reply) in group.iter().zip(replies) {
+                values[*index] = reply;
+            }
+        }
+    }
+    for (index, reply) in others.into_iter().zip(replies) {
+        values[index] = reply;
+    }
+    let mut left = renewals;
+    left.retain(|index| values[*index] == Value::Nil);
+    if !left.is_empty() {
+        let replies = connection.answer_each(of(&left)).await?;
+        for (index, reply) in left.into_iter().zip(replies) {
+            values[index] = reply;
+        }
+    }
+    Ok(values)
 }
 
 /// Lets the callers send their calls alone.

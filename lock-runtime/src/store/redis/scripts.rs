@@ -37,6 +37,8 @@ scripts! {
     ACQUIRE_GROUP = "acquire_group";
     /// Releases the locks of several writers.
     RELEASE_GROUP = "release_group";
+    /// Extends the leases of several writers.
+    RENEW_GROUP = "renew_group";
     /// Returns whether the token holds or waits.
     POLL = "clock" "fence" "holders" "standing" "line" "poll";
     /// Extends a writer's lease.
@@ -109,6 +111,10 @@ impl Call {
             bytes: Vec::with_capacity(bytes),
             ends: SmallVec::new(),
         }
+    }
+
+    pub(super) fn is_of(&self, script: &Script) -> bool {
+        std::ptr::eq(self.script, script)
     }
 
     /// Returns the command by the script's digest.
