@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The largest number of renewals that share a round trip.
-const BATCH: usize = 100;
+const BATCH: usize = 96;
 /// The largest number of batches in flight to a server, so that a burst does not time
 /// out by itself.
 const BATCHES_IN_FLIGHT: usize = 8;

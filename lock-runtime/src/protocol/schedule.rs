@@ -43,6 +43,11 @@ impl<K: Ord + Copy> Schedule<K> {
         is_early
     }
 
+    /// Returns whether an entry is due.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.heap.peek().is_some_and(|Reverse((at, _))| *at <= now)
+    }
+
     /// Removes the first entry that is due by `until`.
     pub(crate) fn pop(&mut self, until: Instant) -> Option<(Instant, K)> {
         let Reverse((at, _)) = self.heap.peek()?;

@@ -40,7 +40,7 @@ use crate::{
 
 /// The number of renewals in one batch: enough to share a round trip, but few enough not to delay
 /// other calls.
-pub(super) const BATCH: usize = 100;
+pub(super) const BATCH: usize = 96;
 
 pub(super) struct Connection {
     pub(super) dial: Dial,
