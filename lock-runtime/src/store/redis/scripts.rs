@@ -48,7 +48,7 @@ scripts! {
     /// Releases a writer's lock, and hands it off or reserves it.
     RELEASE = "release" "clock" "fence" "holders" "standing" "line" "hand_over";
     /// Releases a share, and may reserve it.
-    RELEASE_SHARE = "clock" "fence" "holders" "standing" "line" "release_share";
+    RELEASE_SHARE = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
     /// Releases a lock and acquires it under another token, or queues that token.
     PASS = "clock" "fence" "holders" "standing" "line" "pass";
     /// Converts a writer into a reader.

@@ -1,8 +1,7 @@
--- Grants a single exclusive lock that is free and has no waiters. Most requests find the
--- lock in this state, and return before the rest of the script (acquire.lua and the parts
--- that it needs) runs.
+-- Grants a single lock that has neither holders nor waiters. Most requests find the lock in this
+-- state, and return before the rest of the script (acquire.lua and the parts that it needs) runs.
 -- KEYS, ARGV: those of acquire.lua.
-if ARGV[3] == 'exclusive' and #KEYS < 6 then
+if #KEYS < 6 then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
   local base, known = micros, true
@@ -17,13 +16,25 @@ if ARGV[3] == 'exclusive' and #KEYS < 6 then
   -- no longer exact.
   local text = redis.pcall('GET', KEYS[2])
   local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
-  if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 and
-      not redis.pcall('HGET', KEYS[3], 'ends') and
-      redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
-    -- The lock was free. A server that is out of memory, or that forbids SET, has refused by now.
-    local number, reserved = math.max(last + 1, base), tonumber(ARGV[6])
-    redis.call('SET', KEYS[2], string.format('%.0f', number + reserved), 'EX', 86400)
-    return {'granted', micros, number, tonumber(ARGV[5]), reserved}
+  if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 then
+    local number, lease = math.max(last + 1, base), tonumber(ARGV[5])
+    if ARGV[3] == 'exclusive' then
+      if not redis.pcall('HGET', KEYS[3], 'ends') and
+          redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
+        -- The lock was free. A server that is out of memory, or that forbids SET, has refused by now.
+        local reserved = tonumber(ARGV[6])
+        redis.call('SET', KEYS[2], string.format('%.0f', number + reserved), 'EX', 86400)
+        return {'granted', micros, number, lease, reserved}
+      end
+    elseif redis.pcall('EXISTS', KEYS[1], KEYS[3]) == 0 then
+      -- In the order of `draw` and `join`, for the same reasons.
+      local expiry = string.format('%.0f', math.floor(micros / 1000) + lease)
+      redis.call('SET', KEYS[2], string.format('%.0f', number), 'EX', 86400)
+      redis.call('PEXPIREAT', KEYS[1], expiry)
+      redis.call('ZADD', KEYS[1], expiry, ARGV[4])
+      redis.call('PEXPIREAT', KEYS[1], expiry)
+      return {'granted', micros, number, lease, 0}
+    end
   end
 end
 
