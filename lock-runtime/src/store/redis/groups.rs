@@ -321,9 +321,7 @@ pub(super) async fn answer_all(
     calls: Vec<Call>,
 ) -> Result<Vec<Value>, StoreError> {
     let is_renewal = |index: &usize| calls[*index].is_of(&scripts::RENEW);
-    let lease = |index: &usize| calls[*index].argument(1);
-    let (mut renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
-    renewals.sort_by_key(lease);
+    let (renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
     let of = |indices: &[usize]| indices.iter().map(|index| calls[*index].clone()).collect();
     if renewals.len() < 2 {
         return connection.answer_each(calls).await;
@@ -333,18 +331,13 @@ pub(super) async fn answer_all(
         let call = Call::with_capacity(&scripts::RENEW_GROUP, group.len(), size);
         let all = || group.iter().map(|index| &calls[*index]);
         let call = call.args(all().map(|it| it.key(0)));
-        call.arg(lease(&group[0]))
-            .args(all().map(|it| it.argument(0)))
+        call.args(all().flat_map(|it| [it.argument(0), it.argument(1)]))
     };
-    let groups = || {
-        let of_a_lease = renewals.chunk_by(|one, next| lease(one) == lease(next));
-        of_a_lease.flat_map(|group| group.chunks(MOST))
-    };
-    let mut sent: Vec<_> = groups().map(together).collect();
+    let mut sent: Vec<_> = renewals.chunks(MOST).map(together).collect();
     sent.extend::<Vec<_>>(of(&others));
     let mut replies = connection.answer_each(sent).await?.into_iter();
     let mut values = vec![Value::Nil; calls.len()];
-    for group in groups() {
+    for group in renewals.chunks(MOST) {
         // Any other reply refuses the group before it executed anything.
         if let Some(Value::Array(replies)) = replies.next() {
             for (index, reply) in group.iter().zip(replies) {
