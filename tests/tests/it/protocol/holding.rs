@@ -3,6 +3,7 @@
 use crate::replies::Replies as _;
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, Mode,
     store::{MemoryStore, Release, RenewReply, Renewal, Store},
@@ -211,15 +212,19 @@ async fn the_server_sees_nothing_of_a_lock_after_its_release() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     // A script that the server does not know is sent once more, which is another story.
+    let lease = Duration::from_millis(900);
     let guard = locks.exclusive("warm").acquire().await.unwrap();
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
+    let warm = |number| locks.exclusive(format!("warm{number}")).lease(lease);
+    let guards = join_all((0..40).map(|number| warm(number).acquire())).await;
+    tokio::time::sleep(lease / 2).await;
+    join_all(guards.into_iter().map(|guard| guard.unwrap().release())).await;
     let monitor = Monitor::of(&server).await;
     let mut holders = tokio::task::JoinSet::new();
     for number in 0..40_u64 {
         let locks = locks.clone();
         holders.spawn(async move {
-            let lease = Duration::from_millis(900);
             let guard = locks
                 .exclusive(format!("k{number}."))
                 .lease(lease)
