@@ -153,7 +153,7 @@ impl Session {
     /// that is not sent at once does not delay the detection of a loss.
     pub(crate) fn due_renewals(&mut self, renewals: &mut Vec<DueRenewal>, cx: &mut Cx<'_>) {
         let mut due = Vec::new();
-        // None is renewed early unless another is due, as only then they share a round trip.
+        // None is renewed early unless an entry is due, as only then they share a round trip.
         if !self.leases.is_due(cx.now) {
             return;
         }

@@ -15,6 +15,7 @@ mod groups;
 mod input;
 mod scripts;
 mod servers;
+mod shares;
 pub(crate) mod tls;
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -46,7 +46,7 @@ pub(super) struct Connection {
     pub(super) dial: Dial,
     // A std mutex: it is held for a clone only, never across an await.
     link: Mutex<Arc<Link>>,
-    groups: Groups,
+    pub(super) groups: Groups,
 }
 
 impl Connection {
@@ -143,7 +143,7 @@ impl Connection {
             },
             _ => None,
         };
-        // Boxed, as the larger part of its future is not needed for a call that was sent with others.
+        // Boxed, as a call that was sent with others does not need this part of the future.
         Box::pin(self.send_script(first, call, repeat)).await
     }
 
@@ -185,7 +185,9 @@ impl Connection {
         while results.len() < count {
             let batch = results.len()..count.min(results.len() + BATCH);
             match groups::answer_all(self, batch.clone().map(write).collect()).await {
-                Ok(values) => results.extend(values.into_iter().map(answer)),
+                Ok(values) => {
+                    results.extend(values.into_iter().map(|value| value.and_then(answer)))
+                }
                 Err(error) => results.extend(batch.map(|_| Err(error.clone()))),
             }
         }

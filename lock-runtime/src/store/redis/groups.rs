@@ -1,20 +1,21 @@
 //! Group commit: calls that are made while others are in flight share the next call of a script.
 //!
-//! Only acquires of free locks, releases of locks without waiters, and renewals of writers are
-//! executed by such a script, each on its own. It does nothing for the others, which their callers then send alone.
+//! Only acquires of free locks, releases and abandonments of locks without waiters, and renewals
+//! of writers are executed by such a script, each on its own. It does nothing for the others, which
+//! are then sent alone.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::Value;
-use tokio::{
-    sync::{Notify, oneshot},
-    task::yield_now,
-};
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     connection::{Connection, Failed, Repeat},
@@ -32,6 +33,9 @@ const IN_FLIGHT: usize = 4;
 /// The number of calls that are sent alone after a group whose locks were mostly not free: they are
 /// contended, and each call that a group cannot execute takes a second round trip.
 const CONTENDED: usize = 2 * MOST;
+/// The number of renewals that are sent alone after a group that the server has refused: its user
+/// may lack a right, and a refused group costs a round trip.
+const UNGROUPED: usize = 2_000;
 /// The usual number of bytes of a call.
 const SIZE: usize = 160;
 /// The time after which the task that sends the groups is taken to have stopped with its runtime.
@@ -41,6 +45,8 @@ const STOPPED: Duration = Duration::from_secs(1);
 pub(super) struct Groups {
     acquires: Arc<Group>,
     releases: Arc<Group>,
+    /// The number of the next renewals that are sent alone.
+    ungrouped_renewals: AtomicUsize,
 }
 
 /// The calls of one script.
@@ -106,6 +112,7 @@ impl Groups {
         Self {
             acquires: group(Purpose::Acquire),
             releases: group(Purpose::Release),
+            ungrouped_renewals: AtomicUsize::new(0),
         }
     }
 
@@ -264,8 +271,6 @@ impl Group {
                 _ = in_flight.next() => {}
                 () = self.work.notified() => {}
             }
-            // A reply wakes many callers, and the next call of each is to share the next group.
-            yield_now().await;
         }
     }
 
@@ -314,18 +319,22 @@ impl Group {
     }
 }
 
-/// Runs scripts in one round trip, the renewals of writers in groups. An error reply of the server
-/// is returned as a value.
+/// Runs scripts, the renewals of writers in groups, in at most two round trips. An error reply of
+/// the server is returned as a value.
 pub(super) async fn answer_all(
     connection: &Connection,
     calls: Vec<Call>,
-) -> Result<Vec<Value>, StoreError> {
+) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
     let is_renewal = |index: &usize| calls[*index].is_of(&scripts::RENEW);
     let (renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
-    let of = |indices: &[usize]| indices.iter().map(|index| calls[*index].clone()).collect();
-    if renewals.len() < 2 {
-        return connection.answer_each(calls).await;
+    let ungrouped = &connection.groups.ungrouped_renewals;
+    let refused = ungrouped.load(Ordering::Relaxed);
+    if renewals.len() < 2 || refused > 0 {
+        ungrouped.store(refused.saturating_sub(renewals.len()), Ordering::Relaxed);
+        let values = connection.answer_each(calls).await?;
+        return Ok(values.into_iter().map(Ok).collect());
     }
+    let of = |indices: &[usize]| indices.iter().map(|index| calls[*index].clone()).collect();
     let together = |group: &[usize]| {
         let size = SIZE * group.len();
         let call = Call::with_capacity(&scripts::RENEW_GROUP, group.len(), size);
@@ -336,22 +345,28 @@ pub(super) async fn answer_all(
     let mut sent: Vec<_> = renewals.chunks(MOST).map(together).collect();
     sent.extend::<Vec<_>>(of(&others));
     let mut replies = connection.answer_each(sent).await?.into_iter();
-    let mut values = vec![Value::Nil; calls.len()];
+    let mut values = vec![Ok(Value::Nil); calls.len()];
     for group in renewals.chunks(MOST) {
-        // Any other reply refuses the group before it executed anything.
-        if let Some(Value::Array(replies)) = replies.next() {
-            for (index, reply) in group.iter().zip(replies) {
-                values[*index] = reply;
+        match replies.next() {
+            Some(Value::Array(replies)) if replies.len() == group.len() => {
+                for (index, reply) in group.iter().zip(replies) {
+                    values[*index] = Ok(reply);
+                }
             }
+            // The server has refused the group before it executed anything.
+            _ => ungrouped.store(UNGROUPED, Ordering::Relaxed),
         }
     }
     for (index, reply) in others.into_iter().zip(replies) {
-        values[index] = reply;
+        values[index] = Ok(reply);
     }
     let mut left = renewals;
-    left.retain(|index| values[*index] == Value::Nil);
+    left.retain(|index| matches!(values[*index], Ok(Value::Nil)));
     if !left.is_empty() {
-        let replies = connection.answer_each(of(&left)).await?;
+        let replies = match connection.answer_each(of(&left)).await {
+            Ok(replies) => replies.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error); left.len()],
+        };
         for (index, reply) in left.into_iter().zip(replies) {
             values[index] = reply;
         }

@@ -1,8 +1,8 @@
 //! Grants that are of use only once enough replicas have them.
 //!
 //! `WAIT` blocks its whole connection, and waits for the writes of that connection. It therefore
-//! has a connection of its own, on which a script first writes to a key of a grant. The script
-//! also shows that the same server has made the grants (rule 32 of docs/PROTOCOL.md). Calls that arrive
+//! has a connection of its own, on which a script first writes to a key of a grant. The script also
+//! shows that the same server has made the grants (rule 32 of docs/PROTOCOL.md). Calls that arrive
 //! during a round share the next one, so one `WAIT` serves them all.
 //!
 //! A grant that too few replicas have is not reported. The call counts as unanswered, and the
@@ -148,11 +148,30 @@ impl Replicas {
         &self,
         grants: &[&Hold],
     ) -> Result<(Vec<Result<(), StoreError>>, u64), StoreError> {
+        let mut group = GROUP;
+        let mut replies = self.ask_all(grants, group).await?;
+        let is_refused = |reply: &Value| matches!(reply, Value::ServerError(_));
+        if grants.len() > 1 && replies.iter().any(is_refused) {
+            // The reason may be in one of the grants, or in keys of several slots.
+            group = 1;
+            replies = self.ask_all(grants, group).await?;
+        }
+        let found = replies.pop().ok_or_else(unexpected)?;
+        let written = grants.chunks(group).zip(replies);
+        let written = written.flat_map(|(some, reply)| self.are_written(some.len(), reply));
+        let written = written.collect();
+        match self.connection.settle(found)? {
+            Value::Int(found) => Ok((written, u64::try_from(found).unwrap_or(0))),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Sends a script for each `group` of grants, and `WAIT`. Returns their replies.
+    async fn ask_all(&self, grants: &[&Hold], group: usize) -> Result<Vec<Value>, StoreError> {
         let MinReplicas { count, timeout } = self.required;
         let mut wait = redis::cmd("WAIT");
         wait.arg(count.get()).arg(timeout.as_millis().to_string());
-        let calls = grants.chunks(GROUP).map(|some| self.about(some));
-        let calls: Vec<_> = calls.collect();
+        let calls: Vec<_> = grants.chunks(group).map(|some| self.about(some)).collect();
         let all = |command: fn(&Call) -> Cmd| {
             let mut all = Pipeline::with_capacity(calls.len() + 1);
             for call in &calls {
@@ -162,19 +181,12 @@ impl Replicas {
             all
         };
         let by_digest = all(Call::command);
-        let mut replies = self.connection.send_all_again(&by_digest, true).await?;
-        if replies.iter().any(is_unknown_script) {
-            let by_text = all(Call::by_text);
-            replies = self.connection.send_all_again(&by_text, true).await?;
+        let replies = self.connection.send_all_again(&by_digest, true).await?;
+        if !replies.iter().any(is_unknown_script) {
+            return Ok(replies);
         }
-        let found = replies.pop().ok_or_else(unexpected)?;
-        let written = grants.chunks(GROUP).zip(replies);
-        let written = written.flat_map(|(some, reply)| self.are_written(some.len(), reply));
-        let written = written.collect();
-        match self.connection.settle(found)? {
-            Value::Int(found) => Ok((written, u64::try_from(found).unwrap_or(0))),
-            _ => Err(unexpected()),
-        }
+        let by_text = all(Call::by_text);
+        self.connection.send_all_again(&by_text, true).await
     }
 
     fn about(&self, grants: &[&Hold]) -> Call {

@@ -16,17 +16,17 @@ if #KEYS < 6 then
   -- no longer exact.
   local text = redis.pcall('GET', KEYS[2])
   local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
-  if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 then
+  if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 and
+      not redis.pcall('HGET', KEYS[3], 'ends') then
     local number, lease = math.max(last + 1, base), tonumber(ARGV[5])
     if ARGV[3] == 'exclusive' then
-      if not redis.pcall('HGET', KEYS[3], 'ends') and
-          redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
-        -- The lock was free. A server that is out of memory, or that forbids SET, has refused by now.
+      if redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5], 'NX') then
+        -- The lock was free. A server that is out of memory, or that forbids SET, has refused.
         local reserved = tonumber(ARGV[6])
         redis.call('SET', KEYS[2], string.format('%.0f', number + reserved), 'EX', 86400)
         return {'granted', micros, number, lease, reserved}
       end
-    elseif redis.pcall('EXISTS', KEYS[1], KEYS[3]) == 0 then
+    elseif redis.call('TYPE', KEYS[1]).ok == 'none' then
       -- In the order of `draw` and `join`, for the same reasons.
       local expiry = string.format('%.0f', math.floor(micros / 1000) + lease)
       redis.call('SET', KEYS[2], string.format('%.0f', number), 'EX', 86400)

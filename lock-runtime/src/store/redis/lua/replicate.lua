@@ -1,8 +1,8 @@
--- Returns which tokens hold their locks here, and writes to a key of one, so that a later WAIT on
--- the same connection waits until the replicas have the grants of all. Only commands that change
--- something are propagated; PEXPIRE of a key that exists always is.
+-- Checks grants, and writes to a key of one, so that a later WAIT on the same connection waits
+-- until the replicas have them all. Only commands that change something are propagated; PEXPIRE of
+-- a key that exists always is.
 -- KEYS: the locks, then the fences. ARGV: the mode and the member of each.
--- Returns {1 or 0, ...}, or nothing if nothing could be written.
+-- Returns {1 if the token holds its lock here, otherwise 0, ...}; {} if nothing could be written.
 local count, replies, written = #KEYS / 2, {}, false
 for i = 1, count do
   local held = judge(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i]) == 'held'

@@ -124,6 +124,38 @@ fn a_runtime_that_stands_still_does_not_hold_up_others() {
     });
 }
 
+/// A runtime that is no longer driven after its last request leaves no group behind.
+#[test]
+fn a_runtime_that_is_left_does_not_hold_up_others() {
+    let runtime = || {
+        let builder = &mut Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (left, busy) = (runtime(), runtime());
+    let turn = async |locks: &LockClient, number: usize| {
+        let guard = locks.exclusive(format!("k{number}")).acquire().await;
+        guard.unwrap().release().await.unwrap();
+    };
+    let (_server, locks) = busy.block_on(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        turn(&locks, 0).await;
+        (server, locks)
+    });
+    for _ in 0..20 {
+        // The connection is driven by the other runtime.
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(|| busy.block_on(stopped));
+            left.block_on(join_all((0..20).map(|number| turn(&locks, number))));
+            stop.send(()).unwrap();
+        });
+        let since = Instant::now();
+        busy.block_on(turn(&locks, 0));
+        assert!(since.elapsed() < Duration::from_millis(400));
+    }
+}
+
 #[tokio::test]
 async fn requests_learn_at_once_that_there_is_no_server() {
     let (server, store) = one_server().await;
