@@ -303,7 +303,7 @@ impl Client {
     /// Handles a grant that a server has pushed.
     fn pushed(&mut self, net: &mut Network, conn: Conn, event: &StoreEvent) {
         net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
-        if let StoreEvent::Granted { hold, grant } = event
+        if let StoreEvent::Granted { hold, grant, .. } = event
             && (self.session).pushed(net.connections[conn].server, hold.token, *grant)
         {
             self.free_now(net, hold);

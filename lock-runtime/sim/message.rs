@@ -155,7 +155,7 @@ impl Network {
 
     pub(super) fn show_event(&self, event: &StoreEvent) -> String {
         match event {
-            StoreEvent::Granted { hold, grant } => {
+            StoreEvent::Granted { hold, grant, .. } => {
                 format!("{} {}", self.name(hold.token), show_grant(grant))
             }
             other => format!("{other:?}"),

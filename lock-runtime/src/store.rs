@@ -32,9 +32,9 @@ pub use limits::Limits;
 pub use memory::MemoryStore;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
-    HANDOFF_LEASE, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW,
-    NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Token, Waiter,
+    HANDOFF_LEASE, HandOff, Heir, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest,
+    MAX_PROPOSAL_SKEW, NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply,
+    RenewReply, Renewal, RevokeReply, RevokeScope, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -187,4 +187,22 @@ pub trait QuorumMember: Store {
         kind: LockKind,
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply>;
+
+    /// Same as [`release`](Store::release), but hands the lock off to the heir if it is free then:
+    /// released by this request or held by none, and not granted to a waiter of the store's own
+    /// queue.
+    ///
+    /// The grant is pushed to the heir's client as a [`StoreEvent::Granted`]. It has the number
+    /// [`HandOff::proposal`] as in [`acquire_proposed`](Self::acquire_proposed), and lasts for the
+    /// lease of the heir, at most [`HANDOFF_LEASE`]. A store that may not vote, that executes the
+    /// request after [`HandOff::deadline`], or that does not implement this method releases the
+    /// lock and ignores the heir.
+    fn hand_off<'a>(
+        &'a self,
+        release: &'a Release,
+        hand_off: &'a HandOff,
+    ) -> Replied<'a, ReleaseReply> {
+        let _ = hand_off;
+        self.release(release)
+    }
 }

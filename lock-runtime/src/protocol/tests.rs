@@ -199,7 +199,12 @@ impl Bench {
     fn push(&mut self, mode: Mode, token: Token, number: u64) {
         let hold = Hold::new(key(), mode, token);
         let grant = grant(number);
-        self.event(&StoreEvent::Granted { hold, grant });
+        self.event(&StoreEvent::Granted {
+            hold,
+            grant,
+            is_named: false,
+            next: None,
+        });
     }
 
     /// Records that the lock was released in this process.

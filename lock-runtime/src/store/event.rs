@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::message::{Grant, Hold, Token};
+use super::message::{Grant, Heir, Hold, Token};
 use crate::{key::LockKey, spec::LockKind, sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
@@ -21,6 +21,12 @@ pub enum StoreEvent {
         hold: Hold,
         /// Its grant.
         grant: Grant,
+        /// The previous holder has named this acquisition to all servers of a majority
+        /// ([`QuorumMember::hand_off`](super::QuorumMember::hand_off)), so each of them grants it.
+        is_named: bool,
+        /// The acquisition that is now the first in the wait queue, if the servers of a majority
+        /// can hand the lock off to it.
+        next: Option<Heir>,
     },
     /// A lock with waiters may be free after `ttl`, before they poll again
     /// ([`POLL_INTERVAL`](super::POLL_INTERVAL)).

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, acquire_all};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
-    Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
-    Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, HandOff, Hold, Inspection, KeyPart, KeyRequest,
+    Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
 };
 use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
@@ -203,6 +203,21 @@ impl QuorumMember for MemoryStore {
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply> {
         now(move || self.fences.raise(fence))
+    }
+
+    fn hand_off<'a>(
+        &'a self,
+        release: &'a Release,
+        hand_off: &'a HandOff,
+    ) -> Replied<'a, ReleaseReply> {
+        now(move || {
+            self.step(&release.hold.key, None, |table, step| {
+                if step.now > hand_off.deadline {
+                    return table.release(release, step);
+                }
+                table.hand_off(release, hand_off, step)
+            })
+        })
     }
 }
 

@@ -212,7 +212,7 @@ impl Inner {
     /// Handles an event that a server has pushed.
     fn on_event(&self, server: usize, event: &StoreEvent) {
         match event {
-            StoreEvent::Granted { hold, grant } => {
+            StoreEvent::Granted { hold, grant, .. } => {
                 if lock(&self.session).pushed(server, hold.token, *grant) {
                     self.poll_soon(hold);
                 }

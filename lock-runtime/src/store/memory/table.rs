@@ -20,9 +20,9 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Holder, IfBusy, Inspection,
-        KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, IfBusy,
+        Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release,
+        ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
     },
 };
 
@@ -80,6 +80,8 @@ pub(crate) struct Step<'a> {
     fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
     pub(crate) proposal: Option<FencingToken>,
+    /// The acquisition that the releaser has named to the other servers as well.
+    heir: Option<Token>,
     /// The caller. The reply contains its grant, so it needs no event.
     caller: Option<Token>,
     /// To be sent when no mutex is locked any more.
@@ -98,6 +100,7 @@ impl<'a> Step<'a> {
             now,
             fences,
             proposal: None,
+            heir: None,
             caller,
             events: Vec::new(),
             frees: false,
@@ -311,6 +314,29 @@ impl Table {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
         }
+    }
+
+    /// Releases a lock and hands it off to an heir, unless another acquisition comes before it.
+    pub(crate) fn hand_off(
+        &mut self,
+        release: &Release,
+        hand_off: &HandOff,
+        step: &mut Step<'_>,
+    ) -> ReleaseReply {
+        let HandOff { heir, .. } = hand_off;
+        (step.proposal, step.heir) = (Some(hand_off.proposal), Some(heir.request.token));
+        let reply = self.release(release, step);
+        let Hold { ref key, mode, .. } = release.hold;
+        if mode != Mode::Exclusive || hand_off.is_coordinator {
+            return reply;
+        }
+        let map = self.map(LockKind::Lock);
+        let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
+        entry.expire(step.now);
+        if entry.slots.is_empty() {
+            entry.grant_heir(key, heir.request, step);
+        }
+        reply
     }
 
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.

@@ -131,7 +131,12 @@ impl Pushes {
         }
         let hold = Hold::new(key, mode, token);
         let grant = Grant::new(fence, ttl).reserved(reserved);
-        Some(StoreEvent::Granted { hold, grant })
+        Some(StoreEvent::Granted {
+            hold,
+            grant,
+            is_named: false,
+            next: None,
+        })
     }
 }
 
@@ -156,7 +161,7 @@ mod tests {
             (Mode::Shared, format!("shared {HEX} 7 250 2 my app:a b")),
             (three, format!("3 3:{HEX} 7 250 2 my app:permits:a b")),
         ] {
-            let Some(StoreEvent::Granted { hold, grant }) = pushes.granted(&message) else {
+            let Some(StoreEvent::Granted { hold, grant, .. }) = pushes.granted(&message) else {
                 panic!("{message}")
             };
             let token = Token::from_hex(HEX).unwrap();

@@ -11,7 +11,7 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold, NextHolder, POLL_INTERVAL,
+        ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Heir, Hold, NextHolder, POLL_INTERVAL,
         StoreEvent, Token,
     },
 };
@@ -185,9 +185,32 @@ impl Entry {
             step.frees |= request.lease < POLL_INTERVAL;
             if step.caller != Some(request.token) {
                 let hold = Hold::new(key.clone(), mode, request.token);
-                step.events.push(StoreEvent::Granted { hold, grant });
+                let next = self
+                    .line
+                    .iter()
+                    .skip(index)
+                    .find(|place| place.is_live(now));
+                let next = next.filter(|next| next.mode == Mode::Exclusive);
+                step.events.push(StoreEvent::Granted {
+                    hold,
+                    grant,
+                    is_named: step.heir == Some(request.token),
+                    next: next.map(|next| Heir::new(next.request, None)),
+                });
             }
         }
+    }
+
+    /// Grants a free lock to the acquisition that its releaser has named, and notifies its client.
+    pub(super) fn grant_heir(&mut self, key: &LockKey, mut heir: NextHolder, step: &mut Step<'_>) {
+        heir.lease = heir.lease.min(HANDOFF_LEASE);
+        let grant = self.hold(Mode::Exclusive, heir, step);
+        step.events.push(StoreEvent::Granted {
+            hold: Hold::new(key.clone(), Mode::Exclusive, heir.token),
+            grant,
+            is_named: true,
+            next: None,
+        });
     }
 
     pub(super) fn next_waiter(&self, now: Instant) -> Option<&Place> {
