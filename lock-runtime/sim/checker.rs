@@ -220,6 +220,7 @@ impl Checker {
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(number, token))
                     && !net.excused.contains(&token)
+                    && !net.named.contains(&(number, token))
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {

@@ -303,10 +303,10 @@ impl Client {
     /// Handles a grant that a server has pushed.
     fn pushed(&mut self, net: &mut Network, conn: Conn, event: &StoreEvent) {
         net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
-        if let StoreEvent::Granted { hold, grant, .. } = event
-            && (self.session).pushed(net.connections[conn].server, hold.token, *grant)
-        {
-            self.free_now(net, hold);
+        let server = net.connections[conn].server;
+        let pause = self.visit(net, |session, cx| session.pushed(server, event, cx));
+        if let (StoreEvent::Granted { hold, .. }, Some(pause)) = (event, pause) {
+            self.free_in(net, pause, hold);
         }
     }
 
@@ -314,14 +314,15 @@ impl Client {
     pub(super) fn disconnected(&mut self, net: &mut Network, server: usize) {
         let mut waiting = self.session.waiting_at(server);
         waiting.sort_by_key(|hold| net.origin(hold.token).map(|origin| origin.at));
-        waiting.iter().for_each(|hold| self.free_now(net, hold));
+        let now = Duration::ZERO;
+        waiting.iter().for_each(|hold| self.free_in(net, now, hold));
     }
 
-    fn free_now(&mut self, net: &mut Network, hold: &Hold) {
+    fn free_in(&mut self, net: &mut Network, ttl: Duration, hold: &Hold) {
         let event = StoreEvent::FreeIn {
             key: hold.key.clone(),
             kind: hold.mode.kind(),
-            ttl: Duration::ZERO,
+            ttl,
         };
         self.happens(net, process::Event::FromStore(event));
     }

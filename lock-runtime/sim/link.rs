@@ -129,7 +129,17 @@ impl Client {
                 }
                 link.silent_since.get_or_insert(now);
                 call.conn = Some(conn);
-                let request = Request::Call(call.send.request.clone(), call.conditions);
+                let mut request = call.send.request.clone();
+                if let ServerRequest::HandOff(release, hand_off) = &request {
+                    match &link.clock {
+                        Some(clock) if tenure.check(now).is_ok() => {
+                            call.conditions.deadline = Some(clock.server_micros(hand_off.deadline));
+                            call.conditions.marker = link.marker(net);
+                        }
+                        _ => request = ServerRequest::Release(release.clone()),
+                    }
+                }
+                let request = Request::Call(request, call.conditions);
                 net.send(conn, id, request);
             }
             _ => {}

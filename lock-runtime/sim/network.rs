@@ -108,6 +108,9 @@ pub(super) struct Network {
     /// of their abandonment had to end. With a single store, they may also be granted twice: their
     /// acquire was duplicated by the network, which rule 10 excludes.
     pub(super) excused: Vec<Token>,
+    /// Tokens that a release has named as the heir at a server. Their client may not know of their
+    /// votes yet, or have ended its wait.
+    pub(super) named: Vec<(usize, Token)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
@@ -148,6 +151,7 @@ impl Network {
             search: None,
             origins: BTreeMap::new(),
             excused: Vec::new(),
+            named: Vec::new(),
             revoked: Vec::new(),
             began: Vec::new(),
             contended: Vec::new(),

@@ -181,6 +181,7 @@ impl Schedule {
             repeated: 1000,
             longest_pause: PAUSE / 2,
             are_spread: false,
+            are_at_once: false,
         };
         // The push messages to readers are late, so that others are admitted before they arrive.
         if are_readers && !is_echoing {
@@ -244,27 +245,40 @@ impl Schedule {
             rates.shortest = leases[0].min(leases[1]) / 36;
         }
         let count = dice.one_of(&[3, 3, 3, 5]);
-        let clients = 2 + dice.below(3);
-        let is_mixed = dice.chance(250);
+        let is_mixed = dice.chance(200);
+        // The lock is handed off from one client to the next, most of the time.
+        let is_hot = dice.chance(400);
+        let clients = if is_hot {
+            3 + dice.below(3)
+        } else {
+            2 + dice.below(3)
+        };
+        // Push messages, or releases, arrive long after the hand-off.
+        if is_hot && dice.chance(300) {
+            (rates.pushes_late, rates.longest) = (200, leases[0] * 2);
+        } else if is_hot && dice.chance(300) {
+            (rates.late, rates.longest) = (50, leases[0]);
+        }
         let longest_holds = [millis(20), leases[0] / 2, leases[0] * 2];
         let crowd = Crowd {
             kind: if is_mixed { Kind::Mixed } else { Kind::Passing },
             clients,
-            locks: if dice.chance(80) { 2 } else { 1 },
+            locks: if !is_hot && dice.chance(80) { 2 } else { 1 },
             leases,
             holds: [millis(4), dice.one_of(&longest_holds)],
             horizon,
-            quick_hold: None,
+            quick_hold: is_hot.then(|| leases[0] / dice.one_of(&[8, 30, 100])),
             // A lock that is handed off in a process asks the servers less often.
             strict: 700,
-            cancelled: 150,
+            cancelled: if is_hot { 40 } else { 150 },
             extended: 20,
-            again: 2,
-            repeated: 700,
-            longest_pause: horizon / 4,
+            again: if is_hot { 1_000 } else { 2 },
+            repeated: if is_hot { 1000 } else { 700 },
+            longest_pause: if is_hot { millis(1) } else { horizon / 4 },
             are_spread: true,
+            are_at_once: is_hot,
         };
-        let requests = clients * dice.one_of(&[1, 1, 2]);
+        let requests = clients * if is_hot { 1 } else { dice.one_of(&[1, 1, 2]) };
         let mut schedule = crowd.schedule(dice, requests, rates);
         let longest_lease = schedule.longest_lease;
         // A number that servers have forgotten must be smaller than any clock when they vote again.
@@ -291,6 +305,14 @@ impl Schedule {
                 }
             };
             schedule.actions.push((dice.up_to(horizon), action));
+        }
+        for _ in 0..if is_hot && forgets { 3 } else { 0 } {
+            let flush = Action::Flush(dice.below(count));
+            schedule.actions.push((dice.up_to(horizon), flush));
+        }
+        for _ in 0..if is_hot { 3 } else { 0 } {
+            let stop = Action::Stop(dice.below(clients), dice.up_to(leases[0] * 2));
+            schedule.actions.push((dice.up_to(horizon), stop));
         }
         for _ in 0..if forgets { 2 } else { 0 } {
             let save = Action::Save(dice.below(count));
@@ -366,6 +388,8 @@ struct Crowd {
     longest_pause: Duration,
     /// The requests are distributed over all clients. Otherwise, most of them meet in one.
     are_spread: bool,
+    /// The requests arrive at about the same time.
+    are_at_once: bool,
 }
 
 impl Crowd {
@@ -382,10 +406,15 @@ impl Crowd {
             arrival.terms.lease * times.max().unwrap_or(1)
         };
         let longest_lease = arrivals.iter().map(extended).max().unwrap_or_default();
-        let turns: usize = arrivals.iter().map(|arrival| arrival.again + 1).sum();
-        let (rush, are_apart) = (dice.up_to(self.horizon), matches!(self.kind, Kind::Readers));
+        let turns: usize = match self.are_at_once {
+            // They are not repeated any more then.
+            true => arrivals.len(),
+            false => arrivals.iter().map(|arrival| arrival.again + 1).sum(),
+        };
+        let rush = dice.up_to(self.horizon / if self.are_at_once { 8 } else { 1 });
+        let are_apart = matches!(self.kind, Kind::Readers);
         let arrivals = arrivals.into_iter().map(|arrival| {
-            let when = if are_apart || dice.chance(400) {
+            let when = if are_apart || !self.are_at_once && dice.chance(400) {
                 dice.up_to(self.horizon)
             } else {
                 rush + dice.up_to(millis(5))
@@ -421,7 +450,9 @@ impl Crowd {
             Kind::Readers => dice.one_of(&[writer, reader, reader, reader]),
             Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
         };
-        let wait = if dice.chance(100) {
+        let wait = if self.are_at_once {
+            Wait::AtMost(self.horizon * 2)
+        } else if dice.chance(100) {
             Wait::No
         } else {
             Wait::AtMost(self.horizon / 8 + dice.up_to(self.horizon * 2))

@@ -218,6 +218,23 @@ impl Server {
                     }
                 })
             }
+            Request::Call(ServerRequest::HandOff(release, hand_off), conditions) => {
+                let may_grant = conditions.deadline.is_some_and(|it| micros <= it)
+                    && (conditions.marker == marker.map(|(name, _)| name)
+                        || net.of_majority() == Some(quorum::Mutation::HandsOffUnmarked));
+                let reply = if may_grant {
+                    let takes = net.of_majority() == Some(quorum::Mutation::TakesFromHolder);
+                    if takes && !hand_off.is_coordinator {
+                        table.revoke(&release.hold.key, LockKind::Lock, &mut step);
+                    }
+                    net.named.push((self.number, hand_off.heir.request.token));
+                    table.hand_off(release, hand_off, &mut step)
+                } else {
+                    table.release(release, &mut step)
+                };
+                net.look = true;
+                Reply::Call(quorum::Reply::Release(reply), micros)
+            }
             Request::Call(_, Conditions { deadline, .. })
                 if deadline.is_some_and(|deadline| micros > deadline) =>
             {
@@ -304,7 +321,9 @@ fn vote(
             let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
             Reply::Renew(renewed.collect())
         }
-        ServerRequest::Release(release) => Reply::Release(table.release(release, step)),
+        ServerRequest::Release(release) | ServerRequest::HandOff(release, _) => {
+            Reply::Release(table.release(release, step))
+        }
         ServerRequest::Convert(hold) => Reply::Convert(table.convert(hold, step)),
         ServerRequest::Abandon(hold) => {
             table.abandon(hold, step);

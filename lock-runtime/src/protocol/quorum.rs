@@ -12,6 +12,7 @@ mod acquire;
 mod broadcast;
 mod contended;
 mod convert;
+mod ended;
 mod majority;
 mod message;
 mod proposals;
@@ -33,9 +34,10 @@ use self::{
     acquire::Acquiring,
     broadcast::{Broadcast, Count},
     contended::Contended,
+    ended::Ended,
     message::Purpose,
     proposals::Proposals,
-    round::{AbandonedAlias, Answer, PerServer},
+    round::{AbandonedAlias, Answer, PerServer, Pushed},
     server::Server,
 };
 pub(crate) use self::{
@@ -44,7 +46,10 @@ pub(crate) use self::{
     round::Round,
 };
 use super::Abandonment;
-use crate::store::{Grant, Hold, StoreError, StoreErrorKind, Token};
+use crate::{
+    spec::MAX_LEASE,
+    store::{Hold, StoreError, StoreErrorKind, StoreEvent, Token},
+};
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -76,6 +81,20 @@ pub(crate) enum Mutation {
     YieldsToDeadVote,
     /// The time in which a server must reply does not follow the measured round trip.
     FixedTimeOuts,
+    /// A vote that was passed on counts from the arrival of its push message.
+    CountsFromPush,
+    /// A renewal lengthens a vote that was passed on although it may have ended.
+    RenewsEnded,
+    /// The name in the coordinator's queue is used at all servers from the start.
+    NamesAtOnce,
+    /// A vote that is passed on counts even if the name was abandoned at its server.
+    CountsAbandonedName,
+    /// A server passes on a vote that the releaser does not hold.
+    TakesFromHolder,
+    /// A server that has lost its data passes on its vote.
+    HandsOffUnmarked,
+    /// A push message for a name that is no longer used is ignored.
+    KeepsUnwanted,
 }
 
 /// The surroundings of one visit to a [`Session`], and its output.
@@ -145,6 +164,7 @@ pub(crate) struct Session {
     latest_request: RequestId,
     proposals: Proposals,
     contended: Contended,
+    ended: Ended,
     /// The moving average of the time in which a majority replies.
     pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
@@ -172,6 +192,7 @@ impl Session {
             latest_request: 0,
             proposals: Proposals::default(),
             contended: Contended::default(),
+            ended: Ended::default(),
             round_trip: Duration::from_millis(1),
             released: Vec::new(),
         }
@@ -210,6 +231,17 @@ impl Session {
         }
     }
 
+    /// Removes a round.
+    fn end(&mut self, stem: u128) {
+        if self
+            .rounds
+            .remove(&stem)
+            .is_some_and(|round| round.has_name())
+        {
+            self.ended.insert(stem);
+        }
+    }
+
     /// Removes a round once its votes have expired in any case.
     fn remove_later(&mut self, stem: u128, now: Instant) {
         if let Some(round) = self.rounds.get(&stem) {
@@ -220,8 +252,8 @@ impl Session {
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
         let expired = self.released.extract_if(.., |(until, _)| *until < now);
-        for (_, stem) in expired {
-            self.rounds.remove(&stem);
+        for (_, stem) in expired.collect::<Vec<_>>() {
+            self.end(stem);
         }
     }
 
@@ -265,11 +297,40 @@ impl Session {
         }
     }
 
-    /// Records a grant that a server has pushed. Returns whether an acquisition waits for it, which
-    /// then has to poll.
-    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        let round = self.rounds.get_mut(&token.stem());
-        round.is_some_and(|round| round.pushed(server, token, grant))
+    /// Applies a grant that a server has pushed. Returns the time after which its acquisition is to
+    /// poll, if it waits for the grant.
+    pub(crate) fn pushed(
+        &mut self,
+        server: usize,
+        event: &StoreEvent,
+        cx: &mut Cx<'_>,
+    ) -> Option<Duration> {
+        let StoreEvent::Granted {
+            hold,
+            grant,
+            is_named,
+            next,
+        } = event
+        else {
+            return None;
+        };
+        let stem = hold.token.stem();
+        let pushed = match self.rounds.get_mut(&stem) {
+            Some(round) => round.pushed(server, hold.token, *grant, *is_named, next.as_ref(), cx),
+            None if self.ended.contains(stem) => Pushed::Unwanted,
+            // An acquisition of another client.
+            None => return None,
+        };
+        match pushed {
+            Pushed::PollAfter(pause) => return Some(pause),
+            Pushed::Recorded => self.abandon_unused(stem, cx),
+            Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
+            Pushed::Unwanted => {
+                let alias = AbandonedAlias::of_vote(server, hold.token);
+                self.abandon_alias(&alias, hold, grant.ttl.min(MAX_LEASE), cx);
+            }
+        }
+        None
     }
 
     /// The acquisitions that wait in the queue of this server.

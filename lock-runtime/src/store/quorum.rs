@@ -210,11 +210,11 @@ pub(crate) fn check_count(servers: usize) -> Result<(), LockError> {
 
 impl Inner {
     /// Handles an event that a server has pushed.
-    fn on_event(&self, server: usize, event: &StoreEvent) {
+    fn on_event(self: &Arc<Self>, server: usize, event: &StoreEvent) {
         match event {
-            StoreEvent::Granted { hold, grant, .. } => {
-                if lock(&self.session).pushed(server, hold.token, *grant) {
-                    self.poll_soon(hold);
+            StoreEvent::Granted { hold, .. } => {
+                if let Some(pause) = self.pushed(server, event) {
+                    self.poll_after(pause, hold);
                 }
             }
             StoreEvent::Revoked { token } => {
@@ -229,18 +229,21 @@ impl Inner {
             // the waiters in its queue have to poll.
             StoreEvent::Disconnected => {
                 let waiting = lock(&self.session).waiting_at(server);
-                waiting.iter().for_each(|hold| self.poll_soon(hold));
+                let at_once = Duration::ZERO;
+                waiting
+                    .iter()
+                    .for_each(|hold| self.poll_after(at_once, hold));
             }
             event => self.listeners.notify(event),
         }
     }
 
-    /// Makes a waiter poll at once. That poll also asks the other servers.
-    fn poll_soon(&self, hold: &Hold) {
+    /// Makes a waiter poll after this time.
+    fn poll_after(&self, ttl: Duration, hold: &Hold) {
         self.listeners.notify(&StoreEvent::FreeIn {
             key: hold.key.clone(),
             kind: hold.mode.kind(),
-            ttl: Duration::ZERO,
+            ttl,
         });
     }
 }

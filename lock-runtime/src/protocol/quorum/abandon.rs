@@ -32,7 +32,7 @@ impl Session {
         round.abandon_all();
         let lease = round.longest_lease;
         self.abandon_unused(stem, cx);
-        self.rounds.remove(&stem);
+        self.end(stem);
         Some(cx.now + self.server_timeout(lease, cx))
     }
 

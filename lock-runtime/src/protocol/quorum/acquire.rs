@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session, over,
+    Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
+    Session, over,
     proposals::Proposals,
     round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
     server::coordinator,
@@ -52,6 +53,8 @@ pub(super) struct Acquiring {
     begun: Instant,
     /// The start of the latest exchange.
     sent: Instant,
+    /// The latest exchange has made calls.
+    has_called: bool,
     /// The time within which a server must reply.
     timeout: Duration,
 }
@@ -73,6 +76,7 @@ impl Acquiring {
             kind,
             begun: now,
             sent: now,
+            has_called: true,
             timeout,
             terms,
         }
@@ -117,7 +121,7 @@ impl Session {
             return self.reply(Reply::Poll(PollReply::Gone));
         };
         let (lease, terms) = (round.lease, Terms::of(round, cx.now));
-        let calls = round.poll(terms.deadline, cx.now);
+        let calls = round.poll(terms.deadline, cx);
         let timeout = self.server_timeout(lease, cx);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
         self.begin_exchange((acquiring, calls), cx)
@@ -125,7 +129,8 @@ impl Session {
 
     /// Begins a request with its first exchange.
     fn begin_exchange(&mut self, first: (Acquiring, Calls), cx: &mut Cx<'_>) -> RequestId {
-        let ((acquiring, calls), id) = (first, self.next_id());
+        let ((mut acquiring, calls), id) = (first, self.next_id());
+        acquiring.has_called = !calls.is_empty();
         self.exchange(id, &acquiring, calls, cx);
         self.requests.insert(id, Request::Acquiring(acquiring));
         id
@@ -153,11 +158,14 @@ impl Session {
             reader_group,
         };
         let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
-            round.poll(terms.deadline, now)
+            round.poll(terms.deadline, cx)
         } else {
             let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
             let coordinator = coordinator(&self.servers, key, now);
             let mut round = Round::new(request, self.servers.len(), coordinator, time_outs, now);
+            if cx.breaks(Mutation::NamesAtOnce) {
+                round.use_name_at_once();
+            }
             // A request for several locks waits for none of them.
             if let Kind::All(..) = kind {
                 round.if_busy = IfBusy::Refuse;
@@ -195,7 +203,7 @@ impl Session {
             self.abandon_unused(stem, cx);
             match next {
                 Next::Send(calls) => {
-                    acquiring.sent = cx.now;
+                    (acquiring.sent, acquiring.has_called) = (cx.now, true);
                     acquiring.terms.deadline = deadline;
                     self.exchange(id, &acquiring, calls, cx);
                 }
@@ -303,15 +311,17 @@ impl Session {
         let is_conversion = matches!(kind, Kind::Conversion);
         let reply = match outcome {
             Outcome::Granted(fence, until, reserved) => {
-                self.proposals.seen(fence);
+                self.proposals.seen(fence.later(reserved));
                 let ttl = |from| until.saturating_duration_since(from);
                 if is_conversion {
                     let grant = Grant::new(fence, ttl(cx.now));
                     return over(Ok(Reply::Convert(ConvertReply::Converted(grant))));
                 }
                 // Only the last exchange is measured, as a pause between exchanges is no round
-                // trip. A conversion is not: it may have sent nothing.
-                self.measured(cx.now - acquiring.sent);
+                // trip. A conversion is not: it may have sent nothing, like an heir.
+                if acquiring.has_called {
+                    self.measured(cx.now - acquiring.sent);
+                }
                 AcquireReply::Granted(Grant::new(fence, ttl(acquiring.begun)).reserved(reserved))
             }
             // The caller abandons the token.
@@ -336,7 +346,7 @@ impl Session {
                 }
             }
             (_, AcquireReply::Granted(_) | AcquireReply::Queued { .. }) => {}
-            _ => drop(self.rounds.remove(&token.stem())),
+            _ => self.end(token.stem()),
         }
         match kind {
             Kind::All(requests, grants) => self.next_of_all(id, requests, grants, reply, cx),

@@ -10,9 +10,9 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, PollReply,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
-        StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, HandOff, Hold, Inspection, KeyRequest,
+        PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
+        RevokeScope, StoreError, Token,
     },
 };
 
@@ -25,6 +25,7 @@ pub(crate) enum ServerRequest {
     Renew(Vec<Renewal>),
     Raise(LockKey, LockKind, FencingToken),
     Release(Release),
+    HandOff(Release, HandOff),
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, LockKind),

@@ -8,7 +8,10 @@ use super::{
     AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
     broadcast::Count, time_out::majority_timeout,
 };
-use crate::store::{Hold, Release, ReleaseReply, StoreError};
+use crate::store::{HandOff, Hold, Release, ReleaseReply, StoreError};
+
+/// The time within which a release must be executed for a server to hand the lock off.
+const HAND_OFF_WITHIN: Duration = Duration::from_secs(1);
 
 impl Session {
     pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
@@ -18,7 +21,27 @@ impl Session {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };
         round.closed = true;
-        let aliases: PerServer<_> = round.all_known().collect();
+        let mut aliases: PerServer<_> = round.all_known().collect();
+        // A lock that stays reserved is not handed off.
+        let heir = round.heir(cx.now).filter(|_| release.keep_for.is_none());
+        if heir.is_some() {
+            // The other servers may have a vote for this acquisition of which it does not know yet,
+            // or may be free.
+            for server in 0..self.servers.len() {
+                if self.servers[server].is_well(cx.now)
+                    && aliases.iter().all(|alias| alias.server != server)
+                {
+                    aliases.extend(round.passed_later(server));
+                }
+            }
+            if let Some(end) = round.end() {
+                self.proposals.seen(end);
+            }
+        }
+        let hand_off = heir.map(|heir| {
+            let proposal = self.proposals.next(cx.micros);
+            HandOff::new(heir, proposal, cx.now + HAND_OFF_WITHIN)
+        });
         let lease = round.longest_lease;
         let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
         let count = Count::Release(hold.clone());
@@ -26,7 +49,14 @@ impl Session {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
             let purpose = Purpose::Release(alias, hold, lease);
-            (alias.server, ServerRequest::Release(there), purpose)
+            let request = match hand_off.clone() {
+                Some(hand_off) => {
+                    let is_coordinator = coordinator == Some(alias.server);
+                    ServerRequest::HandOff(there, hand_off.at_coordinator(is_coordinator))
+                }
+                None => ServerRequest::Release(there),
+            };
+            (alias.server, request, purpose)
         });
         self.broadcast(count, timeout, coordinator, calls, cx)
     }
@@ -58,7 +88,7 @@ impl Session {
         let round = self.rounds.get(&stem);
         if round.is_some_and(|round| round.hold.mode == hold.mode) {
             // The aliases that a server may still know are abandoned, and no longer needed here.
-            self.rounds.remove(&stem);
+            self.end(stem);
         } else {
             // After a conversion of unknown outcome, the caller releases the writer, which may
             // leave a reservation, and then the reader.

@@ -109,6 +109,9 @@ impl Session {
             };
             if let Some(round) = self.rounds.get_mut(&token.stem()).filter(is_used) {
                 let exchange = round.exchange;
+                if round.has_ended(server, cx) {
+                    *reply = RenewReply::Gone;
+                }
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
                 self.abandon_unused(token.stem(), cx);
             } else {

@@ -12,6 +12,7 @@
 
 mod ask;
 mod decide;
+mod heir;
 mod message;
 #[cfg(test)]
 mod tests;
@@ -21,17 +22,22 @@ use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
+pub(crate) use self::heir::Pushed;
 pub(crate) use self::message::{
     AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
 };
-use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
+use self::{
+    heir::Passed,
+    vote::{Obstacle, Standing, Status, Vote, VoteState},
+};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
-    protocol::STRAGGLE,
+    protocol::{STRAGGLE, lease::drift},
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError, Token,
+        AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
+        Token,
     },
 };
 
@@ -63,6 +69,10 @@ pub(crate) struct Round {
     /// The number of fencing tokens to reserve after that of the grant.
     pub(super) reserved: u32,
     states: PerServer<VoteState>,
+    /// For each server, the vote that its previous holder has passed on.
+    passed: PerServer<Passed>,
+    /// The acquisition behind this one in the coordinator's queue, and the time of its report.
+    next: Option<(Heir, Instant)>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
     /// The number of this exchange, which each of its requests carries. It distinguishes its
@@ -130,8 +140,17 @@ impl Round {
         // A reader has a single fencing token.
         let is_writer = hold.mode == Mode::Exclusive;
         Self {
-            states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
-            names: 0,
+            states: (0..servers)
+                .map(|server| {
+                    let is_named = coordinator.is_none_or(|coordinator| coordinator == server);
+                    VoteState::new(hold.token.alias(u16::from(!is_named)))
+                })
+                .collect(),
+            passed: smallvec::smallvec![Passed::Never; servers],
+            next: None,
+            // The name in the coordinator's queue is used nowhere else before its turn: it could
+            // have been abandoned at a server that grants it the lock later.
+            names: 1,
             exchange: 0,
             hold,
             lease: request.lease,
@@ -165,8 +184,24 @@ impl Round {
             let pushed = state.pushed.map(|grant| grant.fence);
             state.held().map(|vote| vote.fence).or(pushed)
         };
-        let drawn = self.states.iter().filter_map(number_of).max();
+        let passed = self.passed.iter().filter_map(|passed| match passed {
+            Passed::Vote(vote) => Some(vote.fence),
+            Passed::Never | Passed::Over => None,
+        });
+        let drawn = self.states.iter().filter_map(number_of);
+        let drawn = drawn.chain(passed).max();
         drawn.filter(|_| self.fence.is_none())
+    }
+
+    /// Whether the vote of a server may have ended, so that a renewal under its alias is no proof.
+    pub(super) fn has_ended(&self, server: usize, cx: &Cx<'_>) -> bool {
+        self.states[server].has_ended(self.lease, cx.now) && !cx.breaks(Mutation::RenewsEnded)
+    }
+
+    /// The last of the fencing tokens that the servers have given to this acquisition.
+    pub(super) fn end(&self) -> Option<FencingToken> {
+        let votes = self.states.iter().filter_map(VoteState::held);
+        votes.map(|vote| vote.end).max().max(self.fence)
     }
 
     /// The alias at a server that holds the lock for this acquisition.
@@ -189,7 +224,11 @@ impl Round {
     /// The same in the form in which they are abandoned.
     pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
         let states = self.states.iter().enumerate();
-        states.filter_map(|(server, state)| state.left_at(server))
+        let passed = self.passed.iter().enumerate();
+        let passed = passed.filter(|(_, passed)| matches!(passed, Passed::Vote(_)));
+        states
+            .filter_map(|(server, state)| state.left_at(server))
+            .chain(passed.filter_map(|(server, _)| self.passed_later(server)))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -228,18 +267,6 @@ impl Round {
         waits.then(|| self.hold.clone())
     }
 
-    /// Records a grant that a server has pushed, to be verified by the next request. Returns
-    /// `false` if this round does not wait for it.
-    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        let state = &mut self.states[server];
-        let waits =
-            state.token == token && matches!(state.standing, Standing::Asked | Standing::Queued);
-        if waits {
-            state.pushed = Some(grant);
-        }
-        waits
-    }
-
     /// Applies the reply of a server to the request sent at `sent`, in the exchange with this
     /// number, under the alias `token`.
     pub(crate) fn replied(
@@ -252,6 +279,7 @@ impl Round {
         cx: &Cx<'_>,
     ) {
         let is_current = exchange == self.exchange;
+        let has_ended = self.has_ended(server, cx);
         let state = &mut self.states[server];
         let believes = cx.breaks(Mutation::BelievesTheAbandoned);
         let (is_ours, is_current) = (believes || state.token == token, believes || is_current);
@@ -262,6 +290,16 @@ impl Round {
         if !is_ours || is_outdated {
             return;
         }
+        // The server may have granted the lock to others and then to this alias again, with a
+        // number that is not known here.
+        let answer = match answer {
+            Answer::Renew(_) if has_ended && state.held().is_some() => Answer::Gone,
+            Answer::Renew(_) if has_ended => {
+                state.pushed = None;
+                answer
+            }
+            answer => answer,
+        };
         let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
         let held = |grant| (Standing::Holds(Vote::new(grant, sent)), Status::Voted);
         let (standing, status) = match answer {
@@ -281,7 +319,12 @@ impl Round {
             Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
             Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
                 (Standing::Holds(vote), _) => {
-                    let until = sent + ttl;
+                    let drift = if state.is_name {
+                        drift(ttl)
+                    } else {
+                        Duration::ZERO
+                    };
+                    let until = sent + ttl.saturating_sub(drift);
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }
                 (_, Some(pushed)) => held(Grant { ttl, ..pushed }),
@@ -334,6 +377,8 @@ impl Round {
         state.straggler_until = None;
         state.pushed = None;
         state.standing = standing;
+        // A writer in a wait queue may be named as the heir.
+        state.is_name |= standing == Standing::Queued && self.hold.mode == Mode::Exclusive;
         state.renewed = renewed;
     }
 
@@ -370,6 +415,12 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
+        if self.coordinator == Some(server) {
+            // The name changes, and is given up everywhere.
+            (0..self.states.len()).for_each(|server| self.abandon_passed(server));
+            self.passed.fill(Passed::Never);
+            self.next = None;
+        }
         self.names = self.names.wrapping_add(1);
         let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];

@@ -10,7 +10,8 @@ use crate::{
     key::LockKey,
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, KeyRequest, PollReply, RenewReply, Renewal, StoreError, Token,
+        AcquireReply, Grant, Hold, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
+        StoreEvent, Token,
     },
 };
 
@@ -70,7 +71,7 @@ impl Client {
         }
         client.step(id);
         let token = client.hold.token;
-        assert!(client.session.pushed(coordinator, token, grant()));
+        assert!(client.is_polled_after(coordinator, token, grant()));
         let (id, mut sends) = client.poll();
         sends.sort_by_key(|send| send.ticket.server != coordinator);
         (client, id, sends)
@@ -81,6 +82,19 @@ impl Client {
         let mut cx = Cx::new(self.now, 1, &mut fraction);
         let result = visit(&mut self.session, &mut cx);
         (result, cx.out)
+    }
+
+    /// Applies a push message. Returns whether the acquisition polls.
+    fn is_polled_after(&mut self, server: usize, token: Token, grant: Grant) -> bool {
+        let event = StoreEvent::Granted {
+            hold: self.hold.alias(token),
+            grant,
+            is_named: false,
+            next: None,
+        };
+        self.visit(|session, cx| session.pushed(server, &event, cx))
+            .0
+            .is_some()
     }
 
     fn reply(&mut self, send: Send, reply: Reply) -> Output {
@@ -168,7 +182,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     }
     client.step(id);
     let (server, alias) = aliases[0];
-    assert!(client.session.pushed(server, alias, grant()));
+    assert!(client.is_polled_after(server, alias, grant()));
 
     // One more of them grants it. The reply of the last one is late.
     let (id, sends) = client.poll();
@@ -250,7 +264,7 @@ fn a_reader_counts_an_earlier_vote_under_a_new_number() {
     assert_eq!(polled.ticket.server, coordinator);
     let (server, alias) = aliases[0];
     let earlier = Grant::new(grant().fence.later(10), LEASE);
-    assert!(client.session.pushed(server, alias, earlier));
+    assert!(client.is_polled_after(server, alias, earlier));
     client.reply(polled, Reply::Poll(PollReply::Granted(grant())));
     let (_, out) = client.step(id);
     for send in out.sends {

@@ -4,7 +4,7 @@ use std::{
     pin::pin,
     slice::from_ref,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use futures_util::{
@@ -25,7 +25,7 @@ use crate::{
     protocol::quorum::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
-    store::{QuorumMember, StoreError},
+    store::{QuorumMember, StoreError, StoreEvent},
     sync::lock,
 };
 
@@ -149,6 +149,19 @@ impl Inner {
         (out.sends, abandoned)
     }
 
+    /// Applies a grant that a server has pushed. Returns the time after which its acquisition is to
+    /// poll. Called by the task that reads from the server, which must not make any call.
+    pub(super) fn pushed(self: &Arc<Self>, server: usize, event: &StoreEvent) -> Option<Duration> {
+        let (pause, out) = self.visit(|session, cx| session.pushed(server, event, cx));
+        if !out.abandonments.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let inner = self.clone();
+            runtime.spawn(async move { drop(inner.begin_background(out)) });
+        }
+        pause
+    }
+
     /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
     /// the caller sends next, so that no later request of the caller meets the abandoned alias.
     fn abandon(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
@@ -220,6 +233,9 @@ pub(super) async fn perform(
             Reply::Raise(*fence, server.raise(key, *kind, *fence).await?)
         }
         ServerRequest::Release(release) => Reply::Release(server.release(release).await?),
+        ServerRequest::HandOff(release, hand_off) => {
+            Reply::Release(server.hand_off(release, hand_off).await?)
+        }
         ServerRequest::Convert(hold) => Reply::Convert(server.convert(hold).await?),
         ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| Reply::Abandoned)?,
         ServerRequest::Inspect(key, kind) => Reply::Inspect(server.inspect(key, *kind).await?),

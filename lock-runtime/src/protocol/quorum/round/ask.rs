@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::{
-    Ask, Calls, Phase, Round,
+    Ask, Calls, Cx, Phase, Round,
     vote::{Standing, Status},
 };
 use crate::{spec::Mode, store::IfBusy};
@@ -46,9 +46,13 @@ impl Round {
 
     /// Begins an exchange that polls: the coordinator alone while the acquisition waits in its
     /// queue, otherwise all servers.
-    pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
-        self.begin_exchange(now);
+    pub(crate) fn poll(&mut self, deadline: Instant, cx: &Cx<'_>) -> Calls {
+        self.begin_exchange(cx.now);
         self.polls = true;
+        if self.wins_without_a_call(cx) {
+            self.phase = Phase::Head;
+            return Calls::new();
+        }
         self.redraws |= self.hold.mode == Mode::Shared && self.fence.is_some();
         if self.fence.is_none()
             && let Some(coordinator) = self.waits_at()
@@ -87,6 +91,7 @@ impl Round {
     /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
     /// remove the alias.
     pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
+        self.prepare(server, self.since);
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),
@@ -108,6 +113,7 @@ impl Round {
         }
         let state = &mut self.states[server];
         state.standing = Standing::Asked;
+        state.asked_since.get_or_insert(self.since);
         state.straggler_until = Some(deadline);
         state.status = Status::Awaited;
         Ask::Acquire(state.token, if_busy)

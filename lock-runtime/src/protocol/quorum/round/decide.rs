@@ -251,6 +251,7 @@ impl Round {
                 let reserved = self.reserved_left();
                 self.fence = Some(fence);
                 self.headless_since = None;
+                self.settle_passed(cx.now);
                 return self.over(Outcome::Granted(fence, until, reserved));
             }
             (None, Some(until)) if until > cx.now => {}

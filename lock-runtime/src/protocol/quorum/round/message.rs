@@ -117,6 +117,19 @@ pub(crate) struct AbandonedAlias {
     pub(crate) was_writer: bool,
 }
 
+impl AbandonedAlias {
+    /// An alias with a vote that no request of its own has asked for.
+    pub(crate) fn of_vote(server: usize, token: Token) -> Self {
+        Self {
+            server,
+            token,
+            straggler_until: None,
+            may_be_queued: false,
+            was_writer: false,
+        }
+    }
+}
+
 /// The time limits for votes that a round holds without a majority, and its poll interval.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeOuts {
@@ -128,6 +141,8 @@ pub(crate) struct TimeOuts {
     /// there, the waiter checks the other servers after this time, and then after intervals that
     /// double each time.
     pub(crate) poll: Duration,
+    /// The time for which an heir waits for the push messages that its majority lacks.
+    pub(crate) grace: Duration,
 }
 
 impl TimeOuts {
@@ -143,6 +158,7 @@ impl TimeOuts {
             split: split.mul_f64(0.5 + jitter),
             beaten: beaten.mul_f64(0.5 + jitter),
             poll: poll.mul_f64(0.9 + 0.2 * jitter),
+            grace: round_trip * 2 + Duration::from_millis(2),
         }
     }
 }

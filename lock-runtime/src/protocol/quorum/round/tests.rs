@@ -40,7 +40,9 @@ impl Case {
     }
 
     fn polls(&mut self) -> Calls {
-        self.round.poll(self.deadline(), self.now)
+        let mut fraction = || 0.5;
+        let (cx, deadline) = (Cx::new(self.now, 1, &mut fraction), self.deadline());
+        self.round.poll(deadline, &cx)
     }
 
     /// Passes the reply of each server to the round.

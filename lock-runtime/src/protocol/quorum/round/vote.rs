@@ -7,8 +7,9 @@ use tokio::time::Instant;
 use super::AbandonedAlias;
 use crate::{
     fence::FencingToken,
+    protocol::lease::drift,
     spec::Mode,
-    store::{AcquireReply, Grant, StoreError, Token},
+    store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},
 };
 
 /// The state of a round at one server.
@@ -24,6 +25,11 @@ pub(super) struct VoteState {
     pub(super) pushed: Option<Grant>,
     /// The deadline of an acquire whose reply is outstanding.
     pub(super) straggler_until: Option<Instant>,
+    /// The start of the exchange in which an acquire was sent under this alias first.
+    pub(super) asked_since: Option<Instant>,
+    /// The alias is or was the name in the coordinator's queue. A release may pass the vote on to it,
+    /// also again after it has ended.
+    pub(super) is_name: bool,
     /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,
     pub(super) status: Status,
@@ -38,6 +44,8 @@ impl VoteState {
             renewed: false,
             pushed: None,
             straggler_until: None,
+            asked_since: None,
+            is_name: false,
             as_of: None,
             status: Status::None,
         }
@@ -53,6 +61,19 @@ impl VoteState {
             may_be_queued: self.held().is_none(),
             was_writer: self.was_writer,
         })
+    }
+
+    /// Whether the vote or the pushed grant may have ended, and the vote been passed on again with
+    /// another number. A renewal does not show then that the server has held the lock for this
+    /// acquisition without interruption.
+    pub(super) fn has_ended(&self, lease: Duration, now: Instant) -> bool {
+        let of_push = || self.asked_since.map(|since| passed_until(since, lease));
+        let until = match (self.held(), self.pushed) {
+            (Some(vote), _) => Some(vote.until),
+            (None, Some(_)) => of_push(),
+            (None, None) => None,
+        };
+        self.is_name && until.is_some_and(|until| until <= now)
     }
 
     pub(super) fn is_awaited(&self) -> bool {
@@ -71,6 +92,13 @@ impl VoteState {
     pub(super) fn vote(&self) -> Option<Vote> {
         self.held().filter(|_| matches!(self.status, Status::Voted))
     }
+}
+
+/// The time until which a vote lasts at least that was passed on to a name. No server can have
+/// granted the lock to it before the request was sent that queued it.
+pub(super) fn passed_until(asked_since: Instant, lease: Duration) -> Instant {
+    let lease = lease.min(HANDOFF_LEASE);
+    asked_since + lease.saturating_sub(drift(lease))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,10 +124,15 @@ pub(super) struct Vote {
 
 impl Vote {
     pub(super) fn new(grant: Grant, sent: Instant) -> Self {
+        Self::until(grant, sent + grant.ttl)
+    }
+
+    /// A vote that lasts at least until this time.
+    pub(super) fn until(grant: Grant, until: Instant) -> Self {
         Self {
             fence: grant.fence,
             end: grant.fence.later(grant.reserved),
-            until: sent + grant.ttl,
+            until,
         }
     }
 }

@@ -204,6 +204,7 @@ impl Entry {
     /// Grants a free lock to the acquisition that its releaser has named, and notifies its client.
     pub(super) fn grant_heir(&mut self, key: &LockKey, mut heir: NextHolder, step: &mut Step<'_>) {
         heir.lease = heir.lease.min(HANDOFF_LEASE);
+        self.line.retain(|place| place.request.token != heir.token);
         let grant = self.hold(Mode::Exclusive, heir, step);
         step.events.push(StoreEvent::Granted {
             hold: Hold::new(key.clone(), Mode::Exclusive, heir.token),

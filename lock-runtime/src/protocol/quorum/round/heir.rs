@@ -1,0 +1,280 @@
+//! Votes that their previous holder has passed on to this acquisition while it waits.
+//!
+//! The coordinator reports to a holder which queue entry is next. With its release, the holder
+//! names that acquisition, the heir, to all servers, and each of them passes its vote on to the
+//! *name*: the alias in the coordinator's wait queue. So the heir has a majority as soon as the
+//! push messages arrive, without a call.
+//!
+//! No server can have granted the lock to the name before the request was sent that queued it. So
+//! a vote that was passed on lasts at least until min(lease, [`HANDOFF_LEASE`]) after that moment,
+//! however late its push message arrives.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    AbandonedAlias, Cx, Mutation, Round, majority,
+    vote::{Standing, Status, Vote, passed_until},
+};
+use crate::{
+    spec::{Mode, call_timeout},
+    store::{Grant, HANDOFF_LEASE, Heir, Token},
+};
+
+/// The time for which the next waiter is considered alive after the coordinator has reported it.
+pub(super) const NEXT_IS_ALIVE: Duration = Duration::from_secs(1);
+
+/// The state of the name at a server other than the coordinator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Passed {
+    /// It was not used there.
+    #[default]
+    Never,
+    Vote(Vote),
+    /// It is or was the alias there, or was abandoned. No further vote is passed on to it.
+    Over,
+}
+
+/// The meaning of a push message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// The acquisition polls after this time.
+    PollAfter(Duration),
+    Recorded,
+    /// The server holds the lock for an alias that is no longer used there.
+    Unwanted,
+}
+
+impl Round {
+    /// The alias in the coordinator's wait queue, and the end of the votes that are passed on to
+    /// it.
+    fn name(&self) -> Option<(Token, Instant)> {
+        let state = &self.states[self.coordinator?];
+        let since = state
+            .asked_since
+            .filter(|_| self.hold.mode == Mode::Exclusive)?;
+        Some((state.token, passed_until(since, self.lease)))
+    }
+
+    /// Whether a release may name this acquisition as its heir.
+    pub(crate) fn has_name(&self) -> bool {
+        self.name().is_some()
+    }
+
+    /// Whether the coordinator has granted the lock to this acquisition.
+    fn is_first(&self) -> bool {
+        self.coordinator.is_some_and(|coordinator| {
+            let state = &self.states[coordinator];
+            state.pushed.is_some() || state.held().is_some()
+        })
+    }
+
+    /// Whether a vote that lasts until then is enough to hold the lock. With less time than a
+    /// renewal may take, the servers are asked.
+    fn is_enough(&self, until: Instant, now: Instant) -> bool {
+        until > now + call_timeout(self.lease)
+    }
+
+    /// Records a grant that a server has pushed. `is_named` and `next` are those of
+    /// [`StoreEvent::Granted`](crate::store::StoreEvent::Granted).
+    pub(crate) fn pushed(
+        &mut self,
+        server: usize,
+        token: Token,
+        grant: Grant,
+        is_named: bool,
+        next: Option<&Heir>,
+        cx: &Cx<'_>,
+    ) -> Pushed {
+        let is_coordinator = self.coordinator == Some(server);
+        let state = &mut self.states[server];
+        if state.token == token {
+            if is_coordinator {
+                self.next = next.map(|next| (next.clone(), cx.now));
+            }
+            match state.standing {
+                Standing::Asked | Standing::Queued => state.pushed = Some(grant),
+                Standing::Holds(_) => return Pushed::Recorded,
+                Standing::Outside => {
+                    state.standing = Standing::Asked;
+                    self.abandon_at(server);
+                    return Pushed::Recorded;
+                }
+            }
+            // The other servers do not grant it on their own.
+            if !is_named || !is_coordinator {
+                return Pushed::PollAfter(Duration::ZERO);
+            }
+            return self.polls_after(server, cx);
+        }
+        let name = self
+            .name()
+            .filter(|(name, _)| *name == token && !self.closed);
+        let (Some((_, until)), true) = (name, self.may_be_passed(server, cx)) else {
+            return Pushed::Unwanted;
+        };
+        let until = if cx.breaks(Mutation::CountsFromPush) {
+            cx.now + self.lease.min(HANDOFF_LEASE)
+        } else {
+            until
+        };
+        let vote = Vote::until(grant, until);
+        if self.fence.is_none() {
+            self.passed[server] = Passed::Vote(vote);
+            return self.polls_after(server, cx);
+        }
+        if !self.is_enough(until, cx.now) || self.states[server].standing != Standing::Outside {
+            self.passed[server] = Passed::Over;
+            return Pushed::Unwanted;
+        }
+        self.take_passed(server, vote, cx.now);
+        Pushed::Recorded
+    }
+
+    fn may_be_passed(&self, server: usize, cx: &Cx<'_>) -> bool {
+        self.passed[server] != Passed::Over || cx.breaks(Mutation::CountsAbandonedName)
+    }
+
+    /// The time after which the acquisition polls, as the server with this number has voted.
+    fn polls_after(&self, server: usize, cx: &Cx<'_>) -> Pushed {
+        let votes = self.votes_without_a_call(cx.now).count();
+        let has_majority = votes >= majority(self.states.len());
+        let is_from_coordinator = self.coordinator == Some(server);
+        match (has_majority, self.is_first()) {
+            (true, true) => Pushed::PollAfter(Duration::ZERO),
+            // This vote is no longer enough.
+            (false, true) if is_from_coordinator && votes == 0 => Pushed::PollAfter(Duration::ZERO),
+            // The other messages are on their way.
+            (true, false) => Pushed::PollAfter(self.time_outs.grace),
+            (false, true) if is_from_coordinator => Pushed::PollAfter(self.time_outs.grace),
+            (false, _) => Pushed::Recorded,
+        }
+    }
+
+    /// The votes of which the acquisition knows by push messages alone.
+    fn votes_without_a_call(&self, now: Instant) -> impl Iterator<Item = (usize, Vote)> + '_ {
+        let name = self.name();
+        let vote = move |server: usize| {
+            let (_, until) = name?;
+            let vote = match self.passed[server] {
+                Passed::Vote(vote) => vote,
+                Passed::Never | Passed::Over if self.coordinator == Some(server) => {
+                    Vote::until(self.states[server].pushed?, until)
+                }
+                Passed::Never | Passed::Over => return None,
+            };
+            self.is_enough(vote.until, now).then_some((server, vote))
+        };
+        (0..self.states.len()).filter_map(vote)
+    }
+
+    /// Takes the votes of which the acquisition knows by push messages alone, if they are a
+    /// majority.
+    pub(super) fn wins_without_a_call(&mut self, cx: &Cx<'_>) -> bool {
+        let votes: super::PerServer<_> = self.votes_without_a_call(cx.now).collect();
+        if self.fence.is_some() || votes.len() < self.majority(cx) {
+            return false;
+        }
+        for (server, vote) in votes {
+            self.take_passed(server, vote, cx.now);
+            self.states[server].status = Status::Voted;
+        }
+        true
+    }
+
+    /// Makes the name the alias at a server that has passed its vote on to it.
+    fn take_passed(&mut self, server: usize, vote: Vote, now: Instant) {
+        self.use_name(server);
+        let state = &mut self.states[server];
+        state.standing = Standing::Holds(vote);
+        state.pushed = None;
+        state.straggler_until = None;
+        // Replies to earlier requests do not show the vote.
+        state.as_of = Some(now);
+    }
+
+    /// Makes the name the alias at a server.
+    fn use_name(&mut self, server: usize) {
+        let (Some((name, _)), Some(coordinator)) = (self.name(), self.coordinator) else {
+            return;
+        };
+        if self.states[server].token != name {
+            self.abandon_at(server);
+            // In the queue of another server, it may be named at the coordinator as well.
+            self.states[coordinator].is_name = true;
+            let asked_since = self.states[coordinator].asked_since;
+            let state = &mut self.states[server];
+            (state.token, state.is_name, state.asked_since) = (name, true, asked_since);
+            self.passed[server] = Passed::Over;
+        }
+    }
+
+    /// Uses the name at all servers from the start, which rule 33 forbids.
+    pub(crate) fn use_name_at_once(&mut self) {
+        for state in &mut self.states {
+            state.token = self.hold.token;
+        }
+    }
+
+    /// Prepares a request to a server that is to vote for this acquisition. A server that has passed
+    /// its vote on, or may have as the coordinator has granted the lock, is asked under the name.
+    pub(super) fn prepare(&mut self, server: usize, now: Instant) {
+        match self.passed[server] {
+            Passed::Vote(_) => self.use_name(server),
+            Passed::Never
+                if self.is_first()
+                    && self.coordinator != Some(server)
+                    && self.states[server].standing == Standing::Outside =>
+            {
+                self.use_name(server);
+            }
+            Passed::Never | Passed::Over => {}
+        }
+        let state = &mut self.states[server];
+        if state.has_ended(self.lease, now) {
+            match state.standing {
+                Standing::Holds(_) => self.abandon_at(server),
+                // A poll returns the number.
+                _ => state.pushed = None,
+            }
+        }
+    }
+
+    /// Takes or abandons the votes that were passed on and were not needed for the majority.
+    pub(super) fn settle_passed(&mut self, now: Instant) {
+        for server in 0..self.states.len() {
+            if let Passed::Vote(vote) = self.passed[server] {
+                if self.is_enough(vote.until, now)
+                    && self.states[server].standing == Standing::Outside
+                {
+                    self.take_passed(server, vote, now);
+                } else {
+                    self.abandon_passed(server);
+                }
+            }
+        }
+    }
+
+    /// Abandons the name at a server that has passed its vote on to it.
+    pub(super) fn abandon_passed(&mut self, server: usize) {
+        if let (Passed::Vote(_), Some((name, _))) = (self.passed[server], self.name()) {
+            self.abandoned.push(AbandonedAlias::of_vote(server, name));
+            self.passed[server] = Passed::Over;
+        }
+    }
+
+    /// The acquisition to which a release now passes the votes on.
+    pub(crate) fn heir(&self, now: Instant) -> Option<Heir> {
+        let (next, reported_at) = self.next.as_ref()?;
+        let is_alive = now - *reported_at < NEXT_IS_ALIVE;
+        (is_alive && self.hold.mode == Mode::Exclusive).then(|| next.clone())
+    }
+
+    /// The name, as the alias of a server that may still receive a vote for it.
+    pub(crate) fn passed_later(&self, server: usize) -> Option<AbandonedAlias> {
+        let (name, _) = self.name()?;
+        let may_be = self.passed[server] != Passed::Over;
+        may_be.then(|| AbandonedAlias::of_vote(server, name))
+    }
+}
