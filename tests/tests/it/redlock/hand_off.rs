@@ -832,7 +832,7 @@ async fn hand_off_needs_no_rights_or_memory_that_a_release_does_not() {
     let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).await;
     assert!(log.is_empty(), "no command was denied: {log:?}");
 
-    // Without memory: a release comes first, and what it frees suffices.
+    // Without memory: the release comes first, after which the server accepts the other writes.
     let [holder, other] = [member.held(Mode::Exclusive).await, fresh(Mode::Exclusive)];
     server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let (heir, hand_off) = (member.heir(HOUR, 0), to(&member.heir(HOUR, 0)));
