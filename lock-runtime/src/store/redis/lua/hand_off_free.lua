@@ -28,19 +28,13 @@ local ends = redis.pcall('HGET', queue, 'ends')
 if is_error(ends) then
   return ends
 end
-local marker = redis.pcall('GET', KEYS[4])
-if is_error(marker) then
-  return marker
-end
-local in_time = micros <= tonumber(ARGV[7]) and marker == ARGV[8]
+-- GET is permitted, so it can only fail on a key of another type.
+local in_time = micros <= tonumber(ARGV[7]) and redis.pcall('GET', KEYS[4]) == ARGV[8]
 -- The latest fencing token, if the heir may be granted the lock. Above 2^53 a Lua number is no
 -- longer exact.
 local last
 if in_time and ARGV[9] ~= '1' then
   local text = redis.pcall('GET', fence)
-  if is_error(text) then
-    return text
-  end
   last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
   last = last and last < 9007199254740991 and last
 end
