@@ -26,9 +26,10 @@
 //!
 //! The script that releases a lock also hands it off to the first waiter. That waiter is notified
 //! on the channel of its store, `<namespace>:<random>`. If the lock is reserved instead
-//! (`min_hold`), the waiter is notified there of the end of the reservation. Revoked holders are
-//! announced to every store on `<namespace>:revoked`. Each connection subscribes to these two
-//! channels, whatever the number of locks. Polls make up for lost messages.
+//! (`min_hold`), the waiter is notified there of the end of the reservation. The servers of a
+//! quorum have one channel in common, `<namespace>:<random>:quorum`. Revoked holders are announced
+//! to every store on `<namespace>:revoked`. Each connection subscribes to these two channels,
+//! whatever the number of locks. Polls make up for lost messages.
 //!
 //! In a cluster, a message that is published on one node is forwarded to all others. Grants
 //! are therefore sent by the node that serves the lock's slot, on a sharded channel of that
@@ -82,7 +83,7 @@ use self::{
     acl::AclLine, cluster::Cluster, connection::Connection, link::Dial, pushes::Pushes,
     replicas::Replicas, servers::Servers, target::Target,
 };
-use super::StoreError;
+use super::{QuorumMember, StoreError};
 use crate::{error::LockError, on_drop, runtime};
 
 pub(crate) use self::names::check_namespace;
@@ -207,6 +208,21 @@ impl RedisStore {
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
         Self::open_cluster(url::nodes(seeds, settings)?, namespace, settings).await
+    }
+
+    /// Connects to the servers of a quorum, at least three, for tests of a single one of them. They
+    /// do not vote for `longest_lease` after a restart or without their data.
+    ///
+    /// # Errors
+    /// The errors of [`connect_redlock`](crate::LockClientBuilder::connect_redlock).
+    #[doc(hidden)]
+    pub async fn members(
+        urls: &[&str],
+        namespace: &str,
+        longest_lease: Duration,
+    ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
+        let options = RedisOptions::default();
+        redlock::members(urls, namespace, longest_lease, &options).await
     }
 
     /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.

@@ -10,7 +10,7 @@ mod step;
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use lock_runtime::store::{MemoryStore, redis::RedisStore};
+use lock_runtime::store::{MemoryStore, QuorumMember, redis::RedisStore};
 use lock_tests::RedisServer;
 use tokio::task::JoinSet;
 
@@ -25,6 +25,23 @@ const BESIDE: u64 = 100;
 async fn redis_answers_as_memory_does() {
     let server = RedisServer::start().await;
     let redis = Arc::new(RedisStore::connect(&server.url(), "model").await.unwrap());
+    compare(redis, None).await;
+}
+
+#[tokio::test]
+async fn server_of_a_quorum_answers_as_memory_does() {
+    let servers = RedisServer::builder().start_all(3).await;
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let members = RedisStore::members(&urls, "model", Duration::ZERO).await;
+    let (_, member) = members.unwrap().swap_remove(0);
+    // The uptime is in whole seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let channel = format!("model:{}:quorum", "0".repeat(32));
+    compare(member, Some(channel.into())).await;
+}
+
+async fn compare(redis: Arc<dyn QuorumMember>, channel: Option<Arc<str>>) {
     let memory = Arc::new(MemoryStore::new());
     let first: u64 = std::env::var("LOCK_TESTS_SEED")
         .ok()
@@ -36,7 +53,12 @@ async fn redis_answers_as_memory_does() {
         if sequences.len() as u64 >= BESIDE {
             operations += finished(sequences.join_next().await);
         }
-        sequences.spawn(sequence(seed, memory.clone(), redis.clone()));
+        sequences.spawn(sequence(
+            seed,
+            memory.clone(),
+            redis.clone(),
+            channel.clone(),
+        ));
     }
     while !sequences.is_empty() {
         operations += finished(sequences.join_next().await);
@@ -52,9 +74,17 @@ fn finished(sequence: Option<Result<usize, tokio::task::JoinError>>) -> usize {
     }
 }
 
-async fn sequence(seed: u64, memory: Arc<MemoryStore>, redis: Arc<RedisStore>) -> usize {
-    let mut steps = Steps::new(seed);
-    let (mut in_memory, mut on_redis) = (Side::new(memory), Side::new(redis).remembering());
+async fn sequence(
+    seed: u64,
+    memory: Arc<MemoryStore>,
+    redis: Arc<dyn QuorumMember>,
+    channel: Option<Arc<str>>,
+) -> usize {
+    let mut steps = Steps::new(seed, channel.is_some());
+    let (mut in_memory, mut on_redis) = (
+        Side::new(memory),
+        Side::new(redis).remembering().with_channel(channel),
+    );
     let mut story = String::new();
     for number in 1..=STEPS {
         let step = steps.next();

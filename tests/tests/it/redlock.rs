@@ -3,6 +3,7 @@
 mod contention;
 mod environment;
 mod fences;
+mod hand_off;
 mod promises;
 mod storms;
 mod votes;

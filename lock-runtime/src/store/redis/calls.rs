@@ -24,9 +24,9 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyPart, KeyRequest,
-        Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply,
-        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Inspection, KeyPart,
+        KeyRequest, Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -187,6 +187,21 @@ impl QuorumMember for RedisStore {
             }
         })
     }
+
+    fn hand_off<'a>(
+        &'a self,
+        release: &'a Release,
+        hand_off: &'a HandOff,
+    ) -> Replied<'a, ReleaseReply> {
+        Box::pin(async move {
+            match &hand_off.heir.channel {
+                Some(channel) if self.can_hand_off(release) => {
+                    self.release_to(&release.hold, hand_off, channel).await
+                }
+                _ => self.release_one(release).await,
+            }
+        })
+    }
 }
 
 impl RedisStore {
@@ -262,6 +277,67 @@ impl RedisStore {
         call.millis(*lease)
     }
 
+    /// Returns whether the lock can be handed off to a named heir: it becomes free at once, and the
+    /// server is one of a quorum and was connected.
+    fn can_hand_off(&self, release: &Release) -> bool {
+        release.hold.mode == Mode::Exclusive
+            && release.keep_for.is_none()
+            && release.next.is_none()
+            && self.servers.marker().is_some()
+    }
+
+    /// Releases an exclusive lock to an heir, or just releases it if the server may not vote.
+    async fn release_to(
+        &self,
+        hold: &Hold,
+        hand_off: &HandOff,
+        channel: &str,
+    ) -> Result<ReleaseReply, StoreError> {
+        let heir = hand_off.heir.request;
+        let plain = self.plain_release(hold, None);
+        let write = |deadline: u64| {
+            // Never newer than the connection on which the call is sent. If it is older, the
+            // server has other data, and the script is a plain release.
+            let Some(marker) = self.servers.marker() else {
+                return plain.clone();
+            };
+            Call::new(&scripts::HAND_OFF, 4)
+                .names(&Names::new(&self.namespace, &hold.key, LockKind::Lock))
+                .arg(marker_name(&self.namespace))
+                .token(hold.token)
+                .token(heir.token)
+                .millis(heir.lease)
+                .number(heir.reserved.into())
+                .arg(channel)
+                .number(hand_off.proposal.number())
+                .number(deadline)
+                .arg(marker)
+                .number(hand_off.is_coordinator.into())
+        };
+        self.servers.leaves(hold);
+        let errand = Errand::By(hand_off.deadline, &write, self.servers.place(hold));
+        let mut answer = self.servers.run_or(errand, &plain).await?;
+        match answer.reply()?.word() {
+            "released" => Ok(ReleaseReply::Released),
+            "handed_over" => {
+                tokio::task::yield_now().await;
+                Ok(ReleaseReply::Released)
+            }
+            "not_held" => Ok(ReleaseReply::NotHeld),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// A call that releases a lock, and reserves it if `keep_for` is not zero.
+    fn plain_release(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+        let script: &'static Script = match hold.mode {
+            Mode::Exclusive => &scripts::RELEASE,
+            Mode::Shared | Mode::Permits(_) => &scripts::RELEASE_SHARE,
+        };
+        let call = self.on_hold(script, hold).member(hold.mode, hold.token);
+        call.millis(keep_for.unwrap_or_default())
+    }
+
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
         let Release {
             hold,
@@ -277,14 +353,7 @@ impl RedisStore {
                 .millis(next.lease)
                 .number(next.reserved.into())
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
-            (mode, _) => {
-                let script: &'static Script = match mode {
-                    Mode::Exclusive => &scripts::RELEASE,
-                    Mode::Shared | Mode::Permits(_) => &scripts::RELEASE_SHARE,
-                };
-                let call = self.on_hold(script, hold).member(mode, hold.token);
-                call.millis(keep_for.unwrap_or_default())
-            }
+            _ => self.plain_release(hold, *keep_for),
         };
         self.servers.leaves(hold);
         // Not repeated: `not_held` would not show whether the first call was executed

@@ -73,12 +73,12 @@ impl Connection {
         Err(error)
     }
 
-    /// Starts to connect to a server that votes with others.
-    pub(super) fn member(client: Client, namespace: &str, longest_lease: Duration) -> Arc<Self> {
+    /// Starts to connect to a server that votes with others. They share the `pushes`' channels.
+    pub(super) fn member(client: Client, pushes: Pushes, longest_lease: Duration) -> Arc<Self> {
         let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
-        let dial = Dial::new(target, Pushes::new(namespace), AclLine::new(namespace, db));
-        Self::begin(dial.member(longest_lease))
+        let acl = AclLine::new(&pushes.namespace, db);
+        Self::begin(Dial::new(target, pushes, acl).member(longest_lease))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
@@ -122,6 +122,18 @@ impl Connection {
             clock.observe(micros, sent, Instant::now());
         }
         Ok(value)
+    }
+
+    /// Runs a script, or `instead` if the server is quarantined, which must be a harmless one.
+    pub(super) async fn answer_or(
+        &self,
+        errand: Errand<'_>,
+        instead: &Call,
+    ) -> Result<Value, Failed> {
+        match self.answer(None, errand).await {
+            Err(failed) if failed.withheld => self.commit(None, instead, Repeat::Never).await,
+            result => result,
+        }
     }
 
     /// Runs a script, if possible together with others.
@@ -281,7 +293,11 @@ impl Connection {
         let mut connected = link.connected().await?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
             // This is the tenure of the server at the other end of this very connection.
-            tenure.check(Instant::now())?;
+            tenure.check(Instant::now()).map_err(|error| Failed {
+                error,
+                broken: false,
+                withheld: true,
+            })?;
         }
         let unanswered = link.unanswered();
         let result = call(&mut connected.connection).await;
@@ -292,6 +308,7 @@ impl Connection {
             return Err(Failed {
                 error: error::unavailable("another server has become the primary meanwhile"),
                 broken: true,
+                withheld: false,
             });
         }
         // The server was the primary when the connection was established. The next call connects
@@ -304,6 +321,7 @@ impl Connection {
             Failed {
                 error: error::disconnected(&cause, &self.dial.acl),
                 broken: cause.is_connection_dropped(),
+                withheld: false,
             }
         })
     }
@@ -354,6 +372,8 @@ pub(super) struct Failed {
     pub(super) error: StoreError,
     /// The connection was established and has broken.
     broken: bool,
+    /// The server is quarantined, so the call was not sent to it.
+    withheld: bool,
 }
 
 impl Failed {
@@ -366,8 +386,11 @@ impl Failed {
 
 impl From<StoreError> for Failed {
     fn from(error: StoreError) -> Self {
-        let broken = false;
-        Self { error, broken }
+        Self {
+            error,
+            broken: false,
+            withheld: false,
+        }
     }
 }
 

@@ -7,12 +7,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     CONNECT, RedisStore, cannot_keep_locks, check_namespace, connection::Connection,
-    servers::Servers, settings::RedisOptions, url::REDLOCK,
+    pushes::Pushes, servers::Servers, settings::RedisOptions, url::REDLOCK,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, check_count, majority},
+    store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority},
 };
 
 /// The time that the other servers have to report an error once a majority is connected.
@@ -50,18 +50,31 @@ pub(crate) async fn connect(
     longest_lease: Duration,
     settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
+    let servers = members(urls, namespace, longest_lease, settings).await?;
+    QuorumStore::new(servers, longest_lease)
+}
+
+/// Connects to all servers as [`connect`] does, and returns a store for each, with its name.
+pub(super) async fn members(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &RedisOptions,
+) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
     // Each connection is established in a task of its own.
     runtime::check()?;
     let mut servers = Vec::with_capacity(urls.len());
+    let channel = Token::random();
     for server in urls {
         let client = REDLOCK.client(server, settings)?;
         let name = client.get_connection_info().addr().to_string();
         if servers.iter().any(|(other, _)| *other == name) {
             return Err(same_server(&name, &name));
         }
-        let connection = Connection::member(client, namespace, longest_lease);
+        let pushes = Pushes::of_quorum(namespace, channel);
+        let connection = Connection::member(client, pushes, longest_lease);
         servers.push((name, connection));
     }
     stand(&servers).await?;
@@ -82,7 +95,7 @@ pub(crate) async fn connect(
         });
         (name, server)
     });
-    QuorumStore::new(servers, longest_lease)
+    Ok(servers.collect())
 }
 
 fn same_server(one: &str, other: &str) -> LockError {

@@ -47,6 +47,8 @@ scripts! {
     RENEW_SHARE = "clock" "holders" "standing" "renew_share";
     /// Releases a writer's lock, and hands it off or reserves it.
     RELEASE = "release" "clock" "fence" "holders" "standing" "line" "hand_over";
+    /// Releases a writer's lock on a server of a quorum, and hands it off to a named heir.
+    HAND_OFF = "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
     /// Releases a share, and may reserve it.
     RELEASE_SHARE = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
     /// Releases a lock and acquires it under another token, or queues that token.
@@ -249,7 +251,9 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::{ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, POLL_INTERVAL};
+    use crate::store::{
+        ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, MAX_PROPOSAL_SKEW, POLL_INTERVAL,
+    };
 
     #[test]
     fn the_line_keeps_the_times_of_the_contract() {
@@ -260,6 +264,13 @@ mod tests {
         let poll_interval = format!("local POLL_INTERVAL = {}\n", POLL_INTERVAL.as_millis());
         for line in [times, poll_interval] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");
+        }
+        let lease = format!("math.min(tonumber(ARGV[3]), {handoff})\n");
+        let heir = include_str!("lua/hand_off_free.lua");
+        assert!(heir.contains(&lease), "{lease}");
+        let skew = format!("micros + {})", MAX_PROPOSAL_SKEW.as_micros());
+        for script in [heir, include_str!("lua/hand_off.lua")] {
+            assert!(script.contains(&skew), "{skew}");
         }
     }
 }

@@ -147,6 +147,21 @@ impl Servers {
         }
     }
 
+    /// Runs a script of a server of a quorum, or the release `instead` if it must not grant a lock.
+    pub(super) async fn run_or(
+        &self,
+        errand: Errand<'_>,
+        instead: &Call,
+    ) -> Result<Answer, StoreError> {
+        match self {
+            Self::One(connection) => {
+                let value = connection.answer_or(errand, instead).await?;
+                connection.settle(value).map(Answer::of_one)
+            }
+            Self::Cluster(_) => self.run(Errand::Call(instead, Repeat::Never)).await,
+        }
+    }
+
     /// Runs a script that releases a lock, or `alone` if that script cannot be run.
     pub(super) async fn free(
         &self,

@@ -7,8 +7,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use lock_runtime::{
     FencingToken, LockKey, LockKind, Mode, RevokeReply,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest,
-        PollReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Heir, Hold, Inspection,
+        KeyRequest, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
+        StoreError, Token,
     },
 };
 use tokio::time::Instant;
@@ -64,15 +65,18 @@ pub(super) enum Answer {
 
 /// One of the two stores, and the fencing tokens that it has returned.
 pub(super) struct Side {
-    store: Arc<dyn Store>,
+    store: Arc<dyn QuorumMember>,
+    /// The channel of an heir, on a server.
+    channel: Option<Arc<str>>,
     fences: HashMap<(LockKey, LockKind), (FencingToken, Token)>,
     remembers: bool,
 }
 
 impl Side {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(store: Arc<dyn QuorumMember>) -> Self {
         Self {
             store,
+            channel: None,
             fences: HashMap::new(),
             remembers: false,
         }
@@ -84,6 +88,10 @@ impl Side {
             remembers: true,
             ..self
         }
+    }
+
+    pub(super) fn with_channel(self, channel: Option<Arc<str>>) -> Self {
+        Self { channel, ..self }
     }
 
     /// Executes a step. An error describes a reply that no store may ever give.
@@ -184,6 +192,31 @@ impl Side {
                         Some(_),
                     ) => self.queued(hold, counter, holder_ttl),
                     (reply, _) => Err(format!("{reply:?}")),
+                }
+            }
+            Step::HandOff {
+                hold,
+                heir,
+                is_coordinator,
+                late,
+            } => {
+                let deadline = if *late {
+                    Instant::now() - Duration::from_secs(5)
+                } else {
+                    deadline
+                };
+                // The clock of both decides.
+                let proposal = FencingToken::new(1).expect("a number");
+                let heir = Heir::new(*heir, self.channel.clone());
+                let hand_off =
+                    HandOff::new(heir, proposal, deadline).at_coordinator(*is_coordinator);
+                match store
+                    .hand_off(&Release::new(hold.clone()), &hand_off)
+                    .await?
+                {
+                    ReleaseReply::Released => Ok(Answer::Released),
+                    ReleaseReply::NotHeld => Ok(Answer::NotHeld),
+                    reply => Err(format!("{reply:?}")),
                 }
             }
             Step::Convert(hold) => match store.convert(hold).await? {

@@ -38,6 +38,13 @@ pub(super) enum Step {
         keep_for: Option<Duration>,
         next: Option<NextHolder>,
     },
+    /// Only at a store that can be one of a quorum.
+    HandOff {
+        hold: Hold,
+        heir: NextHolder,
+        is_coordinator: bool,
+        late: bool,
+    },
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, LockKind),
@@ -69,6 +76,8 @@ pub(super) struct Steps {
     in_line: Vec<Hold>,
     polls: VecDeque<Hold>,
     confirm: VecDeque<Hold>,
+    /// Whether the steps contain hand-offs.
+    of_a_quorum: bool,
     /// All tokens of this sequence; messages show the index of a token.
     known: Vec<Token>,
 }
@@ -88,7 +97,7 @@ impl std::ops::Deref for Told {
 }
 
 impl Steps {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, of_a_quorum: bool) -> Self {
         // Names of all shapes that differ in their side keys.
         let keys = [
             format!("a{seed}"),
@@ -109,6 +118,7 @@ impl Steps {
             in_line: Vec::new(),
             polls: VecDeque::new(),
             confirm: VecDeque::new(),
+            of_a_quorum,
         }
     }
 
@@ -169,6 +179,14 @@ impl Steps {
                 self.confirm.push_back(hold.clone());
             }
             (Step::Poll(hold), Answer::Gone) => self.in_line.retain(|other| other != hold),
+            // It is polled as a waiter is, whether it was granted the lock or not.
+            (Step::HandOff { hold, heir, .. }, _) => {
+                let hold = Hold::new(hold.key.clone(), Mode::Exclusive, heir.token);
+                if !self.in_line.contains(&hold) {
+                    self.in_line.push(hold.clone());
+                    self.polls.push_front(hold);
+                }
+            }
             (Step::Convert(hold), Answer::Converted(_)) => {
                 self.granted
                     .push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
@@ -215,6 +233,7 @@ impl Steps {
                 let count = self.random.random_range(1..4);
                 Step::Renew((0..count).map(|_| (self.hold(8), self.renewal())).collect())
             }
+            56..74 if self.of_a_quorum && self.chance(4) => self.hand_off(),
             56..74 => self.release(),
             74..80 => Step::Convert(self.hold(8)),
             80..86 => Step::Abandon(self.hold(7)),
@@ -227,6 +246,28 @@ impl Steps {
                 };
                 Step::Revoke(self.key(), self.kind(), scope)
             }
+        }
+    }
+
+    fn hand_off(&mut self) -> Step {
+        let mut hold = self.hold(8);
+        let mut heir = NextHolder::new(
+            self.fresh_token(),
+            self.lease(),
+            self.random.random_range(0..3),
+        );
+        let waits = |hold: &&Hold| hold.mode == Mode::Exclusive;
+        if self.chance(4)
+            && let Some(waiter) = self.in_line.iter().find(waits)
+        {
+            heir.token = waiter.token;
+            hold.key = waiter.key.clone();
+        }
+        Step::HandOff {
+            hold,
+            heir,
+            is_coordinator: self.chance(4),
+            late: self.chance(1),
         }
     }
 
@@ -397,6 +438,19 @@ impl fmt::Display for Told {
                     hold(of)
                 )
             }
+            Step::HandOff {
+                hold: of,
+                heir,
+                is_coordinator,
+                late,
+            } => write!(
+                f,
+                "hand off {} to #{} for {:?}, {} reserved, coordinator: {is_coordinator}, late: {late}",
+                hold(of),
+                token(&heir.token),
+                heir.lease,
+                heir.reserved
+            ),
             Step::Convert(of) => write!(f, "convert {}", hold(of)),
             Step::Abandon(of) => write!(f, "abandon {}", hold(of)),
             Step::Inspect(key, kind) => write!(f, "inspect {key} {kind:?}"),

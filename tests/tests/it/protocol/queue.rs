@@ -93,6 +93,7 @@ impl Client {
             StoreEvent::Granted {
                 hold: granted,
                 grant,
+                ..
             } if granted == *hold => grant,
             other => panic!("{other:?} for {hold:?}"),
         }
