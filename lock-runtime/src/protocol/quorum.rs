@@ -233,12 +233,8 @@ impl Session {
 
     /// Removes a round.
     fn end(&mut self, stem: u128) {
-        if self
-            .rounds
-            .remove(&stem)
-            .is_some_and(|round| round.has_name())
-        {
-            self.ended.insert(stem);
+        if let Some(round) = self.rounds.remove(&stem) {
+            self.ended.insert(stem, round);
         }
     }
 
@@ -317,9 +313,8 @@ impl Session {
         let stem = hold.token.stem();
         let pushed = match self.rounds.get_mut(&stem) {
             Some(round) => round.pushed(server, hold.token, *grant, *is_named, next.as_ref(), cx),
-            None if self.ended.contains(stem) => Pushed::Unwanted,
-            // An acquisition of another client.
-            None => return None,
+            // If it is not known, it belongs to another client.
+            None => self.ended.pushed(stem, server, grant.fence)?,
         };
         match pushed {
             Pushed::PollAfter(pause) => return Some(pause),

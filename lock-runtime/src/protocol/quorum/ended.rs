@@ -1,32 +1,64 @@
 //! The acquisitions that have ended recently. A release may still name them as its heir.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use foldhash::fast::RandomState;
+
+use super::{
+    PerServer,
+    round::{Passed, Pushed, Round},
+};
+use crate::fence::FencingToken;
 
 /// The number of acquisitions to remember.
 const MANY: usize = 1_024;
 
-/// The stems of the tokens of the latest acquisitions that have ended.
+/// The latest acquisitions that have ended, by the stems of their tokens.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    stems: HashSet<u128, RandomState>,
+    acquisitions: HashMap<u128, Acquisition, RandomState>,
     order: VecDeque<u128>,
 }
 
+#[derive(Debug)]
+struct Acquisition {
+    fence: Option<FencingToken>,
+    passed: PerServer<Passed>,
+}
+
 impl Ended {
-    pub(super) fn insert(&mut self, stem: u128) {
-        if self.stems.insert(stem) {
+    /// Adds an acquisition that a release may name.
+    pub(super) fn insert(&mut self, stem: u128, round: Round) {
+        if !round.has_name() {
+            return;
+        }
+        let (fence, passed) = round.into_passed();
+        let acquisition = Acquisition { fence, passed };
+        if self.acquisitions.insert(stem, acquisition).is_none() {
             if self.order.len() == MANY
                 && let Some(oldest) = self.order.pop_front()
             {
-                self.stems.remove(&oldest);
+                self.acquisitions.remove(&oldest);
             }
             self.order.push_back(stem);
         }
     }
 
-    pub(super) fn contains(&self, stem: u128) -> bool {
-        self.stems.contains(&stem)
+    /// Applies a push message. Returns `None` for an acquisition that is not known here.
+    pub(super) fn pushed(
+        &mut self,
+        stem: u128,
+        server: usize,
+        fence: FencingToken,
+    ) -> Option<Pushed> {
+        let acquisition = self.acquisitions.get_mut(&stem)?;
+        let is_newer = acquisition.fence.is_none_or(|held| held < fence);
+        Some(acquisition.passed[server].pushed_late(is_newer))
+    }
+
+    /// Records the reply to a release at a server. Returns whether the name has to be abandoned.
+    pub(super) fn released(&mut self, stem: u128, server: usize, is_released: bool) -> bool {
+        let acquisition = self.acquisitions.get_mut(&stem);
+        acquisition.is_some_and(|it| it.passed[server].released(is_released))
     }
 }

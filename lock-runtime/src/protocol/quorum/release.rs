@@ -42,6 +42,7 @@ impl Session {
             let proposal = self.proposals.next(cx.micros);
             HandOff::new(heir, proposal, cx.now + HAND_OFF_WITHIN)
         });
+        aliases.iter().for_each(|alias| round.releases(alias));
         let lease = round.longest_lease;
         let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
         let count = Count::Release(hold.clone());
@@ -73,7 +74,14 @@ impl Session {
         cx: &mut Cx<'_>,
     ) {
         let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
-        if !is_released && (alias.may_be_queued || alias.was_writer || reply.is_err()) {
+        let (server, stem) = (alias.server, hold.token.stem());
+        let is_late = match self.rounds.get_mut(&stem) {
+            Some(round) => round.released(server, is_released),
+            None => self.ended.released(stem, server, is_released),
+        };
+        if is_late {
+            self.abandon_alias(alias, hold, lease, cx);
+        } else if !is_released && (alias.may_be_queued || alias.was_writer || reply.is_err()) {
             self.abandon_alias(alias, hold, lease, cx);
         }
     }

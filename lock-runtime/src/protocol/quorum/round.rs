@@ -22,14 +22,11 @@ use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
-pub(crate) use self::heir::Pushed;
+pub(crate) use self::heir::{Passed, Pushed};
 pub(crate) use self::message::{
     AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
 };
-use self::{
-    heir::Passed,
-    vote::{Obstacle, Standing, Status, Vote, VoteState},
-};
+use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
@@ -186,7 +183,7 @@ impl Round {
         };
         let passed = self.passed.iter().filter_map(|passed| match passed {
             Passed::Vote(vote) => Some(vote.fence),
-            Passed::Never | Passed::Over => None,
+            _ => None,
         });
         let drawn = self.states.iter().filter_map(number_of);
         let drawn = drawn.chain(passed).max();

@@ -14,10 +14,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, Round, majority,
+    AbandonedAlias, Cx, Mutation, PerServer, Round, majority,
     vote::{Standing, Status, Vote, passed_until},
 };
 use crate::{
+    fence::FencingToken,
     spec::{Mode, call_timeout},
     store::{Grant, HANDOFF_LEASE, Heir, Token},
 };
@@ -27,13 +28,43 @@ pub(super) const NEXT_IS_ALIVE: Duration = Duration::from_secs(1);
 
 /// The state of the name at a server other than the coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Passed {
+pub(crate) enum Passed {
     /// It was not used there.
     #[default]
     Never,
     Vote(Vote),
     /// It is or was the alias there, or was abandoned. No further vote is passed on to it.
     Over,
+    /// Its release is awaited. A push message has arrived in the meantime if `is_late`.
+    Releasing {
+        is_late: bool,
+    },
+    Released,
+}
+
+impl Passed {
+    /// Applies a push message that arrives after the end of the hold. If it `is_newer`, the vote was
+    /// passed on after that of the hold.
+    pub(crate) fn pushed_late(&mut self, is_newer: bool) -> Pushed {
+        match self {
+            Self::Releasing { is_late } if !is_newer => *is_late = true,
+            Self::Released if !is_newer => {}
+            _ => return Pushed::Unwanted,
+        }
+        Pushed::Recorded
+    }
+
+    /// Records the reply to the release. Returns whether the name has to be abandoned: the vote was
+    /// passed on to it after the release had been executed.
+    pub(crate) fn released(&mut self, is_released: bool) -> bool {
+        let is_late = *self == Self::Releasing { is_late: true };
+        *self = if is_released {
+            Self::Released
+        } else {
+            Self::Over
+        };
+        is_late && !is_released
+    }
 }
 
 /// The meaning of a push message.
@@ -59,7 +90,7 @@ impl Round {
 
     /// Whether a release may name this acquisition as its heir.
     pub(crate) fn has_name(&self) -> bool {
-        self.name().is_some()
+        self.coordinator.is_some_and(|it| self.states[it].is_name)
     }
 
     /// Whether the coordinator has granted the lock to this acquisition.
@@ -108,12 +139,16 @@ impl Round {
             }
             return self.polls_after(server, cx);
         }
-        let name = self
-            .name()
-            .filter(|(name, _)| *name == token && !self.closed);
-        let (Some((_, until)), true) = (name, self.may_be_passed(server, cx)) else {
+        let Some((_, until)) = self.name().filter(|(name, _)| *name == token) else {
             return Pushed::Unwanted;
         };
+        if self.closed {
+            let is_newer = self.fence.is_none_or(|held| held < grant.fence);
+            return self.passed[server].pushed_late(is_newer);
+        }
+        if !self.may_be_passed(server, cx) {
+            return Pushed::Unwanted;
+        }
         let until = if cx.breaks(Mutation::CountsFromPush) {
             cx.now + self.lease.min(HANDOFF_LEASE)
         } else {
@@ -159,10 +194,10 @@ impl Round {
             let (_, until) = name?;
             let vote = match self.passed[server] {
                 Passed::Vote(vote) => vote,
-                Passed::Never | Passed::Over if self.coordinator == Some(server) => {
+                _ if self.coordinator == Some(server) => {
                     Vote::until(self.states[server].pushed?, until)
                 }
-                Passed::Never | Passed::Over => return None,
+                _ => return None,
             };
             self.is_enough(vote.until, now).then_some((server, vote))
         };
@@ -172,7 +207,7 @@ impl Round {
     /// Takes the votes of which the acquisition knows by push messages alone, if they are a
     /// majority.
     pub(super) fn wins_without_a_call(&mut self, cx: &Cx<'_>) -> bool {
-        let votes: super::PerServer<_> = self.votes_without_a_call(cx.now).collect();
+        let votes: PerServer<_> = self.votes_without_a_call(cx.now).collect();
         if self.fence.is_some() || votes.len() < self.majority(cx) {
             return false;
         }
@@ -229,7 +264,7 @@ impl Round {
             {
                 self.use_name(server);
             }
-            Passed::Never | Passed::Over => {}
+            _ => {}
         }
         let state = &mut self.states[server];
         if state.has_ended(self.lease, now) {
@@ -274,7 +309,24 @@ impl Round {
     /// The name, as the alias of a server that may still receive a vote for it.
     pub(crate) fn passed_later(&self, server: usize) -> Option<AbandonedAlias> {
         let (name, _) = self.name()?;
-        let may_be = self.passed[server] != Passed::Over;
+        let may_be = matches!(self.passed[server], Passed::Never | Passed::Vote(_));
         may_be.then(|| AbandonedAlias::of_vote(server, name))
+    }
+
+    /// Records the release of an alias at a server.
+    pub(crate) fn releases(&mut self, alias: &AbandonedAlias) {
+        if self.name().is_some_and(|(name, _)| name == alias.token) {
+            self.passed[alias.server] = Passed::Releasing { is_late: false };
+        }
+    }
+
+    /// Records the reply to the release at a server. Returns whether the name has to be abandoned.
+    pub(crate) fn released(&mut self, server: usize, is_released: bool) -> bool {
+        self.passed[server].released(is_released)
+    }
+
+    /// The fencing token of the hold, and the state of its name at each server.
+    pub(crate) fn into_passed(self) -> (Option<FencingToken>, PerServer<Passed>) {
+        (self.fence, self.passed)
     }
 }

@@ -113,7 +113,7 @@ pub(super) enum Standing {
 
 /// The vote of a server that holds the lock for this acquisition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Vote {
+pub(crate) struct Vote {
     /// The number that the server has given to this acquisition and to no other.
     pub(super) fence: FencingToken,
     /// The server's next number is larger than this. It is the last of the numbers that the server
