@@ -6,6 +6,7 @@ mod fences;
 mod hand_off;
 mod promises;
 mod storms;
+mod turns;
 mod votes;
 
 use std::time::Duration;

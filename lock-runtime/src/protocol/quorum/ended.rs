@@ -29,7 +29,7 @@ struct Acquisition {
 impl Ended {
     /// Adds an acquisition that a release may name.
     pub(super) fn insert(&mut self, stem: u128, round: Round) {
-        if !round.has_name() {
+        if !round.may_be_named() {
             return;
         }
         let (fence, passed) = round.into_passed();

@@ -68,6 +68,8 @@ pub(crate) struct Round {
     states: PerServer<VoteState>,
     /// For each server, the vote that its previous holder has passed on.
     passed: PerServer<Passed>,
+    /// A release may name an alias of this acquisition, which is or was in a wait queue.
+    may_be_named: bool,
     /// The acquisition behind this one in the coordinator's queue, and the time of its report.
     next: Option<(Heir, Instant)>,
     /// The number of aliases used so far, beyond the first.
@@ -144,6 +146,7 @@ impl Round {
                 })
                 .collect(),
             passed: smallvec::smallvec![Passed::Never; servers],
+            may_be_named: false,
             next: None,
             // The name in the coordinator's queue is used nowhere else before its turn: it could
             // have been abandoned at a server that grants it the lock later.
@@ -375,7 +378,9 @@ impl Round {
         state.pushed = None;
         state.standing = standing;
         // A writer in a wait queue may be named as the heir.
-        state.is_name |= standing == Standing::Queued && self.hold.mode == Mode::Exclusive;
+        let is_queued = standing == Standing::Queued && self.hold.mode == Mode::Exclusive;
+        state.is_name |= is_queued;
+        self.may_be_named |= is_queued;
         state.renewed = renewed;
     }
 
@@ -412,6 +417,7 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
+        self.may_be_named |= left.may_be_queued && self.hold.mode == Mode::Exclusive;
         if self.coordinator == Some(server) {
             // The name changes, and is given up everywhere.
             (0..self.states.len()).for_each(|server| self.abandon_passed(server));

@@ -1,5 +1,7 @@
 //! Scenarios that random schedules have found, each reduced to a few steps.
 
+mod heir;
+
 use std::time::Duration;
 
 use tokio::time::Instant;

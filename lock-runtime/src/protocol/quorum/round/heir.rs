@@ -88,9 +88,9 @@ impl Round {
         Some((state.token, passed_until(since, self.lease)))
     }
 
-    /// Whether a release may name this acquisition as its heir.
-    pub(crate) fn has_name(&self) -> bool {
-        self.coordinator.is_some_and(|it| self.states[it].is_name)
+    /// Whether a release may name an alias of this acquisition as its heir.
+    pub(crate) fn may_be_named(&self) -> bool {
+        self.may_be_named
     }
 
     /// Whether the coordinator has granted the lock to this acquisition.

@@ -53,8 +53,11 @@ local function bequeath()
   local number = math.max(last + 1, math.min(tonumber(ARGV[6]), micros + 60000000))
   if redis.pcall('SET', fence, string.format('%.0f', number + reserved), 'EX', 86400).ok and
       redis.pcall('SET', lock, heir, 'PX', lease).ok then
-    redis.pcall('PUBLISH', ARGV[5], string.format('turn n - exclusive %s %.0f %d %d %s', heir, number, lease, reserved, lock))
-    if reply[1] == 'released' then
+    local message = string.format('turn n - exclusive %s %.0f %d %d %s', heir, number, lease, reserved, lock)
+    if redis.pcall('PUBLISH', ARGV[5], message) == 0 then
+      -- No connection has received it: the process of the heir may be gone.
+      redis.call('DEL', lock)
+    elseif reply[1] == 'released' then
       reply[1] = 'handed_over'
     end
   end

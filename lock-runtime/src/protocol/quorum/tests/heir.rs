@@ -1,0 +1,235 @@
+//! Votes that the previous holder passes on.
+
+use super::*;
+use crate::store::{Heir, NextHolder, Release, ReleaseReply};
+
+const MAJORITY: usize = 2;
+
+fn fence(number: u64) -> FencingToken {
+    FencingToken::new(number).unwrap()
+}
+
+fn next() -> Heir {
+    Heir::new(NextHolder::new(Token::random(), LEASE, 0), None)
+}
+
+fn released(is_released: bool) -> Reply {
+    Reply::Release(match is_released {
+        true => ReleaseReply::Released,
+        false => ReleaseReply::NotHeld,
+    })
+}
+
+impl Client {
+    /// A client in the coordinator's queue, and its servers, the coordinator first.
+    fn queued() -> (Self, [usize; 3]) {
+        let (mut client, id, sends) = Self::acquire(Mode::Exclusive);
+        let coordinator = client
+            .session
+            .coordinator(&client.hold.key, client.now)
+            .unwrap();
+        for send in sends {
+            let is_coordinator = send.ticket.server == coordinator;
+            client.reply(send, if is_coordinator { QUEUED } else { BUSY });
+        }
+        client.step(id);
+        let others = (0..3).filter(|server| *server != coordinator);
+        let servers: Vec<_> = [coordinator].into_iter().chain(others).collect();
+        (client, servers.try_into().unwrap())
+    }
+
+    /// Applies the push message of a server that has passed its vote on to the name.
+    fn passed(&mut self, server: usize, number: u64, next: Option<Heir>) -> (bool, Output) {
+        let event = StoreEvent::Granted {
+            hold: self.hold.clone(),
+            grant: Grant::new(fence(number), LEASE),
+            is_named: true,
+            next,
+        };
+        let (pause, out) = self.visit(|session, cx| session.pushed(server, &event, cx));
+        (pause == Some(Duration::ZERO), out)
+    }
+
+    /// Polls, and expects a grant without a call.
+    fn wins(&mut self) -> Grant {
+        let (id, sends) = self.poll();
+        assert!(sends.is_empty(), "{sends:?}");
+        match self.step(id).0 {
+            Step::Done(Ok(Reply::Acquire(_)), _) => panic!("a poll is answered as a poll"),
+            Step::Done(Ok(Reply::Poll(PollReply::Granted(grant))), _) => grant,
+            step => panic!("{step:?}"),
+        }
+    }
+
+    fn releases(&mut self) -> Vec<Send> {
+        let release = Release::new(self.hold.clone());
+        self.visit(|session, cx| session.release(&release, cx))
+            .1
+            .sends
+    }
+}
+
+#[test]
+fn an_heir_holds_the_lock_by_push_messages_alone() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    assert!(!client.passed(one, 9, None).0, "that is no majority");
+    assert!(client.passed(coordinator, 9, None).0);
+    let grant = client.wins();
+    assert_eq!(grant.fence, fence(9));
+    assert!(grant.ttl < Duration::from_secs(3), "{grant:?}");
+}
+
+/// The message of the coordinator is missing. The others are enough once the client polls.
+#[test]
+fn an_heir_needs_no_message_of_the_coordinator() {
+    let (mut client, [_, one, other]) = Client::queued();
+    assert!(!client.passed(one, 9, None).0);
+    assert!(!client.passed(other, 9, None).0, "it is on its way");
+    client.wins();
+}
+
+#[test]
+fn an_heir_whose_numbers_differ_writes_the_largest_back() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    client.passed(one, 8, None);
+    client.passed(coordinator, 9, None);
+    let (id, sends) = client.poll();
+    assert!(sends.is_empty());
+    assert_eq!(client.raises(id), [fence(9)]);
+}
+
+/// A push message that was delayed for longer than the vote lasts is no vote.
+#[test]
+fn a_late_push_message_is_no_vote() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    client.now += Duration::from_secs(3);
+    client.passed(one, 9, None);
+    client.passed(other, 9, None);
+    assert!(client.passed(coordinator, 9, None).0);
+    let (_, sends) = client.poll();
+    assert_eq!(sends.len(), 3, "all servers are asked: {sends:?}");
+    let mut acquires = sends.iter().filter_map(|send| match &send.request {
+        ServerRequest::Acquire(request, _) => Some(request.hold.token),
+        _ => None,
+    });
+    let name = client.hold.token;
+    assert!(
+        acquires.all(|token| token == name),
+        "they may hold it for the name"
+    );
+}
+
+/// A server may have granted the lock to others and to the name again, with a number that the
+/// client does not know.
+#[test]
+fn a_renewal_lengthens_no_vote_that_may_have_ended() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, None);
+    client.wins();
+    for (after, lasts) in [(2, true), (40, false)] {
+        client.now += Duration::from_secs(after);
+        let (id, out) = client.renew();
+        for send in out.sends {
+            client.reply(send, renewed());
+        }
+        let (step, _) = client.step(id);
+        let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
+            panic!("{step:?}")
+        };
+        let [Ok(reply)] = replies[..] else {
+            panic!("{replies:?}")
+        };
+        assert_eq!(reply != RenewReply::Gone, lasts, "after {after} s");
+    }
+}
+
+#[test]
+fn a_release_names_the_next_waiter_to_all_servers() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    let next = next();
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, Some(next.clone()));
+    client.wins();
+    let sends = client.releases();
+    assert_eq!(sends.len(), 3);
+    for send in &sends {
+        let ServerRequest::HandOff(release, hand_off) = &send.request else {
+            panic!("{send:?}")
+        };
+        assert_eq!(release.hold, client.hold);
+        assert_eq!(hand_off.heir, next);
+        assert!(hand_off.proposal > fence(9));
+        let is_coordinator = send.ticket.server == coordinator;
+        assert_eq!(hand_off.is_coordinator, is_coordinator);
+    }
+    // The message of the third server comes before the reply to the release, which shows that it
+    // was executed after that.
+    let (_, out) = client.passed(other, 9, None);
+    assert!(out.abandonments.is_empty());
+    for send in sends {
+        assert!(client.reply(send, released(true)).abandonments.is_empty());
+    }
+    let (_, out) = client.passed(other, 9, None);
+    assert!(out.abandonments.is_empty(), "a copy of the message");
+    let (_, out) = client.passed(other, 10, None);
+    assert_eq!(out.abandonments.len(), 1, "it was named once more");
+}
+
+#[test]
+fn a_vote_that_comes_after_the_release_is_abandoned() {
+    for message_is_first in [true, false] {
+        let (mut client, [coordinator, one, other]) = Client::queued();
+        client.passed(one, 9, None);
+        client.passed(coordinator, 9, Some(next()));
+        client.wins();
+        let sends = client.releases();
+        let mut abandoned = 0;
+        let mut message = |client: &mut Client| {
+            abandoned += client.passed(other, 9, None).1.abandonments.len();
+        };
+        if message_is_first {
+            message(&mut client);
+        }
+        let mut by_reply = 0;
+        for send in sends {
+            let is_released = send.ticket.server != other;
+            let out = client.reply(send, released(is_released));
+            by_reply += out.abandonments.len();
+        }
+        if !message_is_first {
+            message(&mut client);
+        }
+        assert_eq!(abandoned + by_reply, 1, "message first: {message_is_first}");
+    }
+}
+
+#[test]
+fn a_holder_that_learned_of_the_next_waiter_long_ago_names_none() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, Some(next()));
+    client.wins();
+    client.now += Duration::from_secs(1);
+    let sends = client.releases();
+    assert_eq!(sends.len(), MAJORITY, "only where it holds the lock");
+    let is_plain = |send: &Send| matches!(send.request, ServerRequest::Release(_));
+    assert!(sends.iter().all(is_plain), "{sends:?}");
+}
+
+#[test]
+fn the_votes_for_a_waiter_that_has_left_are_abandoned() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    client.passed(one, 9, None);
+    let hold = client.hold.clone();
+    let (_, out) = client.visit(|session, cx| session.abandon(&hold, cx));
+    assert_eq!(out.abandonments.len(), 2, "the queue entry and the vote");
+    for server in [coordinator, other] {
+        let (_, out) = client.passed(server, 9, None);
+        assert_eq!(out.abandonments.len(), 1);
+    }
+    // That of another client.
+    let another = Hold::new(hold.key, Mode::Exclusive, Token::random());
+    client.hold = another;
+    assert!(client.passed(one, 9, None).1.abandonments.is_empty());
+}

@@ -1,0 +1,123 @@
+//! Turns of one key with many clients: each holder hands the lock off to the next waiter at all
+//! servers at once.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lock_runtime::{LockClient, RedisOptions};
+use lock_tests::{Proxy, RedisServer, proxy::Direction};
+use tokio::{
+    runtime,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{LONGEST_LEASE, QUARANTINE, Servers};
+use crate::{
+    place::{LONG, begun},
+    topologies::storm::Storm,
+};
+
+const CLIENTS: usize = 32;
+const LEASE: Duration = Duration::from_secs(1);
+/// Service is back when the votes for an heir have ended and the waiters have noticed it.
+const BACK: Duration = Duration::from_secs(2);
+/// The time in which a request is queued.
+const QUEUED: Duration = Duration::from_millis(50);
+
+/// Waits until this number of requests is queued.
+async fn until_queued(locks: &LockClient, waiters: usize) {
+    while locks.inspect("a").await.unwrap().waiters.len() < waiters {
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// All faults, one after the other. At most two servers are away at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_key_of_many_clients_under_every_fault() {
+    let servers = Servers::start().await;
+    let proxies = servers.proxies().await;
+    let clients = servers.clients_through(&proxies, CLIENTS).await;
+    let storm = Storm::of(clients).tasks(1).keys(1).lease(LEASE);
+    let report = storm.run(async |faults| {
+        let [a, b, c, d, e] = servers.all();
+        faults.begin("one is killed, and one stops");
+        (a.kill(), b.stop());
+        sleep(LEASE).await;
+        b.resume();
+        a.restart_empty().await;
+        faults.begin("connections break, and messages are lost");
+        for round in 0..20 {
+            let proxy = &proxies[2 + round % 3];
+            match round % 2 {
+                0 => proxy.cut(),
+                _ => proxy.drop_next_reply(),
+            }
+            sleep(Duration::from_millis(rand::random_range(0..100))).await;
+        }
+        // Until the one that was killed votes again.
+        sleep(QUARANTINE - LEASE).await;
+        faults.begin("the data of one are deleted, and one is slow");
+        c.command(&["FLUSHALL"]).await;
+        proxies[3].delay(Direction::ToClient, Duration::from_millis(300));
+        sleep(LEASE).await;
+        proxies[3].delay(Direction::ToClient, Duration::ZERO);
+        sleep(QUARANTINE).await;
+        faults.begin("two cannot be reached");
+        proxies[3].black_hole();
+        proxies[4].black_hole();
+        sleep(LEASE).await;
+        join_all(proxies[3..].iter().map(Proxy::let_through)).await;
+        faults.begin("two come back empty");
+        join_all([d, e].map(RedisServer::restart_empty)).await;
+        sleep(QUARANTINE).await;
+    });
+    let report = report.await;
+    report.assert_fenced();
+    report.assert_exclusive();
+    report.assert_service_within(LEASE + BACK);
+}
+
+/// A waiter dies after the holder has learned that it is the next one. The servers find that no
+/// connection receives their message, and do not grant it the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
+    let servers = Servers::shared().await;
+    let [first, second, last] = servers.clients(3).await.try_into().expect("three");
+    for after in [0, 100, 400].map(Duration::from_millis) {
+        let acquire = |locks: &LockClient| {
+            let request = locks.exclusive("a").lease(LONGEST_LEASE);
+            request.wait(LONG).acquire()
+        };
+        let guard = acquire(&first).await.unwrap();
+        let mut second = begun(acquire(&second)).await;
+        assert!(timeout(QUEUED, &mut second).await.is_err());
+        // Its process is a runtime that ends without a farewell.
+        let process = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let urls: Vec<_> = servers.all().iter().map(RedisServer::url).collect();
+        let builder = LockClient::builder().namespace(&servers.namespace);
+        process.spawn(async move {
+            let options = RedisOptions::new().longest_lease(LONGEST_LEASE);
+            let doomed = builder.redis(options).connect_redlock(urls).await.unwrap();
+            let request = doomed.exclusive("a").lease(LONGEST_LEASE);
+            drop(request.wait(LONG).acquire().await);
+        });
+        until_queued(&first, 2).await;
+        let mut waiting = begun(acquire(&last)).await;
+        assert!(timeout(QUEUED, &mut waiting).await.is_err());
+        until_queued(&first, 3).await;
+        guard.release().await.unwrap();
+        let guard = timeout(LONGEST_LEASE, second).await.unwrap().unwrap();
+        process.shutdown_background();
+        sleep(after).await;
+        let since = Instant::now();
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap();
+        let took = since.elapsed();
+        assert!(took < LONGEST_LEASE / 2, "{took:?} after {after:?}");
+        guard.release().await.unwrap();
+    }
+}
