@@ -36,9 +36,7 @@ found! {
     found_client_that_gives_up_a_name_once: Majority(Quorum::AbandonsOnce) => Orphan,
     found_client_whose_time_outs_are_fixed: Majority(Quorum::FixedTimeOuts) => Stuck,
     found_heir_that_counts_votes_from_their_push: Majority(Quorum::CountsFromPush) => TwoHolders,
-    found_heir_that_renews_votes_that_have_ended: Majority(Quorum::RenewsEnded) => Fence,
     found_heir_that_uses_its_name_at_once: Majority(Quorum::NamesAtOnce) => NotHeld,
     found_heir_that_counts_an_abandoned_name: Majority(Quorum::CountsAbandonedName) => NotHeld,
     found_server_that_passes_on_the_vote_of_another: Majority(Quorum::TakesFromHolder) => TwoHolders,
-    found_server_without_its_data_that_passes_on_its_vote: Majority(Quorum::HandsOffUnmarked) => TwoHolders,
 }

@@ -220,8 +220,7 @@ impl Server {
             }
             Request::Call(ServerRequest::HandOff(release, hand_off), conditions) => {
                 let may_grant = conditions.deadline.is_some_and(|it| micros <= it)
-                    && (conditions.marker == marker.map(|(name, _)| name)
-                        || net.of_majority() == Some(quorum::Mutation::HandsOffUnmarked));
+                    && conditions.marker == marker.map(|(name, _)| name);
                 let reply = if may_grant {
                     let takes = net.of_majority() == Some(quorum::Mutation::TakesFromHolder);
                     if takes && !hand_off.is_coordinator {

@@ -67,8 +67,13 @@
 //!
 //! Clients that ask all servers at the same time split the votes. So each lock has a coordinator,
 //! a server found from the name of the lock. It keeps the wait queue as a single server does. A
-//! waiter queues there, is notified when it is its turn, and then asks the other servers. A
-//! hand-off takes two round trips.
+//! waiter queues there. A holder knows which waiter is next, and hands the lock off to it at all
+//! servers with its release, so a turn of a contended lock takes one round trip. The first turn
+//! takes two, as no waiter is known yet: the waiter is notified by the coordinator, and then asks
+//! the other servers.
+//!
+//! A next waiter whose process has been killed is passed over. One that is stopped keeps the lock
+//! for its lease, at most three seconds.
 //!
 //! If the coordinator does not answer, only the votes decide, and the next server becomes the
 //! coordinator. Two clients that each hold some of the votes give them back after different

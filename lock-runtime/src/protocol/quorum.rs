@@ -58,6 +58,10 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 pub(crate) type RequestId = u64;
 
 /// A rule of docs/PROTOCOL.md that is switched off, to show that the simulator finds the violation.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "only simulators switch rules off")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     /// Rule 28: the largest fencing token is not written back.
@@ -91,10 +95,6 @@ pub(crate) enum Mutation {
     CountsAbandonedName,
     /// A server passes on a vote that the releaser does not hold.
     TakesFromHolder,
-    /// A server that has lost its data passes on its vote.
-    HandsOffUnmarked,
-    /// A push message for a name that is no longer used is ignored.
-    KeepsUnwanted,
 }
 
 /// The surroundings of one visit to a [`Session`], and its output.
@@ -319,7 +319,6 @@ impl Session {
         match pushed {
             Pushed::PollAfter(pause) => return Some(pause),
             Pushed::Recorded => self.abandon_unused(stem, cx),
-            Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
                 self.abandon_alias(&alias, hold, grant.ttl.min(MAX_LEASE), cx);

@@ -62,6 +62,11 @@
 //! granted the lock within 250 ms and a few tens of round trips after a majority has become
 //! free, if the servers reply.
 //!
+//! A grant from the wait queue names the acquisition behind it, the *heir*. With its release, the
+//! holder names the heir to all servers, and each of them passes its vote on
+//! (`QuorumMember::hand_off`). The heir counts the push messages about these votes, and makes no
+//! call if they are a majority.
+//!
 //! Several locks of one request are acquired one after the other, in the order of their keys, with
 //! one round trip for each. Of several requests with locks in common, one is granted: they do not
 //! refuse each other.

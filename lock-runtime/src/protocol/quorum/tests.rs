@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Cx, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
+use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
     key::LockKey,
@@ -45,6 +45,7 @@ struct Client {
     session: Session,
     now: Instant,
     hold: Hold,
+    mutation: Option<Mutation>,
 }
 
 impl Client {
@@ -55,6 +56,7 @@ impl Client {
             session: Session::new(["a", "b", "c"].map(String::from)),
             now: Instant::now(),
             hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
+            mutation: None,
         };
         let request = KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE).queued();
         let (id, out) = client.visit(|session, cx| session.acquire(&request, cx));
@@ -82,6 +84,7 @@ impl Client {
     fn visit<T>(&mut self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
         let mut fraction = || 0.5;
         let mut cx = Cx::new(self.now, 1, &mut fraction);
+        cx.mutation = self.mutation;
         let result = visit(&mut self.session, &mut cx);
         (result, cx.out)
     }

@@ -43,8 +43,8 @@ pub(crate) enum Passed {
 }
 
 impl Passed {
-    /// Applies a push message that arrives after the end of the hold. If it `is_newer`, the vote was
-    /// passed on after that of the hold.
+    /// Applies a push message that arrives after the end of the hold. If it `is_newer`, the vote
+    /// was passed on after that of the hold.
     pub(crate) fn pushed_late(&mut self, is_newer: bool) -> Pushed {
         match self {
             Self::Releasing { is_late } if !is_newer => *is_late = true,
@@ -252,8 +252,8 @@ impl Round {
         }
     }
 
-    /// Prepares a request to a server that is to vote for this acquisition. A server that has passed
-    /// its vote on, or may have as the coordinator has granted the lock, is asked under the name.
+    /// Prepares a request to a server that is to vote for this acquisition. A server that has
+    /// passed its vote on, or may have as the coordinator has granted the lock, is asked under the name.
     pub(super) fn prepare(&mut self, server: usize, now: Instant) {
         match self.passed[server] {
             Passed::Vote(_) => self.use_name(server),

@@ -27,8 +27,8 @@ pub(super) struct VoteState {
     pub(super) straggler_until: Option<Instant>,
     /// The start of the exchange in which an acquire was sent under this alias first.
     pub(super) asked_since: Option<Instant>,
-    /// The alias is or was the name in the coordinator's queue. A release may pass the vote on to it,
-    /// also again after it has ended.
+    /// The alias is or was the name in the coordinator's queue. A release may pass the vote on to
+    /// it, also again after it has ended.
     pub(super) is_name: bool,
     /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,

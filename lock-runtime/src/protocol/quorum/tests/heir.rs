@@ -123,11 +123,13 @@ fn a_late_push_message_is_no_vote() {
 /// client does not know.
 #[test]
 fn a_renewal_lengthens_no_vote_that_may_have_ended() {
-    let (mut client, [coordinator, one, _]) = Client::queued();
-    client.passed(one, 9, None);
-    client.passed(coordinator, 9, None);
-    client.wins();
-    for (after, lasts) in [(2, true), (40, false)] {
+    let ended = Some(Mutation::RenewsEnded);
+    for (mutation, after, lasts) in [(None, 2, true), (None, 40, false), (ended, 40, true)] {
+        let (mut client, [coordinator, one, _]) = Client::queued();
+        client.mutation = mutation;
+        client.passed(one, 9, None);
+        client.passed(coordinator, 9, None);
+        client.wins();
         client.now += Duration::from_secs(after);
         let (id, out) = client.renew();
         for send in out.sends {
@@ -140,7 +142,8 @@ fn a_renewal_lengthens_no_vote_that_may_have_ended() {
         let [Ok(reply)] = replies[..] else {
             panic!("{replies:?}")
         };
-        assert_eq!(reply != RenewReply::Gone, lasts, "after {after} s");
+        let is_renewed = reply != RenewReply::Gone;
+        assert_eq!(is_renewed, lasts, "{mutation:?} after {after} s");
     }
 }
 
