@@ -79,9 +79,8 @@ impl Session {
             Some(round) => round.released(server, is_released),
             None => self.ended.released(stem, server, is_released),
         };
-        if is_late {
-            self.abandon_alias(alias, hold, lease, cx);
-        } else if !is_released && (alias.may_be_queued || alias.was_writer || reply.is_err()) {
+        let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
+        if is_late || !is_released && may_be_known {
             self.abandon_alias(alias, hold, lease, cx);
         }
     }

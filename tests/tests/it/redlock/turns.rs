@@ -41,7 +41,8 @@ async fn one_key_of_many_clients_under_every_fault() {
     let report = storm.run(async |faults| {
         let [a, b, c, d, e] = servers.all();
         faults.begin("one is killed, and one stops");
-        (a.kill(), b.stop());
+        a.kill();
+        b.stop();
         sleep(LEASE).await;
         b.resume();
         a.restart_empty().await;

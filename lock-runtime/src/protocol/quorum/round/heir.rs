@@ -253,7 +253,8 @@ impl Round {
     }
 
     /// Prepares a request to a server that is to vote for this acquisition. A server that has
-    /// passed its vote on, or may have as the coordinator has granted the lock, is asked under the name.
+    /// passed its vote on, or may have as the coordinator has granted the lock, is asked under the
+    /// name.
     pub(super) fn prepare(&mut self, server: usize, now: Instant) {
         match self.passed[server] {
             Passed::Vote(_) => self.use_name(server),
