@@ -13,7 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
+use futures_util::{
+    StreamExt as _,
+    future::{join, join_all},
+    stream::FuturesUnordered,
+};
 use redis::Value;
 use tokio::sync::{Notify, oneshot};
 
@@ -43,22 +47,21 @@ const STOPPED: Duration = Duration::from_secs(1);
 
 /// The groups of a connection.
 pub(super) struct Groups {
-    acquires: Arc<Group>,
-    releases: Arc<Group>,
+    group: Arc<Group>,
     /// The number of the next renewals that are sent alone.
     ungrouped_renewals: AtomicUsize,
 }
 
-/// The calls of one script.
+/// The calls that wait for the next groups: acquires, and releases. Both are in one queue, so that
+/// no release overtakes the acquire before it, which it would have to follow up.
 struct Group {
     connection: Weak<Connection>,
-    purpose: Purpose,
     state: Mutex<State>,
     /// Notifies the task that sends the groups.
     work: Notify,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Acquire,
     Release,
@@ -78,6 +81,7 @@ struct State {
 }
 
 struct Queued {
+    purpose: Purpose,
     call: Call,
     outcome: oneshot::Sender<Turn>,
 }
@@ -101,30 +105,27 @@ impl Drop for Alone {
 
 impl Groups {
     pub(super) fn new(connection: &Weak<Connection>) -> Self {
-        let group = |purpose| {
-            Arc::new(Group {
-                connection: connection.clone(),
-                purpose,
-                state: Mutex::default(),
-                work: Notify::new(),
-            })
-        };
+        let group = Arc::new(Group {
+            connection: connection.clone(),
+            state: Mutex::default(),
+            work: Notify::new(),
+        });
         Self {
-            acquires: group(Purpose::Acquire),
-            releases: group(Purpose::Release),
+            group,
             ungrouped_renewals: AtomicUsize::new(0),
         }
     }
 
     /// Sends a call with others, unless its caller is to send it.
     pub(super) async fn enter(&self, call: &Call) -> Turn {
-        let group = if call.is_of(&scripts::ACQUIRE) {
-            &self.acquires
+        let purpose = if call.is_of(&scripts::ACQUIRE) {
+            Purpose::Acquire
         } else if call.is_of(&scripts::RELEASE) || call.is_of(&scripts::ABANDON) {
-            &self.releases
+            Purpose::Release
         } else {
             return Turn::Alone(None);
         };
+        let group = &self.group;
         let (outcome, starts) = {
             let mut state = lock(&group.state);
             if state.active.is_none() && state.alone < IN_FLIGHT {
@@ -136,11 +137,12 @@ impl Groups {
                 return Turn::Alone(None);
             }
             let has_stopped = state.active.is_some_and(|turn| turn.elapsed() > STOPPED);
-            if has_stopped || !group.purpose.suits(call) {
+            if has_stopped || !purpose.suits(call) {
                 return Turn::Alone(None);
             }
             let (sender, outcome) = oneshot::channel();
             state.queue.push_back(Queued {
+                purpose,
                 call: call.clone(),
                 outcome: sender,
             });
@@ -259,7 +261,14 @@ impl Group {
                     && (in_flight.len() < IN_FLIGHT || state.queue.len() >= MOST)
                 {
                     let count = state.queue.len().min(MOST);
-                    in_flight.push(self.send(state.queue.drain(..count).collect()));
+                    let is_acquire = |queued: &Queued| queued.purpose == Purpose::Acquire;
+                    let (acquires, releases): (Vec<_>, Vec<_>) =
+                        state.queue.drain(..count).partition(is_acquire);
+                    // The acquires are sent first, as a release may be that of one of them.
+                    in_flight.push(join(
+                        self.send(Purpose::Acquire, acquires),
+                        self.send(Purpose::Release, releases),
+                    ));
                 }
                 state.groups = in_flight.len();
                 state.active = (state.groups > 0).then(Instant::now);
@@ -275,14 +284,14 @@ impl Group {
     }
 
     /// Sends a group, and passes each caller its outcome.
-    async fn send(&self, mut group: Vec<Queued>) {
+    async fn send(&self, purpose: Purpose, mut group: Vec<Queued>) {
         group.retain(|queued| !queued.outcome.is_closed());
         let connection = self.connection.upgrade();
         // Without a connection each caller learns by its own call why there is none.
         let Some(connection) = connection.filter(|it| !group.is_empty() && it.stands()) else {
             return hand_back(group);
         };
-        let call = self.purpose.call(&group);
+        let call = purpose.call(&group);
         let reply = tokio::select! {
             biased;
             reply = connection.send_script(None, &call, Repeat::Never) => reply,
@@ -300,7 +309,7 @@ impl Group {
             // The server has refused the group before it executed anything.
             Ok(_) => Vec::new().into_iter(),
         };
-        let micros = match self.purpose {
+        let micros = match purpose {
             Purpose::Acquire => replies.next(),
             Purpose::Release => None,
         };
@@ -308,7 +317,7 @@ impl Group {
         let (count, mut executed) = (group.len(), 0);
         for queued in group {
             let reply = replies.next().unwrap_or(Value::Nil);
-            let reply = self.purpose.reply(&queued.call, micros, &reply);
+            let reply = purpose.reply(&queued.call, micros, &reply);
             executed += usize::from(reply.is_some());
             let turn = reply.map_or(Turn::Alone(None), |value| Turn::Over(Ok(value)));
             let _ = queued.outcome.send(turn);
