@@ -46,10 +46,7 @@ pub(crate) use self::{
     round::Round,
 };
 use super::Abandonment;
-use crate::{
-    spec::MAX_LEASE,
-    store::{Hold, StoreError, StoreErrorKind, StoreEvent, Token},
-};
+use crate::store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token};
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
@@ -312,19 +309,35 @@ impl Session {
         };
         let stem = hold.token.stem();
         let pushed = match self.rounds.get_mut(&stem) {
+            Some(round) if round.hold.key != hold.key => return None,
             Some(round) => round.pushed(server, hold.token, *grant, *is_named, next.as_ref(), cx),
             // If it is not known, it belongs to another client.
-            None => self.ended.pushed(stem, server, grant.fence)?,
+            None => self.ended.pushed(hold.token, server, grant.fence)?,
         };
         match pushed {
             Pushed::PollAfter(pause) => return Some(pause),
             Pushed::Recorded => self.abandon_unused(stem, cx),
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
-                self.abandon_alias(&alias, hold, grant.ttl.min(MAX_LEASE), cx);
+                self.abandon_alias(&alias, hold, grant.ttl.min(HANDOFF_LEASE), cx);
             }
         }
         None
+    }
+
+    /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.
+    pub(crate) fn revoked(
+        &mut self,
+        server: usize,
+        alias: Token,
+        cx: &mut Cx<'_>,
+    ) -> Option<Token> {
+        let stem = alias.stem();
+        let round = self.rounds.get_mut(&stem)?;
+        round.revoked(server, alias);
+        let token = round.hold.token;
+        self.abandon_unused(stem, cx);
+        Some(token)
     }
 
     /// The acquisitions that wait in the queue of this server.

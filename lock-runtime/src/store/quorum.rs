@@ -223,10 +223,7 @@ impl Inner {
                 }
             }
             StoreEvent::Revoked { token } => {
-                let token = lock(&self.session)
-                    .round(*token)
-                    .map(|round| round.hold.token);
-                if let Some(token) = token {
+                if let Some(token) = self.revoked(server, *token) {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }
             }

@@ -8,7 +8,7 @@ use super::{
     PerServer,
     round::{Passed, Pushed, Round},
 };
-use crate::fence::FencingToken;
+use crate::{fence::FencingToken, store::Token};
 
 /// The number of acquisitions to remember.
 const MANY: usize = 1_024;
@@ -22,6 +22,7 @@ pub(super) struct Ended {
 
 #[derive(Debug)]
 struct Acquisition {
+    name: Option<Token>,
     fence: Option<FencingToken>,
     passed: PerServer<Passed>,
 }
@@ -32,8 +33,12 @@ impl Ended {
         if !round.may_be_named() {
             return;
         }
-        let (fence, passed) = round.into_passed();
-        let acquisition = Acquisition { fence, passed };
+        let (name, fence, passed) = round.into_passed();
+        let acquisition = Acquisition {
+            name,
+            fence,
+            passed,
+        };
         if self.acquisitions.insert(stem, acquisition).is_none() {
             if self.order.len() == MANY
                 && let Some(oldest) = self.order.pop_front()
@@ -47,18 +52,23 @@ impl Ended {
     /// Applies a push message. Returns `None` for an acquisition that is not known here.
     pub(super) fn pushed(
         &mut self,
-        stem: u128,
+        alias: Token,
         server: usize,
         fence: FencingToken,
     ) -> Option<Pushed> {
-        let acquisition = self.acquisitions.get_mut(&stem)?;
+        let acquisition = self.acquisitions.get_mut(&alias.stem())?;
+        if acquisition.name != Some(alias) {
+            return Some(Pushed::Unwanted);
+        }
         let is_newer = acquisition.fence.is_none_or(|held| held < fence);
         Some(acquisition.passed[server].pushed_late(is_newer))
     }
 
-    /// Records the reply to a release at a server. Returns whether the name has to be abandoned.
-    pub(super) fn released(&mut self, stem: u128, server: usize, is_released: bool) -> bool {
-        let acquisition = self.acquisitions.get_mut(&stem);
+    /// Records the reply to a release at a server. Returns whether the alias has to
+    /// be abandoned.
+    pub(super) fn released(&mut self, alias: Token, server: usize, is_released: bool) -> bool {
+        let acquisition = self.acquisitions.get_mut(&alias.stem());
+        let acquisition = acquisition.filter(|it| it.name == Some(alias));
         acquisition.is_some_and(|it| it.passed[server].released(is_released))
     }
 }

@@ -74,10 +74,10 @@ impl Session {
         cx: &mut Cx<'_>,
     ) {
         let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
-        let (server, stem) = (alias.server, hold.token.stem());
-        let is_late = match self.rounds.get_mut(&stem) {
-            Some(round) => round.released(server, is_released),
-            None => self.ended.released(stem, server, is_released),
+        let (server, token) = (alias.server, alias.token);
+        let is_late = match self.rounds.get_mut(&token.stem()) {
+            Some(round) => round.released(server, token, is_released),
+            None => self.ended.released(token, server, is_released),
         };
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
         if is_late || !is_released && may_be_known {

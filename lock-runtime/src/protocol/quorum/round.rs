@@ -30,7 +30,7 @@ use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
-    protocol::{STRAGGLE, lease::drift},
+    protocol::STRAGGLE,
     spec::Mode,
     store::{
         AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
@@ -141,16 +141,18 @@ impl Round {
         Self {
             states: (0..servers)
                 .map(|server| {
-                    let is_named = coordinator.is_none_or(|coordinator| coordinator == server);
-                    VoteState::new(hold.token.alias(u16::from(!is_named)))
+                    let is_coordinator = coordinator == Some(server);
+                    let number = if is_coordinator { 0 } else { server as u16 + 1 };
+                    VoteState::new(hold.token.alias(number))
                 })
                 .collect(),
             passed: smallvec::smallvec![Passed::Never; servers],
             may_be_named: false,
             next: None,
             // The name in the coordinator's queue is used nowhere else before its turn: it could
-            // have been abandoned at a server that grants it the lock later.
-            names: 1,
+            // have been abandoned at a server that grants it the lock later. Each of the others has an
+            // alias of its own, so that it is in no other queue either.
+            names: servers as u16,
             exchange: 0,
             hold,
             lease: request.lease,
@@ -319,12 +321,7 @@ impl Round {
             Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
             Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
                 (Standing::Holds(vote), _) => {
-                    let drift = if state.is_name {
-                        drift(ttl)
-                    } else {
-                        Duration::ZERO
-                    };
-                    let until = sent + ttl.saturating_sub(drift);
+                    let until = sent + ttl;
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }
                 (_, Some(pushed)) => held(Grant { ttl, ..pushed }),

@@ -25,7 +25,7 @@ use crate::{
     protocol::quorum::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
-    store::{QuorumMember, StoreError, StoreEvent},
+    store::{QuorumMember, StoreError, StoreEvent, Token},
     sync::lock,
 };
 
@@ -153,13 +153,31 @@ impl Inner {
     /// poll. Called by the task that reads from the server, which must not make any call.
     pub(super) fn pushed(self: &Arc<Self>, server: usize, event: &StoreEvent) -> Option<Duration> {
         let (pause, out) = self.visit(|session, cx| session.pushed(server, event, cx));
-        if !out.abandonments.is_empty()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let inner = self.clone();
-            runtime.spawn(async move { drop(inner.begin_background(out)) });
-        }
+        self.abandon_later(out);
         pause
+    }
+
+    /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.
+    pub(super) fn revoked(self: &Arc<Self>, server: usize, alias: Token) -> Option<Token> {
+        let (token, out) = self.visit(|session, cx| session.revoked(server, alias, cx));
+        self.abandon_later(out);
+        token
+    }
+
+    /// Begins abandonments in a task of their own.
+    fn abandon_later(self: &Arc<Self>, out: Output) {
+        if out.abandonments.is_empty() {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            let (mut session, now) = (lock(&self.session), Instant::now());
+            return (out.abandonments.iter()).for_each(|id| session.cancel(*id, now));
+        };
+        let (inner, busy) = (self.clone(), self.count_task());
+        runtime.spawn(async move {
+            drop(inner.begin_background(out));
+            drop(busy);
+        });
     }
 
     /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that

@@ -75,7 +75,7 @@ impl Round {
             // A vote that was renewed counts for the validity of the lock, so it is kept.
             let is_missing = match state.standing {
                 Standing::Outside => true,
-                Standing::Queued => !state.renewed,
+                Standing::Queued => !state.renewed && state.pushed.is_none(),
                 Standing::Asked | Standing::Holds(_) => false,
             };
             if !is_held || !is_missing {
@@ -92,10 +92,12 @@ impl Round {
     /// remove the alias.
     pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         self.prepare(server, self.since);
+        let has_ended = self.states[server].has_ended(self.lease, self.since);
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),
-            Standing::Queued if state.pushed.is_some() => Ask::Renew(state.token),
+            // After the end of the pushed grant, a poll returns the number of the current one.
+            Standing::Queued if state.pushed.is_some() && !has_ended => Ask::Renew(state.token),
             Standing::Queued => Ask::Poll(state.token),
             Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };

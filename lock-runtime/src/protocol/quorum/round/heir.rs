@@ -126,12 +126,26 @@ impl Round {
             }
             match state.standing {
                 Standing::Asked | Standing::Queued => state.pushed = Some(grant),
-                Standing::Holds(_) => return Pushed::Recorded,
+                Standing::Holds(vote) => {
+                    // The vote had ended, and was passed on once more.
+                    if vote.end < grant.fence {
+                        state.standing = Standing::Holds(Vote::until(grant, vote.until));
+                    }
+                    return Pushed::Recorded;
+                }
                 Standing::Outside => {
                     state.standing = Standing::Asked;
                     self.abandon_at(server);
                     return Pushed::Recorded;
                 }
+            }
+            if self.fence.is_some() {
+                if let Some((_, until)) = self.name().filter(|_| is_coordinator)
+                    && self.is_enough(until, cx.now)
+                {
+                    self.take_passed(server, Vote::until(grant, until), cx.now);
+                }
+                return Pushed::Recorded;
             }
             // The other servers do not grant it on their own.
             if !is_named || !is_coordinator {
@@ -267,13 +281,9 @@ impl Round {
             }
             _ => {}
         }
-        let state = &mut self.states[server];
-        if state.has_ended(self.lease, now) {
-            match state.standing {
-                Standing::Holds(_) => self.abandon_at(server),
-                // A poll returns the number.
-                _ => state.pushed = None,
-            }
+        let state = &self.states[server];
+        if state.held().is_some() && state.has_ended(self.lease, now) {
+            self.abandon_at(server);
         }
     }
 
@@ -321,13 +331,26 @@ impl Round {
         }
     }
 
-    /// Records the reply to the release at a server. Returns whether the name has to be abandoned.
-    pub(crate) fn released(&mut self, server: usize, is_released: bool) -> bool {
-        self.passed[server].released(is_released)
+    /// Records the reply to the release of an alias at a server. Returns whether the alias has to be
+    /// abandoned.
+    pub(crate) fn released(&mut self, server: usize, alias: Token, is_released: bool) -> bool {
+        let is_name = self.name().is_some_and(|(name, _)| name == alias);
+        is_name && self.passed[server].released(is_released)
     }
 
-    /// The fencing token of the hold, and the state of its name at each server.
-    pub(crate) fn into_passed(self) -> (Option<FencingToken>, PerServer<Passed>) {
-        (self.fence, self.passed)
+    /// Records that a lock was revoked at a server before this acquisition has won.
+    pub(crate) fn revoked(&mut self, server: usize, alias: Token) {
+        if self.fence.is_none() {
+            if self.states[server].token == alias {
+                self.states[server].pushed = None;
+            } else if self.name().is_some_and(|(name, _)| name == alias) {
+                self.abandon_passed(server);
+            }
+        }
+    }
+
+    /// The name, the fencing token of the hold, and the state of the name at each server.
+    pub(crate) fn into_passed(self) -> (Option<Token>, Option<FencingToken>, PerServer<Passed>) {
+        (self.name().map(|(name, _)| name), self.fence, self.passed)
     }
 }

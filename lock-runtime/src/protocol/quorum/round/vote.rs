@@ -73,7 +73,7 @@ impl VoteState {
             (None, Some(_)) => of_push(),
             (None, None) => None,
         };
-        self.is_name && until.is_some_and(|until| until <= now)
+        self.is_name && until.is_some_and(|until| until <= now + drift(lease))
     }
 
     pub(super) fn is_awaited(&self) -> bool {

@@ -236,3 +236,57 @@ fn the_votes_for_a_waiter_that_has_left_are_abandoned() {
     client.hold = another;
     assert!(client.passed(one, 9, None).1.abandonments.is_empty());
 }
+
+/// The coordinator no longer knows the waiter, which is named all the same.
+#[test]
+fn the_votes_for_a_waiter_that_is_gone_are_abandoned() {
+    let (mut client, [_, one, _]) = Client::queued();
+    let (_, sends) = client.poll();
+    for send in sends {
+        client.reply(send, Reply::Poll(PollReply::Gone));
+    }
+    assert_eq!(client.passed(one, 9, None).1.abandonments.len(), 1);
+}
+
+#[test]
+fn the_late_vote_of_the_coordinator_is_kept() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    client.passed(one, 9, None);
+    client.passed(other, 9, None);
+    client.wins();
+    assert!(!client.passed(coordinator, 9, Some(next())).0, "it is held");
+    let (_, out) = client.renew();
+    assert!(out.abandonments.is_empty() && out.background.is_empty());
+    let is_named = |send: &Send| matches!(send.request, ServerRequest::HandOff(..));
+    assert!(client.releases().iter().all(is_named));
+}
+
+/// A waiter of more than three seconds asks the servers, each under the alias that is named.
+#[test]
+fn a_waiter_of_long_standing_asks_under_its_name() {
+    let (mut client, [coordinator, ..]) = Client::queued();
+    client.now += Duration::from_secs(4);
+    assert!(client.passed(coordinator, 9, None).0);
+    let (_, sends) = client.poll();
+    assert_eq!(sends.len(), 3);
+    for send in sends {
+        let token = match send.request {
+            ServerRequest::Acquire(request, _) => request.hold.token,
+            ServerRequest::Poll(hold) => hold.token,
+            request => panic!("{request:?}"),
+        };
+        assert_eq!(token, client.hold.token);
+    }
+}
+
+#[test]
+fn a_waiter_counts_no_vote_that_was_revoked() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, None);
+    let token = client.hold.token;
+    let (_, out) = client.visit(|session, cx| session.revoked(one, token, cx));
+    assert_eq!(out.abandonments.len(), 1);
+    let (_, sends) = client.poll();
+    assert_eq!(sends.len(), 3, "all servers are asked");
+}
