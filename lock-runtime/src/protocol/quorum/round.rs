@@ -150,8 +150,8 @@ impl Round {
             may_be_named: false,
             next: None,
             // The name in the coordinator's queue is used nowhere else before its turn: it could
-            // have been abandoned at a server that grants it the lock later. Each of the others has an
-            // alias of its own, so that it is in no other queue either.
+            // have been abandoned at a server that grants it the lock later. Each of the others
+            // has an alias of its own, so that it is in no other queue either.
             names: servers as u16,
             exchange: 0,
             hold,

@@ -331,8 +331,8 @@ impl Round {
         }
     }
 
-    /// Records the reply to the release of an alias at a server. Returns whether the alias has to be
-    /// abandoned.
+    /// Records the reply to the release of an alias at a server. Returns whether the alias has to
+    /// be abandoned.
     pub(crate) fn released(&mut self, server: usize, alias: Token, is_released: bool) -> bool {
         let is_name = self.name().is_some_and(|(name, _)| name == alias);
         is_name && self.passed[server].released(is_released)
