@@ -259,7 +259,7 @@ impl Round {
         }
     }
 
-    /// Uses the name at all servers from the start, which rule 33 forbids.
+    /// Uses the name at all servers from the start, which rule 34 forbids.
     pub(crate) fn use_name_at_once(&mut self) {
         for state in &mut self.states {
             state.token = self.hold.token;
