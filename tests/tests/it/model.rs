@@ -38,6 +38,10 @@ async fn server_of_a_quorum_answers_as_memory_does() {
     // The uptime is in whole seconds.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let channel = format!("model:{}:quorum", "0".repeat(32));
+    // A server grants nothing to an heir whose channel has no subscriber.
+    let client = redis::Client::open(urls[0]).unwrap();
+    let mut subscription = client.get_async_pubsub().await.unwrap();
+    subscription.subscribe(&channel).await.unwrap();
     compare(member, Some(channel.into())).await;
 }
 

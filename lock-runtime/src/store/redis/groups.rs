@@ -75,8 +75,8 @@ struct State {
     active: Option<Instant>,
     /// The number of groups in flight.
     groups: usize,
-    /// The number of the next calls that are sent alone.
-    contended: usize,
+    /// The number of the next calls of each purpose that are sent alone.
+    contended: [usize; 2],
     queue: VecDeque<Queued>,
 }
 
@@ -132,8 +132,9 @@ impl Groups {
                 state.alone += 1;
                 return Turn::Alone(Some(Alone(group.clone())));
             }
-            if state.contended > 0 {
-                state.contended -= 1;
+            let contended = &mut state.contended[purpose as usize];
+            if *contended > 0 {
+                *contended -= 1;
                 return Turn::Alone(None);
             }
             let has_stopped = state.active.is_some_and(|turn| turn.elapsed() > STOPPED);
@@ -323,7 +324,7 @@ impl Group {
             let _ = queued.outcome.send(turn);
         }
         if 2 * executed < count {
-            lock(&self.state).contended = CONTENDED;
+            lock(&self.state).contended[purpose as usize] = CONTENDED;
         }
     }
 }
