@@ -19,6 +19,7 @@ use crate::{fence::FencingToken, key::LockKey, spec::LockKind};
 
 pub(crate) mod error;
 mod event;
+mod hand_off;
 mod limits;
 pub mod memory;
 mod message;
@@ -28,13 +29,14 @@ pub mod redis;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
+pub use hand_off::{HandOff, Heir};
 pub use limits::Limits;
 pub use memory::MemoryStore;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
-    HANDOFF_LEASE, HandOff, Heir, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest,
-    MAX_PROPOSAL_SKEW, NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, RevokeReply, RevokeScope, Token, Waiter,
+    HANDOFF_LEASE, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW,
+    NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
+    RevokeReply, RevokeScope, Token, Waiter,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use super::message::{Grant, Heir, Hold, Token};
+use super::{
+    hand_off::Heir,
+    message::{Grant, Hold, Token},
+};
 use crate::{key::LockKey, spec::LockKind, sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
