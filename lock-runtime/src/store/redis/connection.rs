@@ -293,11 +293,7 @@ impl Connection {
         let mut connected = link.connected().await?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
             // This is the tenure of the server at the other end of this very connection.
-            tenure.check(Instant::now()).map_err(|error| Failed {
-                error,
-                broken: false,
-                withheld: true,
-            })?;
+            tenure.check(Instant::now()).map_err(Failed::withheld)?;
         }
         let unanswered = link.unanswered();
         let result = call(&mut connected.connection).await;
@@ -305,11 +301,8 @@ impl Connection {
         unanswered.disarm();
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
-            return Err(Failed {
-                error: error::unavailable("another server has become the primary meanwhile"),
-                broken: true,
-                withheld: false,
-            });
+            let error = error::unavailable("another server has become the primary meanwhile");
+            return Err(Failed::broken(error, true));
         }
         // The server was the primary when the connection was established. The next call connects
         // to the current one.
@@ -318,11 +311,8 @@ impl Connection {
         }
         result.map_err(|cause| {
             link.end();
-            Failed {
-                error: error::disconnected(&cause, &self.dial.acl),
-                broken: cause.is_connection_dropped(),
-                withheld: false,
-            }
+            let error = error::disconnected(&cause, &self.dial.acl);
+            Failed::broken(error, cause.is_connection_dropped())
         })
     }
 
@@ -377,6 +367,22 @@ pub(super) struct Failed {
 }
 
 impl Failed {
+    fn broken(error: StoreError, broken: bool) -> Self {
+        Self {
+            error,
+            broken,
+            withheld: false,
+        }
+    }
+
+    fn withheld(error: StoreError) -> Self {
+        Self {
+            error,
+            broken: false,
+            withheld: true,
+        }
+    }
+
     /// Records that an earlier attempt was sent.
     fn repeated(mut self) -> Self {
         self.error = self.error.with_unsent(false);
@@ -386,11 +392,7 @@ impl Failed {
 
 impl From<StoreError> for Failed {
     fn from(error: StoreError) -> Self {
-        Self {
-            error,
-            broken: false,
-            withheld: false,
-        }
+        Self::broken(error, false)
     }
 }
 

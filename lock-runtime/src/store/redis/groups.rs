@@ -19,7 +19,10 @@ use futures_util::{
     stream::FuturesUnordered,
 };
 use redis::Value;
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::sleep,
+};
 
 use super::{
     connection::{Connection, Failed, Repeat},
@@ -31,9 +34,12 @@ use crate::{store::StoreError, sync::lock};
 
 /// The largest number of calls in a group. The server executes them in about 150 µs.
 const MOST: usize = 32;
-/// The number of calls of one kind in flight. With fewer, a call is sent at once; with more, it
-/// waits until one of them is answered or a group is full.
-const IN_FLIGHT: usize = 4;
+/// The number of calls in flight with which a call is sent alone and at once.
+const FEW: usize = 4;
+/// The longest time for which a call waits for the reply of the group before it, unless its own
+/// group is full. The reply comes sooner from a server nearby, and to send later saves both sides
+/// more work than the wait costs; over a slow network the wait is short against a round trip.
+const LONGEST: Duration = Duration::from_millis(1);
 /// The number of calls that are sent alone after a group whose locks were mostly not free: they are
 /// contended, and each call that a group cannot execute takes a second round trip.
 const CONTENDED: usize = 2 * MOST;
@@ -73,8 +79,6 @@ struct State {
     alone: usize,
     /// The latest turn of the task that sends the groups, if there is one.
     active: Option<Instant>,
-    /// The number of groups in flight.
-    groups: usize,
     /// The number of the next calls of each purpose that are sent alone.
     contended: [usize; 2],
     queue: VecDeque<Queued>,
@@ -128,7 +132,7 @@ impl Groups {
         let group = &self.group;
         let (outcome, starts) = {
             let mut state = lock(&group.state);
-            if state.active.is_none() && state.alone < IN_FLIGHT {
+            if state.active.is_none() && state.alone < FEW {
                 state.alone += 1;
                 return Turn::Alone(Some(Alone(group.clone())));
             }
@@ -149,7 +153,7 @@ impl Groups {
             });
             let starts = state.active.is_none();
             state.active.get_or_insert_with(Instant::now);
-            if !starts && (state.groups < IN_FLIGHT || state.queue.len() >= MOST) {
+            if !starts && state.queue.len() >= MOST {
                 group.work.notify_one();
             }
             (outcome, starts)
@@ -241,7 +245,7 @@ impl Group {
         // If the runtime ends, the callers that still wait send their calls themselves.
         let ended = OnDrop::new(move || {
             let mut state = lock(&group.state);
-            (state.active, state.groups) = (None, 0);
+            state.active = None;
             let queue = std::mem::take(&mut state.queue);
             drop(state);
             hand_back(queue);
@@ -255,11 +259,12 @@ impl Group {
 
     async fn run(&self) {
         let mut in_flight = FuturesUnordered::new();
+        let mut is_due = false;
         loop {
             {
                 let mut state = lock(&self.state);
                 while !state.queue.is_empty()
-                    && (in_flight.len() < IN_FLIGHT || state.queue.len() >= MOST)
+                    && (is_due || in_flight.is_empty() || state.queue.len() >= MOST)
                 {
                     let count = state.queue.len().min(MOST);
                     let is_acquire = |queued: &Queued| queued.purpose == Purpose::Acquire;
@@ -271,16 +276,16 @@ impl Group {
                         self.send(Purpose::Release, releases),
                     ));
                 }
-                state.groups = in_flight.len();
-                state.active = (state.groups > 0).then(Instant::now);
+                state.active = (!in_flight.is_empty()).then(Instant::now);
                 if in_flight.is_empty() {
                     return;
                 }
             }
-            tokio::select! {
-                _ = in_flight.next() => {}
-                () = self.work.notified() => {}
-            }
+            is_due = tokio::select! {
+                _ = in_flight.next() => true,
+                () = self.work.notified() => false,
+                () = sleep(LONGEST) => true,
+            };
         }
     }
 

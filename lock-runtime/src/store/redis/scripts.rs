@@ -46,9 +46,9 @@ scripts! {
     /// Extends the lease of a share.
     RENEW_SHARE = "clock" "holders" "standing" "renew_share";
     /// Releases a writer's lock, and hands it off or reserves it.
-    RELEASE = "release" "clock" "fence" "holders" "standing" "line" "hand_over";
+    RELEASE = "refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
     /// Releases a writer's lock on a server of a quorum, and hands it off to a named heir.
-    HAND_OFF = "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
+    HAND_OFF = "refusal" "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
     /// Releases a share, and may reserve it.
     RELEASE_SHARE = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
     /// Releases a lock and acquires it under another token, or queues that token.

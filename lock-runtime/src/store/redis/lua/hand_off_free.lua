@@ -13,10 +13,6 @@ local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARG
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
--- On a key of another type GET and HGET fail and change nothing. Any other error is returned.
-local function is_error(reply)
-  return type(reply) == 'table' and not string.find(reply.err, 'WRONGTYPE', 1, true)
-end
 local holder = redis.pcall('GET', lock)
 if is_error(holder) then
   return holder

@@ -9,11 +9,6 @@
 -- of the script.
 local lock, fence, queue, member, keep = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
 
--- On a key of another type GET and HGET fail and change nothing. Any other error is returned, such
--- as that of a server that forbids them.
-local function is_error(reply)
-  return type(reply) == 'table' and not string.find(reply.err, 'WRONGTYPE', 1, true)
-end
 local holder = redis.pcall('GET', lock)
 if is_error(holder) then
   return holder
