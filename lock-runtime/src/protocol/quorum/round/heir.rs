@@ -269,7 +269,7 @@ impl Round {
     /// Prepares a request to a server that is to vote for this acquisition. A server that has
     /// passed its vote on, or may have as the coordinator has granted the lock, is asked under the
     /// name.
-    pub(super) fn prepare(&mut self, server: usize, now: Instant) {
+    pub(super) fn prepare(&mut self, server: usize, cx: &Cx<'_>) {
         match self.passed[server] {
             Passed::Vote(_) => self.use_name(server),
             Passed::Never
@@ -281,8 +281,7 @@ impl Round {
             }
             _ => {}
         }
-        let state = &self.states[server];
-        if state.held().is_some() && state.has_ended(self.lease, now) {
+        if self.states[server].held().is_some() && self.has_ended(server, cx) {
             self.abandon_at(server);
         }
     }
