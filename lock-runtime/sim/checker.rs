@@ -217,10 +217,12 @@ impl Checker {
                 let owner = net
                     .origin(token)
                     .map(|it| (it.who, &clients[it.who.process]));
+                let is_named =
+                    |(at, name, _): &(usize, Token, FencingToken)| (*at, *name) == (number, token);
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(number, token))
                     && !net.excused.contains(&token)
-                    && !net.named.contains(&(number, token))
+                    && !net.named.iter().any(is_named)
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {

@@ -74,6 +74,9 @@ pub(super) struct Client {
     /// The way to a single store.
     direct: Option<Conn>,
     pub(super) session: Session,
+    /// Its list of servers begins with this one, and so do those of all clients unless they
+    /// disagree on the coordinator.
+    shift: usize,
     /// The requests to the session.
     asked: BTreeMap<RequestId, Asked>,
     pub(super) links: Vec<Link>,
@@ -96,6 +99,7 @@ impl Client {
             process: Process::new(net, who),
             direct: net.is_single.then(|| net.connect(who, 0)),
             session: Session::new((0..servers).map(|server| format!("s{server}"))),
+            shift: who.process * net.schedule.shift % servers,
             asked: BTreeMap::new(),
             links: (0..servers).map(|_| Link::default()).collect(),
             calls: BTreeMap::new(),
@@ -164,7 +168,8 @@ impl Client {
             self.asked.insert(id, Asked::default());
             self.advance(net, id);
         }
-        for send in out.background.into_iter().chain(out.sends) {
+        for mut send in out.background.into_iter().chain(out.sends) {
+            send.ticket.server = (send.ticket.server + self.shift) % self.links.len();
             self.call(net, send);
         }
         result
@@ -293,10 +298,10 @@ impl Client {
         if let Err(error) = &result {
             net.say(|_| format!("{} #{id} failed: {error}", self.who));
         }
-        let request = call.send.ticket.id;
-        self.visit(net, |session, cx| {
-            session.replied(call.send.ticket, result, cx)
-        });
+        let mut ticket = call.send.ticket;
+        let request = ticket.id;
+        ticket.server = self.here(ticket.server);
+        self.visit(net, |session, cx| session.replied(ticket, result, cx));
         self.advance(net, request);
     }
 
@@ -304,6 +309,11 @@ impl Client {
     fn pushed(&mut self, net: &mut Network, conn: Conn, event: &StoreEvent) {
         net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
         let server = net.connections[conn].server;
+        if let StoreEvent::Granted { hold, grant, .. } = event {
+            let vote = (server, hold.token, grant.fence);
+            net.named.retain(|named| *named != vote);
+        }
+        let server = self.here(server);
         let pause = self.visit(net, |session, cx| session.pushed(server, event, cx));
         if let (StoreEvent::Granted { hold, .. }, Some(pause)) = (event, pause) {
             self.free_in(net, pause, hold);
@@ -312,7 +322,7 @@ impl Client {
 
     /// Handles the loss of an established connection, and with it of push messages.
     pub(super) fn disconnected(&mut self, net: &mut Network, server: usize) {
-        let mut waiting = self.session.waiting_at(server);
+        let mut waiting = self.session.waiting_at(self.here(server));
         waiting.sort_by_key(|hold| net.origin(hold.token).map(|origin| origin.at));
         let now = Duration::ZERO;
         waiting.iter().for_each(|hold| self.free_in(net, now, hold));
@@ -327,6 +337,11 @@ impl Client {
         self.happens(net, process::Event::FromStore(event));
     }
 
+    /// The place of a server in the list of this client.
+    fn here(&self, server: usize) -> usize {
+        (server + self.links.len() - self.shift) % self.links.len()
+    }
+
     /// Whether this client knows that the server may know the token, and takes care of it.
     pub(super) fn owns(&self, server: usize, token: Token) -> bool {
         let releases =
@@ -334,7 +349,7 @@ impl Client {
         if self.direct.is_some() {
             return self.process.session.knows(token);
         }
-        self.session.owns(server, token) || self.calls.values().any(releases)
+        self.session.owns(self.here(server), token) || self.calls.values().any(releases)
     }
 
     /// The names under which a majority holds a lock for this client, unless they are not known.
@@ -342,7 +357,10 @@ impl Client {
         let round = self.session.round(hold.token)?;
         let votes = self.votes.get_mut(&hold.token)?;
         // An alias is replaced when its server no longer knows it.
-        let fresh = round.known().filter(|known| !votes.aliases.contains(known));
+        let (shift, servers) = (self.shift, self.links.len());
+        let known = round.known();
+        let known = known.map(|(index, alias)| ((index + shift) % servers, alias));
+        let fresh = known.filter(|known| !votes.aliases.contains(known));
         let fresh: Vec<_> = fresh.collect();
         votes.aliases.extend(fresh);
         Some(votes.clone())

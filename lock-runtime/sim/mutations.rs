@@ -38,5 +38,6 @@ found! {
     found_heir_that_counts_votes_from_their_push: Majority(Quorum::CountsFromPush) => TwoHolders,
     found_heir_that_uses_its_name_at_once: Majority(Quorum::NamesAtOnce) => NotHeld,
     found_heir_that_counts_an_abandoned_name: Majority(Quorum::CountsAbandonedName) => NotHeld,
+    found_client_that_keeps_an_unwanted_vote: Majority(Quorum::KeepsUnwanted) => Orphan,
     found_server_that_passes_on_the_vote_of_another: Majority(Quorum::TakesFromHolder) => TwoHolders,
 }

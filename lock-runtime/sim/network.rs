@@ -15,6 +15,7 @@ use super::{
     server::KINDS,
 };
 use crate::{
+    fence::FencingToken,
     key::LockKey,
     protocol::{
         self,
@@ -108,9 +109,10 @@ pub(super) struct Network {
     /// of their abandonment had to end. With a single store, they may also be granted twice: their
     /// acquire was duplicated by the network, which rule 10 excludes.
     pub(super) excused: Vec<Token>,
-    /// Tokens that a release has named as the heir at a server. Their client may not know of their
-    /// votes yet, or have ended its wait.
-    pub(super) named: Vec<(usize, Token)>,
+    /// Votes that a release has passed on to a name at a server, each with its number, until the
+    /// client of the name handles the push message. It does not know of them earlier, and after the
+    /// loss of the message only the end of their leases removes them.
+    pub(super) named: Vec<(usize, Token, FencingToken)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.

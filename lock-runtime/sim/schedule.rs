@@ -54,6 +54,8 @@ pub(super) struct Schedule {
     /// server is a store by itself, several are those of a majority.
     pub(super) servers: Vec<(u32, i64)>,
     pub(super) clients: Vec<(u32, i64)>,
+    /// The server lists of two successive clients are shifted by this number.
+    pub(super) shift: usize,
     pub(super) locks: usize,
     pub(super) limits: WaiterLimits,
     pub(super) longest_lease: Duration,
@@ -100,6 +102,7 @@ impl Schedule {
         Self {
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
+            shift: 0,
             locks: keys.map_or(0, |last| last + 1),
             limits: WaiterLimits {
                 per_key: usize::MAX,
@@ -248,6 +251,9 @@ impl Schedule {
         let is_mixed = dice.chance(200);
         // The lock is handed off from one client to the next, most of the time.
         let is_hot = dice.chance(400);
+        // The servers grant the lock to several clients in turn, none of which reaches them all.
+        let is_torn = is_hot && dice.chance(200);
+        let count = if is_torn { 5 } else { count };
         let clients = if is_hot {
             3 + dice.below(3)
         } else {
@@ -318,6 +324,11 @@ impl Schedule {
             let save = Action::Save(dice.below(count));
             schedule.actions.push((dice.up_to(horizon), save));
         }
+        for _ in 0..if is_torn { 12 } else { 0 } {
+            let (client, server) = (dice.below(clients), dice.below(count));
+            let part = Action::Part(client, server, dice.up_to(leases[0] * 3));
+            schedule.actions.push((dice.up_to(horizon), part));
+        }
         // All servers are restarted, one after the other.
         if forgets && dice.chance(400) {
             let when = dice.up_to(horizon);
@@ -346,6 +357,7 @@ impl Schedule {
         };
         schedule.servers = clocks(count, of_servers);
         schedule.clients = clocks(clients, of_clients);
+        schedule.shift = usize::from(dice.chance(80));
         // The quarantine, and the duration of calls to several servers.
         schedule.bound += longest_lease + millis(4000);
         schedule

@@ -226,8 +226,21 @@ impl Server {
                     if takes && !hand_off.is_coordinator {
                         table.revoke(&release.hold.key, LockKind::Lock, &mut step);
                     }
-                    net.named.push((self.number, hand_off.heir.request.token));
-                    table.hand_off(release, hand_off, &mut step)
+                    let reply = table.hand_off(release, hand_off, &mut step);
+                    // At the coordinator the heir waits in the queue, so its client owns the entry.
+                    let named = step.events.iter().filter_map(|event| match event {
+                        StoreEvent::Granted {
+                            hold,
+                            grant,
+                            is_named: true,
+                            ..
+                        } if !hand_off.is_coordinator => {
+                            Some((self.number, hold.token, grant.fence))
+                        }
+                        _ => None,
+                    });
+                    net.named.extend(named);
+                    reply
                 } else {
                     table.release(release, &mut step)
                 };

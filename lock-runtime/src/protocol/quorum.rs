@@ -86,6 +86,8 @@ pub(crate) enum Mutation {
     CountsFromPush,
     /// A renewal lengthens a vote that was passed on although it may have ended.
     RenewsEnded,
+    /// A vote that was passed on to an acquisition without a use for it is kept until it ends.
+    KeepsUnwanted,
     /// The name in the coordinator's queue is used at all servers from the start.
     NamesAtOnce,
     /// A vote that is passed on counts even if the name was abandoned at its server.
@@ -317,6 +319,7 @@ impl Session {
         match pushed {
             Pushed::PollAfter(pause) => return Some(pause),
             Pushed::Recorded => self.abandon_unused(stem, cx),
+            Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
                 self.abandon_alias(&alias, hold, grant.ttl.min(HANDOFF_LEASE), cx);

@@ -23,7 +23,6 @@ pub(super) struct Ended {
 #[derive(Debug)]
 struct Acquisition {
     name: Option<Token>,
-    fence: Option<FencingToken>,
     passed: PerServer<Passed>,
 }
 
@@ -33,12 +32,8 @@ impl Ended {
         if !round.may_be_named() {
             return;
         }
-        let (name, fence, passed) = round.into_passed();
-        let acquisition = Acquisition {
-            name,
-            fence,
-            passed,
-        };
+        let (name, passed) = round.into_passed();
+        let acquisition = Acquisition { name, passed };
         if self.acquisitions.insert(stem, acquisition).is_none() {
             if self.order.len() == MANY
                 && let Some(oldest) = self.order.pop_front()
@@ -60,8 +55,7 @@ impl Ended {
         if acquisition.name != Some(alias) {
             return Some(Pushed::Unwanted);
         }
-        let is_newer = acquisition.fence.is_none_or(|held| held < fence);
-        Some(acquisition.passed[server].pushed_late(is_newer))
+        Some(acquisition.passed[server].pushed_late(fence))
     }
 
     /// Records the reply to a release at a server. Returns whether the alias has to

@@ -348,8 +348,10 @@ impl Round {
                 return;
             }
             Answer::Failed(error) => {
-                // An unsent acquire leaves nothing behind, but the server keeps its earlier state.
-                if error.is_unsent() && state.standing == Standing::Asked {
+                // An unsent acquire leaves nothing behind, but the server keeps its earlier state:
+                // it may have passed its vote on to the name.
+                let leaves_nothing = error.is_unsent() && !state.is_name;
+                if leaves_nothing && state.standing == Standing::Asked {
                     state.standing = Standing::Outside;
                     state.straggler_until = None;
                 }

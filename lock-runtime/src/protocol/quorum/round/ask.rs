@@ -59,11 +59,11 @@ impl Round {
             && self.states[coordinator].pushed.is_none()
         {
             self.phase = Phase::Coordinator;
-            let ask = self.count(coordinator, IfBusy::Queue, deadline);
+            let ask = self.count(coordinator, IfBusy::Queue, deadline, cx);
             return [(coordinator, ask)].into_iter().collect();
         }
         self.phase = Phase::Head;
-        self.ask_each(|round, server| Some(round.count(server, IfBusy::Queue, deadline)))
+        self.ask_each(|round, server| Some(round.count(server, IfBusy::Queue, deadline, cx)))
     }
 
     /// Requests the missing votes of a held lock. A restarted server votes for the lock again;
@@ -90,9 +90,15 @@ impl Round {
     /// Builds the request that queries the state at a server, or asks for its vote. A server
     /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
     /// remove the alias.
-    pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
-        self.prepare(server, self.since);
-        let has_ended = self.states[server].has_ended(self.lease, self.since);
+    pub(super) fn count(
+        &mut self,
+        server: usize,
+        if_busy: IfBusy,
+        deadline: Instant,
+        cx: &Cx<'_>,
+    ) -> Ask {
+        self.prepare(server, cx);
+        let has_ended = self.has_ended(server, cx);
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),

@@ -63,7 +63,7 @@ impl Round {
             Some(Status::Awaited) => Next::Wait(None),
             Some(Status::Voted) => {
                 self.phase = Phase::Head;
-                self.ask_others(IfBusy::Queue, deadline)
+                self.ask_others(IfBusy::Queue, deadline, cx)
             }
             Some(Status::Denied(AcquireReply::Queued { holder_ttl, .. })) => {
                 let stands_still = self.stands_still(cx);
@@ -74,7 +74,7 @@ impl Round {
                     self.asked_all_at = cx.now;
                     self.check_pause = (self.check_pause * 2).min(CHECK_OTHERS_EVERY);
                     self.check_at = cx.now + self.check_pause;
-                    self.ask_others(IfBusy::Refuse, deadline)
+                    self.ask_others(IfBusy::Refuse, deadline, cx)
                 } else if self.states.iter().any(|state| state.held().is_some()) {
                     // The reply to an earlier check was late. The head may need these votes.
                     self.yield_to_queue(cx)
@@ -88,7 +88,7 @@ impl Round {
             // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
             Some(Status::Failed(_) | Status::Denied(_)) if !self.polls => {
                 self.phase = Phase::All;
-                self.ask_others(IfBusy::Refuse, deadline)
+                self.ask_others(IfBusy::Refuse, deadline, cx)
             }
             Some(Status::Gone | Status::Failed(_) | Status::Denied(_) | Status::None) | None => {
                 self.give_up(Outcome::Gone)
@@ -99,10 +99,10 @@ impl Round {
     /// Asks all servers but the coordinator to vote. Where another client holds the lock, the
     /// acquisition joins the queue of that server, or does not join a queue in which it does not
     /// wait yet.
-    fn ask_others(&mut self, if_busy: IfBusy, deadline: Instant) -> Next {
+    fn ask_others(&mut self, if_busy: IfBusy, deadline: Instant, cx: &Cx<'_>) -> Next {
         Next::Send(self.ask_each(|round, server| {
             let is_other = Some(server) != round.coordinator;
-            is_other.then(|| round.count(server, if_busy, deadline))
+            is_other.then(|| round.count(server, if_busy, deadline, cx))
         }))
     }
 

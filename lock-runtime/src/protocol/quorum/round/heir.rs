@@ -35,20 +35,26 @@ pub(crate) enum Passed {
     Vote(Vote),
     /// It is or was the alias there, or was abandoned. No further vote is passed on to it.
     Over,
-    /// Its release is awaited. A push message has arrived in the meantime if `is_late`.
+    /// Its release is awaited. A push message has arrived in the meantime if `is_late`. A message
+    /// with a number beyond `end` is about a vote that was passed on later. While the number at
+    /// this server is not known, `end` is that of the hold; the server may lag behind it.
     Releasing {
         is_late: bool,
+        end: Option<FencingToken>,
     },
-    Released,
+    Released {
+        end: Option<FencingToken>,
+    },
 }
 
 impl Passed {
-    /// Applies a push message that arrives after the end of the hold. If it `is_newer`, the vote
-    /// was passed on after that of the hold.
-    pub(crate) fn pushed_late(&mut self, is_newer: bool) -> Pushed {
+    /// Applies a push message that arrives after the end of the hold.
+    pub(crate) fn pushed_late(&mut self, number: FencingToken) -> Pushed {
         match self {
-            Self::Releasing { is_late } if !is_newer => *is_late = true,
-            Self::Released if !is_newer => {}
+            Self::Releasing { is_late, end } if *end >= Some(number) => {
+                (*is_late, *end) = (true, Some(number));
+            }
+            Self::Released { end } if *end >= Some(number) => *end = Some(number),
             _ => return Pushed::Unwanted,
         }
         Pushed::Recorded
@@ -57,9 +63,13 @@ impl Passed {
     /// Records the reply to the release. Returns whether the name has to be abandoned: the vote was
     /// passed on to it after the release had been executed.
     pub(crate) fn released(&mut self, is_released: bool) -> bool {
-        let is_late = *self == Self::Releasing { is_late: true };
+        let (is_late, end) = match *self {
+            Self::Releasing { is_late, end } => (is_late, end),
+            Self::Released { end } => (false, end),
+            _ => (false, None),
+        };
         *self = if is_released {
-            Self::Released
+            Self::Released { end }
         } else {
             Self::Over
         };
@@ -90,7 +100,9 @@ impl Round {
 
     /// Whether a release may name an alias of this acquisition as its heir.
     pub(crate) fn may_be_named(&self) -> bool {
-        self.may_be_named
+        // An acquire that is still on its way may queue it after the end of the acquisition.
+        let may_be_queued = || self.all_known().any(|alias| alias.may_be_queued);
+        self.may_be_named || self.hold.mode == Mode::Exclusive && may_be_queued()
     }
 
     /// Whether the coordinator has granted the lock to this acquisition.
@@ -119,6 +131,10 @@ impl Round {
         cx: &Cx<'_>,
     ) -> Pushed {
         let is_coordinator = self.coordinator == Some(server);
+        let name = self.name().filter(|(name, _)| *name == token);
+        if self.closed && name.is_some() {
+            return self.passed[server].pushed_late(grant.fence);
+        }
         let state = &mut self.states[server];
         if state.token == token {
             if is_coordinator {
@@ -153,13 +169,9 @@ impl Round {
             }
             return self.polls_after(server, cx);
         }
-        let Some((_, until)) = self.name().filter(|(name, _)| *name == token) else {
+        let Some((_, until)) = name else {
             return Pushed::Unwanted;
         };
-        if self.closed {
-            let is_newer = self.fence.is_none_or(|held| held < grant.fence);
-            return self.passed[server].pushed_late(is_newer);
-        }
         if !self.may_be_passed(server, cx) {
             return Pushed::Unwanted;
         }
@@ -269,7 +281,7 @@ impl Round {
     /// Prepares a request to a server that is to vote for this acquisition. A server that has
     /// passed its vote on, or may have as the coordinator has granted the lock, is asked under the
     /// name.
-    pub(super) fn prepare(&mut self, server: usize, now: Instant) {
+    pub(super) fn prepare(&mut self, server: usize, cx: &Cx<'_>) {
         match self.passed[server] {
             Passed::Vote(_) => self.use_name(server),
             Passed::Never
@@ -281,8 +293,7 @@ impl Round {
             }
             _ => {}
         }
-        let state = &self.states[server];
-        if state.held().is_some() && state.has_ended(self.lease, now) {
+        if self.states[server].held().is_some() && self.has_ended(server, cx) {
             self.abandon_at(server);
         }
     }
@@ -327,7 +338,15 @@ impl Round {
     /// Records the release of an alias at a server.
     pub(crate) fn releases(&mut self, alias: &AbandonedAlias) {
         if self.name().is_some_and(|(name, _)| name == alias.token) {
-            self.passed[alias.server] = Passed::Releasing { is_late: false };
+            let state = &self.states[alias.server];
+            let end = match (state.standing, self.passed[alias.server]) {
+                (Standing::Holds(vote), _) | (_, Passed::Vote(vote)) => Some(vote.end),
+                // An acquire is granted in a reply.
+                (Standing::Asked, _) => None,
+                _ => state.pushed.map(|grant| grant.fence).or(self.fence),
+            };
+            let is_late = false;
+            self.passed[alias.server] = Passed::Releasing { is_late, end };
         }
     }
 
@@ -349,8 +368,8 @@ impl Round {
         }
     }
 
-    /// The name, the fencing token of the hold, and the state of the name at each server.
-    pub(crate) fn into_passed(self) -> (Option<Token>, Option<FencingToken>, PerServer<Passed>) {
-        (self.name().map(|(name, _)| name), self.fence, self.passed)
+    /// The name, and its state at each server.
+    pub(crate) fn into_passed(self) -> (Option<Token>, PerServer<Passed>) {
+        (self.name().map(|(name, _)| name), self.passed)
     }
 }

@@ -237,6 +237,44 @@ fn the_votes_for_a_waiter_that_has_left_are_abandoned() {
     assert!(client.passed(one, 9, None).1.abandonments.is_empty());
 }
 
+/// The coordinator queues the acquisition after its release, and reports it to the holder.
+#[test]
+fn the_votes_for_an_alias_that_is_queued_after_its_release_are_abandoned() {
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    let [coordinator, one] = [0, 1].map(|index| sends[index].ticket.server);
+    for send in sends {
+        if send.ticket.server != coordinator {
+            client.reply(send, granted());
+        }
+    }
+    client.step(id);
+    client.now += Duration::from_secs(1);
+    client.step(id);
+    for send in client.releases() {
+        if send.ticket.server != coordinator {
+            client.reply(send, released(true));
+        }
+    }
+    let hold = client.hold.clone();
+    client.visit(|session, cx| session.abandon(&hold, cx));
+    assert!(client.session.round(hold.token).is_none());
+    assert_eq!(client.passed(one, 9, None).1.abandonments.len(), 1);
+}
+
+/// The numbers of a server lag behind those of the others.
+#[test]
+fn the_vote_of_a_server_that_lags_is_abandoned_after_its_release() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, Some(next()));
+    client.wins();
+    for send in client.releases() {
+        client.reply(send, released(true));
+    }
+    assert!(client.passed(other, 5, None).1.abandonments.is_empty());
+    assert_eq!(client.passed(other, 6, None).1.abandonments.len(), 1);
+}
+
 /// The coordinator no longer knows the waiter, which is named all the same.
 #[test]
 fn the_votes_for_a_waiter_that_is_gone_are_abandoned() {
