@@ -69,8 +69,10 @@ impl Raw {
         let acquire =
             load(script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire"))
                 .await;
-        let release =
-            load(script!("refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over")).await;
+        let release = load(
+            script!("refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over"),
+        )
+        .await;
         let pass = load(script!("clock" "fence" "holders" "standing" "line" "pass")).await;
         let nothing = load("return 0").await;
         Self {

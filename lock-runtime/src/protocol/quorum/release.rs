@@ -80,7 +80,7 @@ impl Session {
             None => self.ended.released(token, server, is_released),
         };
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
-        if is_late || !is_released && may_be_known {
+        if is_late || alias.may_be_asked || !is_released && may_be_known {
             self.abandon_alias(alias, hold, lease, cx);
         }
     }

@@ -132,8 +132,12 @@ impl Round {
     ) -> Pushed {
         let is_coordinator = self.coordinator == Some(server);
         let name = self.name().filter(|(name, _)| *name == token);
-        if self.closed && name.is_some() {
-            return self.passed[server].pushed_late(grant.fence);
+        if self.closed {
+            // An earlier name may still be the alias at a server, and be named again.
+            return match name {
+                Some(_) => self.passed[server].pushed_late(grant.fence),
+                None => Pushed::Unwanted,
+            };
         }
         let state = &mut self.states[server];
         if state.token == token {

@@ -112,6 +112,9 @@ pub(crate) struct AbandonedAlias {
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) may_be_queued: bool,
+    /// The server may have passed its vote on to the alias before it executes an acquire under it.
+    /// So the acquire may also be executed after the release of that vote.
+    pub(crate) may_be_asked: bool,
     /// The alias was to be converted to a reader. It is still a writer at a server that has not
     /// executed the conversion.
     pub(crate) was_writer: bool,
@@ -125,6 +128,7 @@ impl AbandonedAlias {
             token,
             straggler_until: None,
             may_be_queued: false,
+            may_be_asked: false,
             was_writer: false,
         }
     }

@@ -59,6 +59,7 @@ impl VoteState {
             token: self.token,
             straggler_until: self.straggler_until,
             may_be_queued: self.held().is_none(),
+            may_be_asked: self.is_name && self.straggler_until.is_some(),
             was_writer: self.was_writer,
         })
     }

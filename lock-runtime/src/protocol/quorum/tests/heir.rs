@@ -328,3 +328,27 @@ fn a_waiter_counts_no_vote_that_was_revoked() {
     let (_, sends) = client.poll();
     assert_eq!(sends.len(), 3, "all servers are asked");
 }
+
+/// A server passes its vote on, and the acquire that asked it for the vote arrives after the release.
+#[test]
+fn an_acquire_that_may_follow_the_release_of_a_passed_vote_is_abandoned() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    client.now += Duration::from_secs(3);
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, None);
+    let (id, sends) = client.poll();
+    for send in sends {
+        let server = send.ticket.server;
+        if server == coordinator {
+            client.reply(send, renewed());
+        } else if server == other {
+            client.reply(send, granted());
+        }
+    }
+    client.step(id);
+    for send in client.releases() {
+        let is_asked = send.ticket.server == one;
+        let out = client.reply(send, released(true));
+        assert_eq!(out.abandonments.len(), usize::from(is_asked));
+    }
+}
