@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, RedisOptions};
-use lock_tests::{Proxy, RedisServer, proxy::Direction};
+use lock_tests::{Proxy, RedisServer, Worker, proxy::Direction};
 use tokio::{
     runtime,
     time::{Instant, sleep, timeout},
@@ -31,13 +31,35 @@ async fn until_queued(locks: &LockClient, waiters: usize) {
     }
 }
 
+impl Servers {
+    /// Starts a process that competes for the key "a", and kills it while it holds the lock, waits
+    /// for it, or is named as the next holder.
+    async fn killed_at_any_time(&self) {
+        let urls: Vec<_> = self.all().iter().map(RedisServer::url).collect();
+        let mut arguments = vec!["storm", "--namespace", &self.namespace];
+        urls.iter().for_each(|url| arguments.extend(["--url", url]));
+        arguments.extend(["--longest-lease-ms", "2000", "--lease-ms", "1000"]);
+        arguments.extend(["--tasks", "8", "--seed", "1"]);
+        let mut process = Worker::spawn(env!("CARGO_BIN_EXE_lock-worker"), &arguments);
+        process.line().await.expect("it is ready");
+        process.say("go").await;
+        let life = Duration::from_millis(rand::random_range(100..400));
+        let output = async { while process.line().await.is_some() {} };
+        let _ = timeout(life, output).await;
+        process.kill().await;
+    }
+}
+
 /// All faults, one after the other. At most two servers are away at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_key_of_many_clients_under_every_fault() {
     let servers = Servers::start().await;
     let proxies = servers.proxies().await;
     let clients = servers.clients_through(&proxies, CLIENTS).await;
-    let storm = Storm::of(clients).tasks(1).keys(1).lease(LEASE);
+    let storm = Storm::of(clients)
+        .tasks(1)
+        .named(["a".to_owned()])
+        .lease(LEASE);
     let report = storm.run(async |faults| {
         let [a, b, c, d, e] = servers.all();
         faults.begin("one is killed, and one stops");
@@ -70,6 +92,15 @@ async fn one_key_of_many_clients_under_every_fault() {
         join_all(proxies[3..].iter().map(Proxy::let_through)).await;
         faults.begin("two come back empty");
         join_all([d, e].map(RedisServer::restart_empty)).await;
+        sleep(QUARANTINE).await;
+        faults.begin("one comes back with what it had before");
+        let snapshot = b.save_snapshot().await;
+        sleep(LEASE).await;
+        b.restart_from(&snapshot).await;
+        faults.begin("processes are killed that hold the lock or wait for it");
+        for _ in 0..8 {
+            servers.killed_at_any_time().await;
+        }
         sleep(QUARANTINE).await;
     });
     let report = report.await;
@@ -120,5 +151,41 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
         let took = since.elapsed();
         assert!(took < LONGEST_LEASE / 2, "{took:?} after {after:?}");
         guard.release().await.unwrap();
+    }
+}
+
+/// The heir gets the votes of two servers. The other three keep those of the releaser until its
+/// lease has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_that_reaches_a_minority_is_over_with_its_lease() {
+    let servers = Servers::shared().await;
+    let proxies = servers.proxies().await;
+    let cut_off = servers.clients_through(&proxies, 1).await;
+    let [second, last] = servers.clients(2).await.try_into().expect("two");
+    for silent in [&proxies[..3], &proxies[2..]] {
+        let acquire = |locks: &LockClient| {
+            let request = locks.exclusive("a").lease(LONGEST_LEASE);
+            request.wait(LONG).acquire()
+        };
+        let guard = acquire(&cut_off[0]).await.unwrap();
+        let first = guard.fence();
+        let mut second = begun(acquire(&second)).await;
+        assert!(timeout(QUEUED, &mut second).await.is_err());
+        let last = begun(acquire(&last)).await;
+        until_queued(&cut_off[0], 2).await;
+        silent.iter().for_each(Proxy::black_hole);
+        let since = Instant::now();
+        let released = guard.release().await;
+        assert!(released.is_err(), "only a minority has confirmed it");
+        let guard = second.await.unwrap();
+        let took = since.elapsed();
+        assert!(took < LONGEST_LEASE + BACK, "{took:?}");
+        assert!(guard.fence() > first);
+        let second = guard.fence();
+        guard.release().await.unwrap();
+        let guard = last.await.unwrap();
+        assert!(guard.fence() > second);
+        guard.release().await.unwrap();
+        join_all(silent.iter().map(Proxy::let_through)).await;
     }
 }
