@@ -42,7 +42,7 @@ impl Session {
         let mut shortest = MAX_LEASE;
         for (number, renewal) in renewals.iter().enumerate() {
             let Renewal { hold, lease, .. } = renewal;
-            let mut tally = Renewed::new(servers);
+            let mut tally = Renewed::new(servers, hold.token.stem());
             let mut known = PerServer::new();
             if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
                 known.extend(round.known());
@@ -109,7 +109,7 @@ impl Session {
             };
             if let Some(round) = self.rounds.get_mut(&token.stem()).filter(is_used) {
                 let exchange = round.exchange;
-                if round.has_ended(server, cx) {
+                if round.has_ended(server, cx) || !round.extends(server, cx.now) {
                     *reply = RenewReply::Gone;
                 }
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
@@ -121,16 +121,21 @@ impl Session {
     }
 
     pub(super) fn all_renewed(
-        &self,
+        &mut self,
         tallies: Vec<Renewed>,
         sent: Instant,
         failed: &[(usize, StoreError)],
         cx: &Cx<'_>,
     ) -> Vec<Result<RenewReply, StoreError>> {
         let reply = |mut tally: Renewed| match tally.held(cx) {
-            Held::Until(until) => Ok(RenewReply::Renewed {
-                ttl: until.saturating_duration_since(sent),
-            }),
+            Held::Until(until) => {
+                if let Some(round) = self.rounds.get_mut(&tally.stem) {
+                    round.valid_until = Some(until);
+                }
+                Ok(RenewReply::Renewed {
+                    ttl: until.saturating_duration_since(sent),
+                })
+            }
             Held::Gone => Ok(RenewReply::Gone),
             Held::Open => {
                 tally.errors.extend(failed.iter().cloned());

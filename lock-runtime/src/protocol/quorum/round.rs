@@ -31,6 +31,7 @@ use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
     protocol::STRAGGLE,
+    protocol::lease::drift,
     spec::Mode,
     store::{
         AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
@@ -105,6 +106,8 @@ pub(crate) struct Round {
     /// When all servers were asked last.
     asked_all_at: Instant,
     fence: Option<FencingToken>,
+    /// The end of the validity that the grant or the latest renewal has given.
+    pub(super) valid_until: Option<Instant>,
     /// A reader has or counts a number that it may have got before this exchange, or that an
     /// earlier waiter may have got. Others may have received larger fencing tokens since, so it
     /// draws a new one.
@@ -175,6 +178,7 @@ impl Round {
             headless_since: None,
             asked_all_at: now,
             fence: None,
+            valid_until: None,
             redraws: false,
             abandoned: PerServer::new(),
         }
@@ -198,6 +202,15 @@ impl Round {
     /// Whether the vote of a server may have ended, so that a renewal under its alias is no proof.
     pub(super) fn has_ended(&self, server: usize, cx: &Cx<'_>) -> bool {
         self.states[server].has_ended(self.lease, cx.now) && !cx.breaks(Mutation::RenewsEnded)
+    }
+
+    /// Whether a renewal at a server extends this hold. A server with a larger number may have
+    /// executed an acquire late, after another client has held the lock. So its vote counts only if
+    /// the reply arrives while the hold is valid without it.
+    pub(super) fn extends(&self, server: usize, now: Instant) -> bool {
+        let vote = self.states[server].held();
+        vote.is_some_and(|vote| Some(vote.fence) <= self.fence)
+            || (self.valid_until).is_some_and(|until| now + drift(self.lease) < until)
     }
 
     /// The last of the fencing tokens that the servers have given to this acquisition.

@@ -14,6 +14,8 @@ use crate::store::{Holder, Inspection, RevokeReply, StoreError};
 /// The replies of one exchange to the renewal of one lock.
 #[derive(Debug, Default)]
 pub(crate) struct Renewed {
+    /// The stem of the lock's token.
+    pub(crate) stem: u128,
     servers: usize,
     until: PerServer<Instant>,
     /// The servers that do not hold the lock.
@@ -33,8 +35,9 @@ pub(crate) enum Held {
 }
 
 impl Renewed {
-    pub(crate) fn new(servers: usize) -> Self {
+    pub(crate) fn new(servers: usize, stem: u128) -> Self {
         Self {
+            stem,
             servers,
             ..Self::default()
         }
@@ -143,7 +146,7 @@ mod tests {
         let now = Instant::now();
         let mut fraction = || 0.5;
         let cx = Cx::new(now, 1, &mut fraction);
-        let mut renewed = Renewed::new(5);
+        let mut renewed = Renewed::new(5, 0);
         for seconds in [30, 10, 20] {
             assert_eq!(renewed.held(&cx), Held::Open);
             renewed.renewed(now, Duration::from_secs(seconds));
@@ -158,7 +161,7 @@ mod tests {
     fn a_lock_is_gone_when_no_majority_can_hold_it() {
         let mut fraction = || 0.5;
         let cx = Cx::new(Instant::now(), 1, &mut fraction);
-        let mut renewed = Renewed::new(5);
+        let mut renewed = Renewed::new(5, 0);
         renewed.gone = 2;
         renewed.renewed(Instant::now(), Duration::from_secs(1));
         assert_eq!(renewed.held(&cx), Held::Open);

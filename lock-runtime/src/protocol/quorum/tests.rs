@@ -279,3 +279,41 @@ fn a_reader_counts_an_earlier_vote_under_a_new_number() {
     let raised = client.raises(id);
     assert!(raised.len() == 2 && raised.iter().all(|fence| *fence > earlier.fence));
 }
+
+/// Two of three servers hold the lock. The acquire at the third one is executed after their votes
+/// have ended, when another client may have held the lock in the meantime.
+#[test]
+fn renewal_by_a_server_that_votes_late_does_not_count() {
+    for (is_late, is_known) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+        let [one, other, last] = sends.try_into().expect("three");
+        let [one_server, last_server] = [&one, &last].map(|send| send.ticket.server);
+        let mut last = Some(last);
+        client.reply(one, granted());
+        client.reply(other, granted());
+        client.step(id);
+        client.now += Duration::from_secs(1);
+        client.step(id);
+        let (id, out) = client.renew();
+        if is_late {
+            client.now += LEASE;
+        }
+        let is_renewal = |send: &Send| matches!(send.request, ServerRequest::Renew(_));
+        let (renewals, _): (Vec<_>, Vec<_>) = out.sends.into_iter().partition(is_renewal);
+        assert_eq!(renewals.len(), 3);
+        for send in renewals {
+            let server = send.ticket.server;
+            if let Some(acquire) = last.take_if(|_| is_known && server == last_server) {
+                let number = FencingToken::new(grant().fence.number() + 1).unwrap();
+                let later = Grant::new(number, LEASE);
+                client.reply(acquire, Reply::Acquire(AcquireReply::Granted(later)));
+            }
+            if server == one_server || server == last_server {
+                client.reply(send, renewed());
+            }
+        }
+        let is_renewed = matches!(client.step(id).0, Step::Done(Ok(Reply::Renew(replies)), _)
+            if matches!(replies[..], [Ok(RenewReply::Renewed { .. })]));
+        assert_eq!(is_renewed, !is_late);
+    }
+}

@@ -249,7 +249,7 @@ impl Round {
         match (agreed, kept) {
             (Some(until), _) if until > cx.now => {
                 let reserved = self.reserved_left();
-                self.fence = Some(fence);
+                (self.fence, self.valid_until) = (Some(fence), Some(until));
                 self.headless_since = None;
                 self.settle_passed(cx.now);
                 return self.over(Outcome::Granted(fence, until, reserved));

@@ -100,9 +100,11 @@ impl Round {
 
     /// Whether a release may name an alias of this acquisition as its heir.
     pub(crate) fn may_be_named(&self) -> bool {
-        // An acquire that is still on its way may queue it after the end of the acquisition.
-        let may_be_queued = || self.all_known().any(|alias| alias.may_be_queued);
-        self.may_be_named || self.hold.mode == Mode::Exclusive && may_be_queued()
+        // An acquire that is still on its way may queue a writer after the end of the acquisition.
+        let is_exclusive = self.hold.mode == Mode::Exclusive;
+        let mut aliases = self.all_known();
+        let may_be_queued = aliases.any(|it| it.may_be_queued && (is_exclusive || it.was_writer));
+        self.may_be_named || may_be_queued
     }
 
     /// Whether the coordinator has granted the lock to this acquisition.
