@@ -329,7 +329,7 @@ fn a_waiter_counts_no_vote_that_was_revoked() {
     assert_eq!(sends.len(), 3, "all servers are asked");
 }
 
-/// A server passes its vote on, and the acquire that asked it for the vote arrives after the release.
+/// A server passes its vote on before it executes the acquire.
 #[test]
 fn an_acquire_that_may_follow_the_release_of_a_passed_vote_is_abandoned() {
     let (mut client, [coordinator, one, other]) = Client::queued();
