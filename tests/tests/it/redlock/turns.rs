@@ -19,8 +19,9 @@ use crate::{
 
 const CLIENTS: usize = 32;
 const LEASE: Duration = Duration::from_secs(1);
-/// Service is back when the votes for an heir have ended and the waiters have noticed it.
-const BACK: Duration = Duration::from_secs(2);
+/// Service is back when the votes for an heir have ended and the waiters have noticed it. Two
+/// hand-offs in a row may fail.
+const BACK: Duration = Duration::from_secs(3);
 /// The time in which a request is queued.
 const QUEUED: Duration = Duration::from_millis(50);
 
