@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The number of events after which a run counts as endless.
-const MOST_EVENTS: usize = 200_000;
+const MOST_EVENTS: usize = 500_000;
 
 pub(super) struct World {
     pub(super) net: Network,
