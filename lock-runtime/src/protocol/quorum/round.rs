@@ -386,7 +386,11 @@ impl Round {
             return self.abandon_at(server);
         }
         state.as_of = Some(sent);
-        state.straggler_until = None;
+        // A server may have passed its vote on to the name, and renew it before it executes the
+        // acquire.
+        if !(renewed && state.is_name) {
+            state.straggler_until = None;
+        }
         state.pushed = None;
         state.standing = standing;
         // A writer in a wait queue may be named as the heir.
