@@ -433,7 +433,7 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
-        self.may_be_named |= left.may_be_queued && self.hold.mode == Mode::Exclusive;
+        self.may_be_named |= self.may_name(&left);
         if self.coordinator == Some(server) {
             // The name changes, and is given up everywhere.
             (0..self.states.len()).for_each(|server| self.abandon_passed(server));

@@ -100,11 +100,13 @@ impl Round {
 
     /// Whether a release may name an alias of this acquisition as its heir.
     pub(crate) fn may_be_named(&self) -> bool {
-        // An acquire that is still on its way may queue a writer after the end of the acquisition.
-        let is_exclusive = self.hold.mode == Mode::Exclusive;
-        let mut aliases = self.all_known();
-        let may_be_queued = aliases.any(|it| it.may_be_queued && (is_exclusive || it.was_writer));
-        self.may_be_named || may_be_queued
+        // An acquire that is still on its way may queue it after the end of the acquisition.
+        self.may_be_named || self.all_known().any(|alias| self.may_name(&alias))
+    }
+
+    /// Whether a release may name this alias: it may be a writer in a wait queue.
+    pub(super) fn may_name(&self, alias: &AbandonedAlias) -> bool {
+        alias.may_be_queued && (self.hold.mode == Mode::Exclusive || alias.was_writer)
     }
 
     /// Whether the coordinator has granted the lock to this acquisition.
