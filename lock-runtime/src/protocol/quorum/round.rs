@@ -334,7 +334,8 @@ impl Round {
             Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
             Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
                 (Standing::Holds(vote), _) => {
-                    let until = sent + ttl;
+                    // A renewal shortens no lease that was extended.
+                    let until = vote.until.max(sent + ttl);
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }
                 (_, Some(pushed)) => held(Grant { ttl, ..pushed }),
