@@ -30,8 +30,7 @@ use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
     fence::FencingToken,
-    protocol::STRAGGLE,
-    protocol::lease::drift,
+    protocol::{STRAGGLE, lease::drift},
     spec::Mode,
     store::{
         AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
@@ -334,7 +333,7 @@ impl Round {
             Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
             Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
                 (Standing::Holds(vote), _) => {
-                    // A renewal shortens no lease that was extended.
+                    // No renewal shortens the lease, but the reply to an early one may come late.
                     let until = vote.until.max(sent + ttl);
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }

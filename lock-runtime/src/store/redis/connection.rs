@@ -302,7 +302,7 @@ impl Connection {
         // The new primary may lack the latest writes of the old one.
         if self.dial.target.moves() && link.is_over() && result.is_ok() {
             let error = error::unavailable("another server has become the primary meanwhile");
-            return Err(Failed::broken(error, true));
+            return Err(Failed::new(error, true));
         }
         // The server was the primary when the connection was established. The next call connects
         // to the current one.
@@ -312,7 +312,7 @@ impl Connection {
         result.map_err(|cause| {
             link.end();
             let error = error::disconnected(&cause, &self.dial.acl);
-            Failed::broken(error, cause.is_connection_dropped())
+            Failed::new(error, cause.is_connection_dropped())
         })
     }
 
@@ -367,7 +367,7 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    fn broken(error: StoreError, broken: bool) -> Self {
+    fn new(error: StoreError, broken: bool) -> Self {
         Self {
             error,
             broken,
@@ -392,7 +392,7 @@ impl Failed {
 
 impl From<StoreError> for Failed {
     fn from(error: StoreError) -> Self {
-        Self::broken(error, false)
+        Self::new(error, false)
     }
 }
 
