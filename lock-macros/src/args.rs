@@ -26,6 +26,8 @@ pub(crate) struct Args {
     /// The client to use; the ambient one if not given.
     pub(crate) client: Option<Given>,
     pub(crate) spec: Spec,
+    /// The name in metrics, traces and errors; the path of the function if not given.
+    pub(crate) name: Option<LitStr>,
     /// The name of the lock in the body.
     pub(crate) guard: Option<Ident>,
     pub(crate) on_busy: Option<OnBusy>,
@@ -89,6 +91,7 @@ struct Draft {
     client: Option<Given>,
     base: Option<(Ident, Base)>,
     options: Vec<(Ident, Setting)>,
+    name: Option<LitStr>,
     guard: Option<Ident>,
     on_busy: Option<OnBusy>,
     on_lost: OnLost,
@@ -169,6 +172,7 @@ impl Draft {
                 let permits = value::permits(&name, input)?;
                 self.set_base(name, Base::Permits(permits))?;
             }
+            "name" => self.name = Some(value::name(&name, input)?),
             "guard" => self.guard = Some(value::binding(&name, input)?),
             "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
             "on_lost" => self.on_lost = value::on_lost(&name, input)?,
@@ -244,6 +248,7 @@ impl Draft {
                     base: self.base.map(|(_, base)| base).unwrap_or_default(),
                     options: self.options,
                 },
+                name: self.name,
                 guard: self.guard,
                 on_busy: self.on_busy,
                 on_lost: self.on_lost,

@@ -101,7 +101,7 @@ impl Expansion {
     /// passed to an async function, whose future would contain it twice.
     fn locked(
         &self,
-        name: &str,
+        function: &str,
         returned: &Returned,
         arguments: Bindings,
         brace: Brace,
@@ -109,8 +109,9 @@ impl Expansion {
     ) -> TokenStream {
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
-        let client = self.client(name);
+        let client = self.client(function);
         let request = self.request();
+        let name = self.name();
         let run = match self.args.on_lost {
             OnLost::Cancel => quote_spanned!(span=> #rt::cancel_on_loss),
             OnLost::Finish => quote_spanned!(span=> #rt::finish_despite_loss),
@@ -147,7 +148,7 @@ impl Expansion {
             #import
             let __client = #client;
             let __request = #request;
-            let __outcome = match #rt::enter(__request).await {
+            let __outcome = match #rt::enter(__request, #name).await {
                 ::core::result::Result::Ok(__entered) => {
                     #held
                     #run(__entered, #future).await
@@ -177,6 +178,16 @@ impl Expansion {
                 });
                 quote!(::core::result::Result::Ok(#client))
             }
+        }
+    }
+
+    /// Expands to the name of the request.
+    fn name(&self) -> TokenStream {
+        let span = Span::mixed_site();
+        let rt = self.runtime.at(span);
+        match &self.args.name {
+            Some(name) => quote!(#name),
+            None => quote_spanned!(span=> #rt::path_of(|| ())),
         }
     }
 

@@ -74,6 +74,7 @@ mod spec;
 /// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |
 /// | `spec = self.config.lock` | a `LockSpec`; other options override it, a mode is refused | |
 /// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
+/// | `name = "checkout"` | the name in metrics, traces and errors | the path of the function |
 /// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
 /// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |
 /// | `on_busy = expr` | return this value if the lock is held | the error |

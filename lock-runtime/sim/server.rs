@@ -18,7 +18,7 @@ use crate::{
     },
     spec::LockKind,
     store::{
-        AcquireReply, RenewReply, StoreEvent, Token,
+        AcquireReply, RenewReply, RevokeScope, StoreEvent, Token,
         memory::table::{Fences, Step, Table, acquire_all},
     },
 };
@@ -213,9 +213,12 @@ impl Server {
                         requests,
                         &mut step,
                     )),
-                    Message::Revoke(key, kind) => {
-                        quorum::Reply::Revoke(table.revoke(key, *kind, &mut step))
-                    }
+                    Message::Revoke(key, kind) => quorum::Reply::Revoke(table.revoke(
+                        key,
+                        *kind,
+                        RevokeScope::Leased,
+                        &mut step,
+                    )),
                 })
             }
             Request::Call(ServerRequest::HandOff(release, hand_off), conditions) => {
@@ -224,7 +227,12 @@ impl Server {
                 let reply = if may_grant {
                     let takes = net.of_majority() == Some(quorum::Mutation::TakesFromHolder);
                     if takes && !hand_off.is_coordinator {
-                        table.revoke(&release.hold.key, LockKind::Lock, &mut step);
+                        table.revoke(
+                            &release.hold.key,
+                            LockKind::Lock,
+                            RevokeScope::Leased,
+                            &mut step,
+                        );
                     }
                     let reply = table.hand_off(release, hand_off, &mut step);
                     // At the coordinator the heir waits in the queue, so its client owns the entry.
@@ -342,7 +350,7 @@ fn vote(
             Reply::Abandoned
         }
         ServerRequest::Raise(_, _, fence) => Reply::Raise(*fence, fences.raise(*fence)),
-        ServerRequest::Inspect(key, kind) => Reply::Inspect(table.inspect(key, *kind, step.now)),
+        ServerRequest::Inspect(key, kind) => Reply::Inspect(table.inspect(key, *kind, step)),
         ServerRequest::Revoke(..) => unreachable!("no lock of a majority is revoked"),
     }
 }

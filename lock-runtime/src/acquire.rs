@@ -22,6 +22,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{Entries, Entry, LockGuard},
     key::LockKey,
+    name::LockName,
     on_drop::OnDrop,
     owner,
     protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
@@ -29,6 +30,7 @@ use crate::{
     spec::{LockKind, Terms, Wait},
     store::StoreError,
     view::View,
+    watch::Attempt,
 };
 
 /// Inline storage for one key, which is the common case.
@@ -68,12 +70,15 @@ pub(crate) async fn acquire(
     core: &Arc<Core>,
     keys: &[LockKey],
     terms: &Terms,
+    (name, attempt): (Option<&LockName>, &Attempt),
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
     let acquiring = Acquiring {
         core,
         terms,
+        name,
+        attempt,
         since: Instant::now(),
         attempts: AtomicU32::new(0),
     };
@@ -93,6 +98,8 @@ pub(crate) async fn acquire(
 struct Acquiring<'a> {
     core: &'a Arc<Core>,
     terms: &'a Terms,
+    name: Option<&'a LockName>,
+    attempt: &'a Attempt,
     since: Instant,
     attempts: AtomicU32,
 }
@@ -172,7 +179,19 @@ impl Acquiring<'_> {
             };
         };
         cancels.disarm();
-        let entry = outcome.map_err(|refused| self.error_of(key, refused))?;
+        let entry = match outcome {
+            Ok(entry) => entry,
+            Err(refused) => {
+                let mut error = self.error_of(key, refused);
+                if error.kind() == LockErrorKind::WaitTimeout {
+                    // Boxed, as it is rare.
+                    let holder = self.core.describe_holder(key, self.terms.mode.kind());
+                    error = error.with_hint(Box::pin(holder).await.as_deref());
+                }
+                return Err(error);
+            }
+        };
+        entry.begun(self.attempt);
         tracing::debug!(%key, fence = %entry.fence(), waited = ?self.since.elapsed(), "acquired");
         Ok(entry)
     }
@@ -208,6 +227,7 @@ impl Acquiring<'_> {
         cancels.disarm();
         let entries = outcome.map_err(refused)?;
         for (key, entry) in keys.iter().zip(&entries) {
+            entry.begun(self.attempt);
             tracing::debug!(%key, fence = %entry.fence(), "acquired");
         }
         Ok(entries)
@@ -226,7 +246,8 @@ impl Acquiring<'_> {
     }
 
     fn first_guard(&self, state: &mut State, key: &LockKey, granted: Granted) -> Entry {
-        let view = View::new(self.core, key, self.terms.mode, &granted);
+        let watched = (self.name.cloned(), self.attempt.granted(granted.source));
+        let view = View::new(self.core, key, self.terms.mode, &granted, watched);
         Entry::first(state.add_view(view), granted.contended)
     }
 

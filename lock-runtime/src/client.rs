@@ -1,6 +1,9 @@
 //! [`LockClient`], the entry point of the crate. Its settings are in `builder.rs`.
 
 mod builder;
+mod from_env;
+mod health;
+mod list;
 
 use std::{
     fmt,
@@ -12,7 +15,11 @@ use std::{
 
 use tokio::time::timeout;
 
-pub use self::builder::LockClientBuilder;
+pub use self::{
+    builder::LockClientBuilder,
+    from_env::EnvVariable,
+    list::{ListedLock, LockList},
+};
 use crate::{
     call::within,
     core::Core,
@@ -24,8 +31,8 @@ use crate::{
     runtime,
     spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
     store::{
-        Inspection, KeyPart, Listener, MemoryStore, RevokeReply, RevokeScope, Store, StoreError,
-        StoreEvent,
+        HolderId, Inspection, KeyPart, Listener, MemoryStore, RevokeReply, RevokeScope, Store,
+        StoreError, StoreEvent,
     },
 };
 
@@ -37,13 +44,22 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// needs less time.
 const LEAVING: Duration = Duration::from_millis(500);
 
+/// The time after which a client repeats its name to a store that may have lost it.
+const NAMES_LOST: Duration = Duration::from_millis(500);
+
 /// Passes the events of the store to the session. It does not keep the client alive.
 struct EventListener(Weak<Core>);
 
 impl Listener for EventListener {
     fn on_event(&self, event: &StoreEvent) {
         if let Some(core) = self.0.upgrade() {
-            core.visit(|state, cx| state.session.event(event, cx));
+            core.visit(|state, cx| {
+                if matches!(event, StoreEvent::Disconnected) {
+                    // The names may be lost as well. The locks come first.
+                    state.introduce_by(cx.now + NAMES_LOST);
+                }
+                state.session.event(event, cx);
+            });
         }
     }
 }
@@ -125,8 +141,19 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
+    ///
+    /// [`connect_lazy`](Self::connect_lazy) does not wait for the server.
     pub async fn connect(url: &str) -> Result<Self, LockError> {
         Self::builder().connect(url).await
+    }
+
+    /// Connects to the store at `url` in the background, with the default settings. See
+    /// [`LockClientBuilder::connect_lazy`].
+    ///
+    /// # Errors
+    /// Same as [`LockClientBuilder::connect_lazy`].
+    pub fn connect_lazy(url: &str) -> Result<Self, LockError> {
+        Self::builder().connect_lazy(url)
     }
 
     /// Returns a builder for a client with custom settings.
@@ -139,11 +166,16 @@ impl LockClient {
         Self::builder().build_with_store(store)
     }
 
-    fn over(store: Arc<dyn Store>, defaults: LockSpec, waiters: WaiterLimits) -> Self {
+    fn over(
+        store: Arc<dyn Store>,
+        defaults: LockSpec,
+        waiters: WaiterLimits,
+        own_name: Option<Arc<str>>,
+    ) -> Self {
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let listener: Arc<dyn Listener> = Arc::new(EventListener(core.clone()));
             store.listen(Arc::downgrade(&listener));
-            Core::new(store, defaults, waiters, listener)
+            Core::new(store, defaults, waiters, own_name, listener)
         });
         Self {
             _clones: Arc::new(Clones(core.clone())),
@@ -239,8 +271,13 @@ impl LockClient {
         kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        self.bounded(&key, self.core.store.inspect(&key, kind))
-            .await
+        let inspecting = async {
+            let mut seen = [self.core.store.inspect(&key, kind).await?];
+            self.core.add_names(&mut seen).await?;
+            let [seen] = seen;
+            Ok(seen)
+        };
+        self.bounded(&key, inspecting).await
     }
 
     /// Takes the lock away from its holders and hands it off to the next waiter.
@@ -250,6 +287,11 @@ impl LockClient {
     ///
     /// This is meant for operators: the former holders may still be at work. A lock without an
     /// expiry, which this library never creates, is left untouched unless `scope` includes it.
+    ///
+    /// With [`RevokeScope::Holder`], which takes the [`Holder::id`](crate::Holder::id) that
+    /// [`inspect`](Self::inspect) or [`list`](Self::list) has shown, only this holder loses the
+    /// lock, and only if it still holds it: the store compares in the same step. Otherwise the
+    /// reply is [`Changed`](RevokeReply::Changed) or [`NotHeld`](RevokeReply::NotHeld).
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
@@ -278,6 +320,23 @@ impl LockClient {
             .await
     }
 
+    /// Takes one permit of this name away from `holder`, if it still has it. See
+    /// [`revoke`](Self::revoke).
+    ///
+    /// # Errors
+    /// Same as [`revoke`](Self::revoke).
+    ///
+    /// # Cancellation
+    /// Same as [`revoke`](Self::revoke).
+    pub async fn revoke_permit(
+        &self,
+        key: impl IntoLockKey,
+        holder: HolderId,
+    ) -> Result<RevokeReply, LockError> {
+        let scope = RevokeScope::Holder(holder);
+        self.revoke_kind(key, LockKind::Permits, scope).await
+    }
+
     async fn revoke_kind(
         &self,
         key: impl IntoLockKey,
@@ -286,7 +345,10 @@ impl LockClient {
     ) -> Result<RevokeReply, LockError> {
         let key = key.into_lock_key()?;
         let core = &self.core;
-        let holders = core.with_state(|state| state.session.holders_of(kind, &key));
+        let mut holders = core.with_state(|state| state.session.holders_of(kind, &key));
+        if let RevokeScope::Holder(id) = scope {
+            holders.retain(|token| HolderId::of(&key, *token, false) == id);
+        }
         let revoking = core.store.revoke(&key, kind, scope);
         let reply = self.bounded(&key, revoking).await?;
         match reply {
@@ -294,16 +356,56 @@ impl LockClient {
                 core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));
             }
             RevokeReply::ForeignKey => return Err(core.foreign(&key, kind, KeyPart::Lock)),
-            RevokeReply::NotHeld | RevokeReply::Endless => {}
+            RevokeReply::NotHeld | RevokeReply::Changed | RevokeReply::Endless => {}
         }
         Ok(reply)
     }
 
-    async fn bounded<T>(
+    /// Lists the locks that are held, and the permits, whose names begin with `prefix`, with their
+    /// holders and waiters; all locks of the namespace for an empty prefix.
+    ///
+    /// The list takes no snapshot: a lock that is held from the beginning to the end is in it,
+    /// others may be. A lock is in it once (among the last million of locks). The store is read
+    /// page by page as the stream is polled, so that no other call waits for the list. Of several
+    /// servers, a majority is read, one after the other. In a cluster a lock may be missing whose
+    /// slot moves twice meanwhile. On Redis the user needs the command `SCAN` in addition to the
+    /// rights for locks.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # use lock_runtime::LockClient;
+    /// let locks = LockClient::builder().identity("orders@web-3").build_in_memory()?;
+    /// let guard = locks.exclusive("order:42").acquire().await?;
+    ///
+    /// let mut list = locks.list("order:");
+    /// while let Some(lock) = list.next().await {
+    ///     let lock = lock?;
+    ///     for holder in &lock.state.holders {
+    ///         println!("{} is held by {} for {:?}", lock.key, holder.client, holder.held_for);
+    /// #       assert_eq!(holder.client.to_string(), "orders@web-3");
+    ///     }
+    /// }
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Each item may be an error, see [`LockList::next`]: `Forbidden`, `Unavailable`, `NoRuntime`,
+    /// and `InvalidSpec` for a custom store that cannot list its locks.
+    ///
+    /// # Cancellation
+    /// Dropping the stream has no effect on the locks.
+    pub fn list(&self, prefix: impl Into<String>) -> LockList {
+        LockList::new(self.clone(), prefix.into())
+    }
+
+    async fn bounded<'a, T>(
         &self,
-        key: &LockKey,
+        key: impl Into<Option<&'a LockKey>>,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, LockError> {
+        let key = key.into();
         let named = |error: LockError| error.with_key(key);
         runtime::check().map_err(named)?;
         let reply = within(call_timeout(DEFAULT_LEASE), call).await;

@@ -15,14 +15,18 @@ use smallvec::SmallVec;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    clients::ClientNames,
     driver,
-    error::LockError,
+    error::{LockError, LockErrorKind, Loss},
+    fence::FencingToken,
     key::LockKey,
+    log,
     protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
     spec::{LockKind, LockSpec},
-    store::{KeyPart, Limits, Listener, Store, StoreError, Token},
+    store::{ClientId, KeyPart, Limits, Listener, Store, StoreError, Token},
     sync::lock,
     view::View,
+    watch::meter,
 };
 
 /// State shared by a client, its requests and its guards.
@@ -38,6 +42,10 @@ pub(crate) struct Core {
     /// The instant from which the views count.
     pub(crate) epoch: Instant,
     listeners: AtomicU64,
+    /// The name under which the store shows this client, and the identifier in its tokens.
+    pub(crate) own_name: Option<(ClientId, Arc<str>)>,
+    /// The names of other clients.
+    pub(crate) names: ClientNames,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _listener: Arc<dyn Listener>,
 }
@@ -54,16 +62,21 @@ pub(crate) struct State {
     /// The views of held locks.
     views: SecondaryMap<HeldId, Arc<View>>,
     pub(crate) driver_runs: bool,
+    /// When the driver introduces the client to the store again. `None` for a client without a
+    /// name.
+    pub(crate) introduce_at: Option<Instant>,
     /// The last clone of the client is gone: the driver ends when no work is left.
     pub(crate) orphaned: bool,
 }
 
-/// The random numbers of the thread's generator.
-struct ThreadEntropy;
+/// The random numbers of the thread's generator. Tokens begin with the identifier of a client that
+/// has a name.
+struct ThreadEntropy(Option<ClientId>);
 
 impl Entropy for ThreadEntropy {
     fn token(&mut self) -> Token {
-        Token::random()
+        let Self(client) = self;
+        client.map_or_else(Token::random, Token::of)
     }
 
     fn fraction(&mut self) -> f64 {
@@ -79,20 +92,25 @@ impl Core {
         store: Arc<dyn Store>,
         defaults: LockSpec,
         waiters: WaiterLimits,
+        own_name: Option<Arc<str>>,
         listener: Arc<dyn Listener>,
     ) -> Self {
+        let introduce_at = own_name.is_some().then(Instant::now);
         Self {
             limits: store.limits(),
             store,
             defaults,
             state: Mutex::new(State {
                 session: Session::new(waiters),
+                introduce_at,
                 ..State::default()
             }),
             work: Notify::new(),
             changed: Notify::new(),
             epoch: Instant::now(),
             listeners: AtomicU64::new(0),
+            own_name: own_name.map(|name| (ClientId::random(), name)),
+            names: ClientNames::default(),
             _listener: listener,
         }
     }
@@ -114,7 +132,7 @@ impl Core {
         let mut effects = Effects::new();
         let mut cx = Cx {
             now,
-            entropy: &mut ThreadEntropy,
+            entropy: &mut ThreadEntropy(self.own_name.as_ref().map(|(id, _)| *id)),
             out: &mut effects,
             is_debugged: tracing::enabled!(tracing::Level::DEBUG),
             #[cfg(test)]
@@ -134,6 +152,10 @@ impl Core {
     fn perform(self: &Arc<Self>, effects: Effects, mut state: MutexGuard<'_, State>) {
         let mut wakers = SmallVec::<[Waker; 2]>::new();
         let mut notes = SmallVec::<[Box<Note>; 2]>::new();
+        // The holds that have ended, and the renewed ones. Their ends are recorded later, as
+        // recorders and subscribers must not run under the mutex.
+        let mut ended = SmallVec::<[(Arc<View>, Option<Loss>); 1]>::new();
+        let mut renewed = SmallVec::<[meter::Hold; 1]>::new();
         let mut has_work = false;
         for effect in effects {
             match effect {
@@ -147,28 +169,50 @@ impl Core {
                 } => {
                     if let Some(view) = state.views.get(held) {
                         view.extended(valid_until, is_renewal);
+                        if is_renewal {
+                            renewed.push(view.watch.meter);
+                        }
                     }
                 }
                 Effect::Lost(held, loss) => {
-                    let view = state.views.remove(held);
-                    wakers.extend(view.into_iter().flat_map(|view| view.lost(loss)));
+                    if let Some(view) = state.views.remove(held) {
+                        wakers.extend(view.lost(loss));
+                        ended.push((view, Some(loss)));
+                    }
                 }
                 Effect::Released(held) => {
                     if let Some(view) = state.views.remove(held) {
                         view.released();
+                        ended.push((view, None));
                     }
                 }
             }
         }
         // The driver of a client that is gone ends with its last work.
         has_work |= state.orphaned && state.driver_runs && !state.session.needs_driver();
-        let must_start = !state.driver_runs && state.session.needs_driver();
+        let must_start = !state.driver_runs
+            && (state.session.needs_driver() || state.introduce_at.is_some() && !state.orphaned);
         let is_closed = state.session.is_closed();
         let discarded = std::mem::take(&mut state.discarded);
         drop(state);
         drop(discarded);
         wakers.into_iter().for_each(Waker::wake);
-        notes.into_iter().for_each(|note| log(*note));
+        for note in notes {
+            let of = |(view, _): &&(Arc<View>, _)| note.is_loss_of(&view.key, view.fence);
+            match ended.iter().find(of) {
+                Some((view, _)) => view
+                    .watch
+                    .span
+                    .within(|| write(*note, view.name.as_deref())),
+                None => write(*note, None),
+            }
+        }
+        for hold in renewed {
+            hold.renewed(true);
+        }
+        for (view, loss) in ended {
+            view.watch.ended(loss);
+        }
         if has_work {
             self.work.notify_one();
         }
@@ -256,9 +300,20 @@ impl State {
         !is_calm || !self.discarded.is_empty()
     }
 
+    /// Returns the view of a lock that is held.
+    pub(crate) fn view(&self, id: HeldId) -> Option<&Arc<View>> {
+        self.views.get(id)
+    }
+
     /// Returns the views of all locks that are held.
     pub(crate) fn views(&self) -> impl Iterator<Item = &Arc<View>> {
         self.views.values()
+    }
+
+    /// Makes the driver introduce the client to the store at `at` or before.
+    pub(crate) fn introduce_by(&mut self, at: Instant) {
+        let planned = self.introduce_at.iter_mut();
+        planned.for_each(|planned| *planned = at.min(*planned));
     }
 
     /// Registers a waiting request to be woken.
@@ -275,7 +330,7 @@ impl State {
     }
 }
 
-fn log(note: Note) {
+fn write(note: Note, name: Option<&str>) {
     match note {
         Note::Behind(key) => tracing::debug!(%key, "waiting behind others in this process"),
         Note::Queued(key, holder_ttl) => {
@@ -289,15 +344,35 @@ fn log(note: Note) {
             tracing::debug!(%key, %fence, "handed off in this process");
         }
         Note::Renewed(key, fence, ttl) => tracing::trace!(%key, %fence, ?ttl, "renewed"),
-        Note::Lost(key, fence, loss) => tracing::warn!(%key, %fence, ?loss, "lost"),
+        Note::Lost(key, fence, loss) => log_loss("lost", name, &key, fence, loss),
         Note::HeldLong(key, lease) => {
             tracing::warn!(%key, ?lease, "held for ten leases; if its holder may hang, set `max_hold`");
         }
         Note::Released(key) => tracing::debug!(%key, "released"),
         Note::GaveUp(hold, error) => {
-            tracing::warn!(key = %hold.key, %error, "gave up releasing a lock; it ends with its lease");
+            let code = LockErrorKind::from(error.kind()).code();
+            log::summarise("gave up releasing", code, None, || {
+                move |left_out| {
+                    tracing::warn!(key = %hold.key, left_out, %error, "gave up releasing a lock; it ends with its lease");
+                }
+            });
         }
     }
+}
+
+/// Logs a loss. An outage loses many locks at once; the line has the first of those that it stands
+/// for.
+pub(crate) fn log_loss(
+    message: &'static str,
+    name: Option<&str>,
+    key: &LockKey,
+    fence: FencingToken,
+    loss: Loss,
+) {
+    log::summarise(message, LockErrorKind::Lost(loss).code(), name, || {
+        let (key, name) = (key.clone(), name.map(str::to_owned));
+        move |left_out| tracing::warn!(name, %key, %fence, ?loss, left_out, "{message}")
+    });
 }
 
 #[cfg(test)]
@@ -340,6 +415,20 @@ mod tests {
             tokio::task::yield_now().await;
         }
         Ok(())
+    }
+
+    /// The client's task introduces the client again after some hours, but not one that is gone.
+    #[tokio::test(start_paused = true)]
+    async fn the_driver_of_a_client_that_is_gone_sleeps_between_renewals() -> Result<(), LockError>
+    {
+        let client = LockClient::in_memory();
+        let guard = client.exclusive("k").acquire().await?;
+        drop(client);
+        visits();
+        tokio::time::sleep(Duration::from_secs(8 * 60 * 60)).await;
+        let visits = visits();
+        assert!(visits < 20_000, "{visits}");
+        guard.release().await
     }
 
     /// The client's task keeps the store alive, so it ends with the last lock of a client that is

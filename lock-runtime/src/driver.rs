@@ -15,11 +15,14 @@ use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
-    call::perform,
+    call::{perform, within},
     core::Core,
+    error::LockErrorKind,
+    log,
     protocol::{Call, DueRenewal, Job},
     runtime,
-    store::StoreError,
+    spec::{DEFAULT_LEASE, call_timeout},
+    store::{IDENTITY_TTL, StoreError},
 };
 
 /// The largest number of renewals that share a round trip.
@@ -29,6 +32,9 @@ const BATCH: usize = 96;
 const BATCHES_IN_FLIGHT: usize = 8;
 /// The largest number of jobs in flight: after an outage there may be one for every lease.
 const JOBS_IN_FLIGHT: usize = 256;
+/// The pauses after the client was introduced to the store, and after an attempt failed.
+const INTRODUCED_FOR: Duration = Duration::from_secs(IDENTITY_TTL.as_secs() / 4);
+const INTRODUCED_AGAIN: Duration = Duration::from_secs(10);
 
 /// Starts the driver on the current runtime, unless it runs. Does nothing outside of a runtime, or
 /// in one without timers.
@@ -77,6 +83,7 @@ struct Renewals {
 type InFlight = FuturesUnordered<BoxFuture<'static, Done>>;
 
 enum Done {
+    Introduction,
     Job,
     Batch(u64),
 }
@@ -88,7 +95,10 @@ impl Drop for Task {
         }
         // While the driver still counts as running: a task started here, on a runtime that is
         // ending, would be dropped again, and so on without end.
-        self.core.visit(|state, cx| state.session.driver_died(cx));
+        self.core.visit(|state, cx| {
+            state.introduce_by(cx.now);
+            state.session.driver_died(cx);
+        });
         // A lock that is granted from now on starts the driver itself.
         let runtimes = self.core.with_state(|state| {
             state.driver_runs = false;
@@ -128,27 +138,39 @@ impl Task {
     /// check again, or `None` if there can be no more work.
     fn take_work(&mut self, in_flight: &mut InFlight) -> Option<Instant> {
         let room = JOBS_IN_FLIGHT - self.jobs_in_flight;
-        let is_idle = in_flight.is_empty();
-        let (renewals, jobs, check_at) = self.core.visit(|state, cx| {
+        let (renewals, jobs, is_introduced, check_at) = self.core.visit(|state, cx| {
             let session = &mut state.session;
             let mut renewals = Vec::new();
             session.due_renewals(&mut renewals, cx);
             let due_jobs = std::iter::from_fn(|| session.due_job(cx));
             let jobs: Vec<_> = due_jobs.take(room).collect();
-            if state.orphaned && is_idle && !session.needs_driver() {
+            // What is in flight may be dropped: introductions, and renewals of ended holds.
+            if state.orphaned && !session.needs_driver() {
                 state.driver_runs = false;
-                return (renewals, jobs, None);
+                return (renewals, jobs, true, None);
             }
+            if state.orphaned {
+                state.introduce_at = None;
+            }
+            let is_introduced = state.introduce_at.is_none_or(|at| at > cx.now);
+            if !is_introduced {
+                state.introduce_at = Some(cx.now + INTRODUCED_FOR);
+            }
+            let introduce_at = state.introduce_at.into_iter();
             // A day stands for no limit, because the task is notified of new work.
             let check_at = session.check_at(jobs.len() < room);
             let check_at = check_at.unwrap_or_else(|| cx.now + crate::MAX_LEASE);
-            (renewals, jobs, Some(check_at))
+            let check_at = introduce_at.fold(check_at, Instant::min);
+            (renewals, jobs, is_introduced, Some(check_at))
         });
         for due in renewals {
             let hold = &due.renewal.hold;
             let server = self.core.store.server_of(&hold.key, hold.mode.kind());
             let waiting = &mut self.servers.entry(server).or_default().waiting;
             waiting.entry(due.timeout).or_default().push_back(due);
+        }
+        if !is_introduced {
+            in_flight.push(Box::pin(introduce(self.core.clone())));
         }
         for (job, call) in jobs {
             self.jobs_in_flight += 1;
@@ -180,6 +202,7 @@ impl Task {
 
     fn finished(&mut self, done: &Done) {
         match done {
+            Done::Introduction => {}
             Done::Job => self.jobs_in_flight -= 1,
             Done::Batch(server) => {
                 if let Some(renewals) = self.servers.get_mut(server) {
@@ -191,6 +214,20 @@ impl Task {
             }
         }
     }
+}
+
+/// Repeats the name of the client to the store.
+async fn introduce(core: Arc<Core>) -> Done {
+    if let Some((id, name)) = &core.own_name {
+        let introduced = within(call_timeout(DEFAULT_LEASE), core.store.introduce(*id, name)).await;
+        if let Err(error) = introduced {
+            tracing::debug!(%error, "the store does not have the name of this client yet");
+            if error.is_transient() {
+                core.with_state(|state| state.introduce_by(Instant::now() + INTRODUCED_AGAIN));
+            }
+        }
+    }
+    Done::Introduction
 }
 
 async fn run_job(core: Arc<Core>, job: Job, call: Call) -> Done {
@@ -213,16 +250,28 @@ async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration)
     let replies = timeout(patience, core.store.renew(&renewals)).await;
     let mut replies = replies.unwrap_or_default().into_iter();
     let mut failed = None;
+    let mut failures = Vec::new();
     core.visit(|state, cx| {
         for id in ids {
             let reply = replies.next();
             let reply = reply.unwrap_or_else(|| Err(StoreError::timed_out(patience)));
+            if reply.is_err() {
+                failures.extend(state.view(id).map(|view| view.watch.meter));
+            }
             failed = reply.as_ref().err().cloned().or(failed.take());
             state.session.renewal_replied(id, reply, sent, cx);
         }
     });
+    for hold in failures {
+        hold.renewed(false);
+    }
     // One message for the batch: an outage would fill the log.
     if let Some(error) = failed {
-        tracing::warn!(leases, %error, "renewal failed; trying again until validity ends");
+        let code = LockErrorKind::from(error.kind()).code();
+        log::summarise("renewal failed", code, None, || {
+            move |left_out| {
+                tracing::warn!(leases, left_out, %error, "renewal failed; trying again until validity ends");
+            }
+        });
     }
 }

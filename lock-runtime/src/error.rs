@@ -4,6 +4,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
     key::LockKey,
+    name::LockName,
     store::error::{StoreError, StoreErrorKind},
     web::ErrorClass,
 };
@@ -24,6 +25,7 @@ pub struct LockError(Arc<Inner>);
 struct Inner {
     kind: LockErrorKind,
     key: Option<LockKey>,
+    name: Option<LockName>,
     message: Cow<'static, str>,
     retry_after: Option<Duration>,
     source: Option<StoreError>,
@@ -104,6 +106,7 @@ impl LockError {
         Self(Arc::new(Inner {
             kind,
             key: None,
+            name: None,
             message: message.into(),
             retry_after: None,
             source: None,
@@ -132,12 +135,37 @@ impl LockError {
         }
     }
 
+    /// Adds the name of the request, if it has one.
+    pub(crate) fn with_name(self, name: Option<&LockName>) -> Self {
+        match name {
+            Some(name) if self.0.name.is_none() => {
+                self.edit(|inner| inner.name = Some(name.clone()))
+            }
+            _ => self,
+        }
+    }
+
     pub(crate) fn with_retry_after(self, after: Option<Duration>) -> Self {
         self.edit(|inner| inner.retry_after = after)
     }
 
+    /// Adds a detail to the message.
+    pub(crate) fn with_hint(self, hint: Option<&str>) -> Self {
+        match hint {
+            Some(hint) => {
+                self.edit(|inner| inner.message = format!("{}; {hint}", inner.message).into())
+            }
+            None => self,
+        }
+    }
+
     pub(crate) fn with_source(self, source: Option<StoreError>) -> Self {
         self.edit(|inner| inner.source = source)
+    }
+
+    /// Prefixes the message with the setting that the error is about.
+    pub(crate) fn with_context(self, setting: &str) -> Self {
+        self.edit(|inner| inner.message = format!("{setting}: {}", inner.message).into())
     }
 
     /// Adds the effort of the request to the message. Affects only `Unavailable`.
@@ -168,6 +196,12 @@ impl LockError {
     /// Returns the lock that the error is about, if any.
     pub fn key(&self) -> Option<&LockKey> {
         self.0.key.as_ref()
+    }
+
+    /// Returns the name of the request, if it has one: the path of the function with the attribute,
+    /// the policy of a layer, or that given to [`LockRequest::name`](crate::LockRequest::name).
+    pub fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
     }
 
     /// Returns the error of the store, if the store refused the call or did not answer.

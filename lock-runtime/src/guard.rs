@@ -26,6 +26,7 @@ use crate::{
     runtime,
     spec::{MAX_LEASE, MIN_LEASE, Mode},
     view::View,
+    watch::Attempt,
 };
 
 /// A held lock. It is renewed in the background until it is released or dropped.
@@ -54,6 +55,17 @@ impl LockGuard {
             held: HeldLock { views, contended },
             entries,
         }
+    }
+
+    /// Runs `work` within the span of the hold, of the first key if there are several.
+    pub(crate) fn within_span<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.held.first().watch.span.within(work)
+    }
+
+    /// Returns whether enclosing scopes hold all of the keys.
+    #[cfg(any(feature = "metrics", feature = "tracing"))]
+    pub(crate) fn is_reentered(&self) -> bool {
+        self.entries.iter().all(|entry| entry.is_reentered)
     }
 
     /// Returns a view of the lock that can be shared. The view does not keep the lock.
@@ -179,6 +191,8 @@ pub(crate) struct Entry {
     view: Arc<View>,
     /// See [`HeldLock::was_contended`].
     contended: bool,
+    /// An enclosing scope had the lock before.
+    is_reentered: bool,
     has_left: bool,
 }
 
@@ -195,6 +209,7 @@ impl Entry {
         Self {
             view,
             contended,
+            is_reentered: false,
             has_left: false,
         }
     }
@@ -204,7 +219,11 @@ impl Entry {
     pub(crate) fn again(view: Arc<View>) -> Result<Option<Self>, LockError> {
         let core = &view.core;
         match core.visit(|state, cx| state.session.reenter(view.id, cx)) {
-            Ok(true) => Ok(Some(Self::first(view, false))),
+            Ok(true) => {
+                let mut entry = Self::first(view, false);
+                entry.is_reentered = true;
+                Ok(Some(entry))
+            }
             Ok(false) => Ok(None),
             Err(loss) => Err(view.lost_error(loss)),
         }
@@ -212,6 +231,11 @@ impl Entry {
 
     pub(crate) fn fence(&self) -> FencingToken {
         self.view.fence
+    }
+
+    /// Records that the hold begins, after the client's mutex is unlocked.
+    pub(crate) fn begun(&self, request: &Attempt) {
+        self.view.begun(Some(request));
     }
 
     /// Returns the error of the loss if the lease was lost.
@@ -240,9 +264,12 @@ impl Entry {
         given_up.disarm();
         let converted = core.visit(|state, cx| {
             let granted = state.session.convert_replied(id, answer, cx)?;
-            Ok(state.add_view(View::new(core, key, Mode::Shared, &granted)))
+            let watched = (view.name.clone(), view.watch.downgraded(view.name.as_ref()));
+            let reader = View::new(core, key, Mode::Shared, &granted, watched);
+            Ok(state.add_view(reader))
         });
         let reader = converted.map_err(refused)?;
+        reader.begun(None);
         tracing::debug!(%key, fence = %reader.fence, "downgraded");
         Ok(Self::first(reader, self.contended))
     }

@@ -9,6 +9,7 @@
 //! | [`limits`] | The limits of a lease lock, and the remedies |
 //! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
 //! | [`majority`] | Several independent servers and a majority vote (Redlock) |
+//! | [`observing`] | Names, metrics and spans; Prometheus and OpenTelemetry |
 //! | [`recipes`] | Scheduled jobs, tests, blocking code, a lock shared by two services |
 //! | [`migration`] | Moving from Redisson, ShedLock or redsync |
 //!
@@ -22,6 +23,7 @@ pub mod limits;
 pub mod majority;
 pub mod migration;
 pub mod modes;
+pub mod observing;
 pub mod recipes;
 pub mod redis;
 pub mod waiting;

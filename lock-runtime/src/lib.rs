@@ -33,9 +33,11 @@
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls` | | `rediss://` |
 //! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
-//! | `axum` | | `LockError` as a response, `HeldLock` as an extractor |
+//! | `axum` | | `LockError` as a response, `HeldLock` as an extractor, [`web::readiness`] |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
-//! | `serde` | | `Serialize` and `Deserialize` for `LockSpec`, `LockKey` and `FencingToken` |
+//! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
+//! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
+//! | `serde` | | serialization of `LockSpec`, `LockKey`, `FencingToken`, and of `Health` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Links to items of features that are not enabled.
@@ -54,12 +56,20 @@ mod acquire;
 mod ambient;
 mod call;
 mod client;
+mod clients;
 mod core;
 mod driver;
 mod error;
 mod fence;
 mod guard;
+mod health;
 mod key;
+#[doc(hidden)]
+pub mod log;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+mod name;
+
 mod on_drop;
 mod options;
 mod owner;
@@ -73,6 +83,7 @@ mod spec;
 mod sync;
 mod under_lock;
 mod view;
+mod watch;
 
 #[doc(hidden)]
 #[path = "rt.rs"]
@@ -84,17 +95,21 @@ pub use __rt::FromLockError;
 pub use __rt::{LockKeys, Skipped};
 pub use acquire::AcquireFuture;
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
-pub use client::{LockClient, LockClientBuilder};
+pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::{FencingToken, InvalidFencingToken};
 pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};
+pub use health::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
 pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
+pub use name::LockName;
 pub use owner::{ScopeFuture, is_held};
 pub use request::LockRequest;
 pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
-pub use store::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
+pub use store::{
+    ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, RevokeScope, Waiter,
+};
 pub use under_lock::{CancelOnLossFuture, WhileHeldFuture};

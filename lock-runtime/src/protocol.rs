@@ -35,7 +35,7 @@ pub(crate) use self::{
     abandon::{Abandonment, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
-    held::{DueRenewal, ExtendError, Granted},
+    held::{DueRenewal, ExtendError, Granted, Source},
     message::{Answer, Call, Reply, Request},
     queue::Refusal,
     reenter::may_enter,
@@ -131,6 +131,13 @@ pub(crate) enum Note {
     Released(LockKey),
     /// A release or an abandonment is no longer repeated.
     GaveUp(Hold, StoreError),
+}
+
+impl Note {
+    /// Returns whether this is the loss of that hold.
+    pub(crate) fn is_loss_of(&self, key: &LockKey, fence: FencingToken) -> bool {
+        matches!(self, Self::Lost(lost, of, _) if *of == fence && lost == key)
+    }
 }
 
 /// A rule of docs/PROTOCOL.md that a simulator switches off.
@@ -275,6 +282,7 @@ impl Session {
             StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
             StoreEvent::Revoked { token } => self.revoke(*token, cx),
             StoreEvent::Disconnected => self.disconnected(cx),
+            StoreEvent::Reconnected => self.reconnected(cx),
         }
     }
 
@@ -303,6 +311,16 @@ impl Session {
             self.give_back(hold, lease.length(), cx);
         }
         self.renew_all_soon(cx);
+    }
+
+    /// Handles a store that answers again. Heads that got no reply call it soon, after a random
+    /// delay as for a broken connection.
+    fn reconnected(&mut self, cx: &mut Cx<'_>) {
+        let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
+        let unanswered = |queue: &&mut WaitQueue| matches!(queue.last, Refusal::Unavailable(_));
+        for queue in self.queues.values_mut().filter(unanswered) {
+            queue.doubt(at, cx);
+        }
     }
 
     /// Returns the time of the driver's next check, or `None` if nothing is planned. Without room

@@ -11,8 +11,10 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
     key::IntoLockKey,
+    name::LockName,
     spec::{LockSpec, Terms},
     under_lock::{CancelOnLossFuture, OnLoss},
+    watch::{self, Attempt},
 };
 
 /// A request for a lock.
@@ -26,6 +28,7 @@ pub struct LockRequest {
     core: Arc<Core>,
     keys: Result<Keys, LockError>,
     spec: LockSpec,
+    name: Option<LockName>,
 }
 
 impl LockRequest {
@@ -34,6 +37,7 @@ impl LockRequest {
             core,
             keys: key.into_lock_key().map(|key| smallvec![key]),
             spec,
+            name: None,
         }
     }
 
@@ -52,7 +56,41 @@ impl LockRequest {
             keys.dedup();
             Ok(keys)
         });
-        Self { core, keys, spec }
+        Self {
+            core,
+            keys,
+            spec,
+            name: None,
+        }
+    }
+
+    /// Sets the name of the request in metrics, traces and errors; without one, it is counted as
+    /// `unnamed`. See the [guide](crate::guide::observing).
+    ///
+    /// A name stands for a place in the code or a kind of lock, and is never a key: each one has
+    /// metrics of its own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let locks = lock_runtime::LockClient::in_memory();
+    /// let held = locks.exclusive("order:42").name("checkout").acquire().await?;
+    /// let request = locks.exclusive("order:42").name("refund").no_wait();
+    /// let error = request.acquire().await.unwrap_err();
+    /// assert_eq!(error.name(), Some("refund"));
+    /// # Ok(()) }
+    /// ```
+    pub fn name(self, name: impl Into<LockName>) -> Self {
+        let name = Some(name.into()).filter(|name| !name.is_empty());
+        Self { name, ..self }
+    }
+
+    /// Sets the name unless there is one.
+    pub(crate) fn or_name(self, name: &'static str) -> Self {
+        match self.name {
+            Some(_) => self,
+            None => self.name(name),
+        }
     }
 
     fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
@@ -130,12 +168,31 @@ impl LockRequest {
 
     /// Validates the request before the future is created, so that the future carries less.
     pub(crate) fn asked(self) -> Result<Asked, LockError> {
-        let Self { core, keys, spec } = self;
-        let keys = keys?;
-        let named = |error: LockError| error.with_key(keys.first());
-        let terms = spec.terms(&core.defaults).map_err(named)?;
-        core.limits.check(&terms, keys.len()).map_err(named)?;
-        Ok(Asked { core, keys, terms })
+        let Self {
+            core,
+            keys,
+            spec,
+            name,
+        } = self;
+        let checked = || {
+            let keys = keys?;
+            let of = |error: LockError| error.with_key(keys.first());
+            let terms = spec.terms(&core.defaults).map_err(of)?;
+            core.limits.check(&terms, keys.len()).map_err(of)?;
+            Ok((keys, terms))
+        };
+        match checked() {
+            Ok((keys, terms)) => Ok(Asked {
+                core,
+                keys,
+                terms,
+                name,
+            }),
+            Err(error) => {
+                watch::refused(name.as_ref(), spec.mode(), &error);
+                Err(error.with_name(name.as_ref()))
+            }
+        }
     }
 }
 
@@ -144,6 +201,7 @@ pub(crate) struct Asked {
     core: Arc<Core>,
     keys: Keys,
     terms: Terms,
+    name: Option<LockName>,
 }
 
 /// Acquires the keys of a validated request.
@@ -156,7 +214,19 @@ pub(crate) fn granted(
 ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
     async move {
         match &asked {
-            Ok(Asked { core, keys, terms }) => acquire(core, keys, terms).await,
+            Ok(asked) => {
+                let Asked {
+                    core,
+                    keys,
+                    terms,
+                    name,
+                } = asked;
+                let attempt = Attempt::begin(name.as_ref(), keys, terms.mode);
+                let watched = (name.as_ref(), &attempt);
+                let outcome = attempt.within(acquire(core, keys, terms, watched)).await;
+                attempt.ended(&outcome);
+                outcome.map_err(|error| error.with_name(name.as_ref()))
+            }
             Err(error) => Err(error.clone()),
         }
     }

@@ -126,8 +126,15 @@ impl<K: IntoIterator<Item: IntoLockKey>> LockKeys for K {
 /// Acquires the lock for the body.
 pub fn enter(
     request: Result<LockRequest, LockError>,
+    name: &'static str,
 ) -> impl Future<Output = Result<LockGuard, LockError>> + Send + 'static {
-    granted(request.and_then(LockRequest::asked))
+    let named = request.map_err(|error| error.with_name(Some(&name.into())));
+    granted(named.and_then(|request| request.or_name(name).asked()))
+}
+
+/// Returns the path of the function that contains the closure. That of a method contains its type.
+pub fn path_of<F>(_closure: F) -> &'static str {
+    std::any::type_name::<F>().trim_end_matches("::{{closure}}")
 }
 
 /// Returns whether the error means that the lock is held by another holder.

@@ -339,6 +339,13 @@ impl Terms {
     }
 }
 
+/// Parses a duration such as `1m 30s`, and returns the complaint about another text.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| {
+        format!("{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like")
+    })
+}
+
 /// Prints a duration in the largest unit that divides it, such as `90h` or `500ms`.
 pub(crate) struct Short(pub(crate) Duration);
 

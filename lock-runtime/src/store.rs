@@ -10,17 +10,25 @@
 
 use std::{
     fmt,
+    future::ready,
     sync::{Arc, Weak},
 };
 
 use futures_util::future::BoxFuture;
 
-use crate::{fence::FencingToken, key::LockKey, spec::LockKind};
+use crate::{
+    fence::FencingToken,
+    health::{self, Health},
+    key::LockKey,
+    spec::LockKind,
+};
 
 pub(crate) mod error;
 mod event;
 mod hand_off;
+mod identity;
 mod limits;
+mod listing;
 pub mod memory;
 mod message;
 mod quorum;
@@ -30,7 +38,10 @@ pub mod redis;
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use hand_off::{HandOff, Heir};
+pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
+pub(crate) use identity::{default_name, presentable};
 pub use limits::Limits;
+pub use listing::{Cursor, Page};
 pub use memory::MemoryStore;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
@@ -132,6 +143,32 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         scope: RevokeScope,
     ) -> Replied<'a, RevokeReply>;
 
+    /// Records the name of a client for [`IDENTITY_TTL`], so that holders and waiters are shown
+    /// with it. This implementation, for a store that keeps no names, does nothing.
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+        let _ = (client, name);
+        Box::pin(ready(Ok(())))
+    }
+
+    /// Returns the names of clients, in the same order; `None` for those that are not known.
+    fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
+        Box::pin(ready(Ok(vec![None; clients.len()])))
+    }
+
+    /// Returns some of the locks whose names begin with `prefix`, from `cursor` on.
+    ///
+    /// A caller that follows the cursors to the end has seen every lock that was held all the time,
+    /// at least once. Locks that are not held any more, and foreign data, may be among them.
+    ///
+    /// # Errors
+    /// `Unsupported` in this implementation, for a store that cannot list its locks.
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Replied<'a, Page> {
+        let _ = (prefix, cursor);
+        let message = "the store cannot list its locks";
+        let error = StoreError::new(StoreErrorKind::Unsupported, message);
+        Box::pin(ready(Err(error)))
+    }
+
     /// Returns the name under which the store keeps `part` of a lock, for messages. `None` if its
     /// keys have no names.
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String>;
@@ -156,6 +193,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// [`LockClient::shutdown`](crate::LockClient::shutdown) waits for this, for a bounded time.
     fn settled(&self) -> BoxFuture<'_, ()>;
+
+    /// Returns the state of the store and of its servers, within about a second. Affects no lock.
+    ///
+    /// This implementation makes one call of [`inspect`](Self::inspect).
+    fn health(&self) -> BoxFuture<'_, Health> {
+        Box::pin(health::by_inspection(self))
+    }
 }
 
 /// A store that can be one of the servers of a [`QuorumStore`]: it accepts fencing tokens from its

@@ -162,7 +162,11 @@ impl<F: Future> Future for WhileHeldFuture<F> {
         if let Poll::Ready(error) = poll_loss(this.lost, cx) {
             return Poll::Ready(Err(error));
         }
-        match this.body.poll(cx) {
+        let body = match this.guard {
+            Some(guard) => guard.within_span(|| this.body.poll(cx)),
+            None => this.body.poll(cx),
+        };
+        match body {
             Poll::Ready(output) => {
                 #[expect(
                     clippy::panic,

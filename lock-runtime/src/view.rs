@@ -18,10 +18,12 @@ use crate::{
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
     key::LockKey,
+    name::LockName,
     protocol::{ExtendError, Granted, HeldId},
     runtime,
     spec::Mode,
     sync::lock,
+    watch::{Attempt, Watch},
 };
 
 /// A lock that this process holds or has held. The session writes it through the effects of its
@@ -33,6 +35,9 @@ pub(crate) struct View {
     pub(crate) key: LockKey,
     pub(crate) mode: Mode,
     pub(crate) fence: FencingToken,
+    /// The name of its request.
+    pub(crate) name: Option<LockName>,
+    pub(crate) watch: Watch,
     /// The runtime on which the lock was acquired. It may outlive the driver's runtime.
     pub(crate) runtime: Option<Handle>,
     /// When `max_hold` has passed.
@@ -48,13 +53,21 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn new(core: &Arc<Core>, key: &LockKey, mode: Mode, granted: &Granted) -> Self {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        key: &LockKey,
+        mode: Mode,
+        granted: &Granted,
+        (name, watch): (Option<LockName>, Watch),
+    ) -> Self {
         Self {
             core: core.clone(),
             id: granted.held,
             key: key.clone(),
             mode,
             fence: granted.fence,
+            name,
+            watch,
             runtime: Handle::try_current().ok(),
             ends_at: granted.ends_at,
             valid_until: AtomicU64::new(core.nanos(granted.valid_until)),
@@ -102,7 +115,15 @@ impl View {
             Loss::Revoked => "lost: it was revoked",
             Loss::MaxHold => "lost: max_hold has passed",
         };
-        LockError::new(LockErrorKind::Lost(loss), message).with_key(&self.key)
+        let error = LockError::new(LockErrorKind::Lost(loss), message);
+        error.with_key(&self.key).with_name(self.name.as_ref())
+    }
+
+    /// Records that the hold begins, after the client's mutex is unlocked.
+    pub(crate) fn begun(&self, request: Option<&Attempt>) {
+        let name = self.name.as_ref();
+        self.watch
+            .begun(name, &self.key, self.mode, self.fence, request);
     }
 
     /// Returns whether the last guard has left.

@@ -21,7 +21,10 @@
 
 use std::{fmt, time::Duration};
 
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    error::{LockError, LockErrorKind},
+    log,
+};
 
 /// The default of `Retry-After` and `RetryInfo`.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -106,16 +109,32 @@ impl ErrorClass {
     ///
     /// The level is debug for everyday refusals and mistakes of the caller, warn for conditions
     /// that operators should know about, and error for problems that have to be fixed.
+    ///
+    /// Of the events at level warn and error, the first of a `code` is emitted at once, then one
+    /// for ten seconds, with the number of the others as `left_out`.
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
+        self.trace_of(None, code, error);
+    }
+
+    /// Same as [`trace`](Self::trace) for a request under the policy, or to the function, of this
+    /// name.
+    #[doc(hidden)]
+    pub fn trace_of(self, name: Option<&str>, code: &'static str, error: &dyn fmt::Display) {
         // Including the cause.
-        let error = format_args!("{error:#}");
-        match self {
-            Self::Busy | Self::BadRequest => tracing::debug!(code, %error, "request refused"),
-            Self::Overloaded | Self::Unavailable | Self::Lost => {
-                tracing::warn!(code, %error, "request refused")
-            }
-            Self::Internal => tracing::error!(code, %error, "request refused"),
+        let cause = format_args!("{error:#}");
+        if let Self::Busy | Self::BadRequest = self {
+            tracing::debug!(code, name, error = %cause, "request refused");
+            return;
         }
+        log::summarise("request refused", code, name, || {
+            let (error, name) = (cause.to_string(), name.map(str::to_owned));
+            move |left_out| match self {
+                Self::Internal => {
+                    tracing::error!(code, name, left_out, %error, "request refused")
+                }
+                _ => tracing::warn!(code, name, left_out, %error, "request refused"),
+            }
+        });
     }
 }
 
@@ -162,12 +181,14 @@ impl LockError {
 }
 
 #[cfg(feature = "axum")]
-pub use for_axum::NotLocked;
+pub use {for_axum::NotLocked, readiness::readiness};
 
 #[cfg(feature = "axum")]
 mod for_axum;
 #[cfg(feature = "tonic")]
 mod for_tonic;
+#[cfg(feature = "axum")]
+mod readiness;
 
 #[cfg(all(test, feature = "http"))]
 mod tests {

@@ -7,7 +7,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use lock_runtime::{AcquireFuture, LockError, LockErrorKind, ReleaseFuture, WhileHeldFuture};
+use lock_runtime::{
+    AcquireFuture, LockError, LockErrorKind, ReleaseFuture, WhileHeldFuture, log, store::StoreError,
+};
 use pin_project::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
@@ -112,16 +114,21 @@ where
                             inner: guard.while_held(Oneshot::new(inner, req)),
                         }
                     }
-                    // Not if the wait was cut short: the store may only be slow, and the caller
-                    // is about to give up.
+                    // Not if the wait was cut short, unless no call was sent: the store may only be
+                    // slow, and the caller is about to give up.
                     Err(error)
                         if this.watch.policy().fails_open()
-                            && !this.caller.hurried
+                            && (!this.caller.hurried || was_not_sent(&error))
                             && is_out_of_reach(&error) =>
                     {
                         let (code, policy) = (error.code(), this.watch.policy().name());
-                        let cause = format_args!("{error:#}");
-                        tracing::warn!(code, policy, error = %cause, "served without its lock");
+                        log::summarise("served without its lock", code, Some(policy), || {
+                            let (policy, error) = (policy.to_owned(), error.clone());
+                            move |left_out| {
+                                let cause = format_args!("{error:#}");
+                                tracing::warn!(code, policy, left_out, error = %cause, "served without its lock");
+                            }
+                        });
                         this.watch.refused(&error, true);
                         let Some((inner, mut req)) = call.take() else {
                             continue;
@@ -192,6 +199,11 @@ where
             this.state.set(next);
         }
     }
+}
+
+/// Whether the store is known not to answer.
+fn was_not_sent(error: &LockError) -> bool {
+    error.store_error().is_some_and(StoreError::is_unsent)
 }
 
 /// Whether locks are unavailable for a reason that lies outside of this process. `ShuttingDown` is

@@ -119,6 +119,10 @@ impl<K, P> LockLayer<K, P> {
     /// [`wait`](Self::wait): the store may only be slow, and the caller has given up. Set the
     /// wait below the deadlines of the callers, or use [`no_wait`](Self::no_wait).
     ///
+    /// Requests that wait are served after their wait. With
+    /// [`unavailable_after`](lock_runtime::LockClientBuilder::unavailable_after) they are served at
+    /// once while the store does not answer.
+    ///
     /// Use it only for requests that are better served twice than refused. Another client may
     /// hold the lock at the same time, and the protected resource must tolerate that.
     pub fn fail_open(self) -> Self {

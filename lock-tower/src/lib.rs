@@ -159,11 +159,11 @@
 //!   locks themselves. The layer speaks gRPC without this feature.
 //! - `policy`: `LockPolicies`, the lock policies of routes from a file that can be reloaded at
 //!   any time.
-//! - `metrics`: metrics of waits, holds, losses and renewals, labelled by policy name, through
-//!   the `metrics` crate.
+//! - `metrics`: metrics of all locks, labelled by policy name, through the `metrics` crate; see
+//!   `lock_runtime::metrics`.
 //! - `tracing`: a span `lock` at level debug around each request, from its acquire attempt on,
-//!   with the fields `policy`, `key`, `fence`, `waited_ms` and `outcome`. Events are emitted
-//!   without this feature, too.
+//!   with the fields `lock.name`, `lock.key`, `lock.fence`, `lock.waited_ms` and `outcome`.
+//!   Events are emitted without this feature, too.
 //! - `serde`: `Serialize` and `Deserialize` for [`LockSpec`](runtime::LockSpec),
 //!   [`LockKey`](runtime::LockKey) and [`FencingToken`](runtime::FencingToken).
 //! - `redis` (default) and `rustls`: the stores of lock-runtime of the same names.

@@ -23,7 +23,7 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
 pub struct Policy {
     name: Arc<str>,
     #[cfg(feature = "metrics")]
-    names: crate::watch::Names,
+    unlocked: metrics::Key,
     spec: LockSpec,
     hold_until: HoldUntil,
     retry_after: Duration,
@@ -38,7 +38,7 @@ impl Policy {
         let name = name.into();
         Self {
             #[cfg(feature = "metrics")]
-            names: crate::watch::Names::of(&name),
+            unlocked: crate::watch::unlocked_key(&name),
             name,
             spec: LockSpec::exclusive().wait(DEFAULT_WAIT),
             hold_until: HoldUntil::default(),
@@ -135,8 +135,12 @@ impl Policy {
     }
 
     #[cfg(feature = "metrics")]
-    pub(crate) fn names(&self) -> &crate::watch::Names {
-        &self.names
+    pub(crate) fn unlocked(&self) -> &metrics::Key {
+        &self.unlocked
+    }
+
+    pub(crate) fn shared_name(&self) -> Arc<str> {
+        self.name.clone()
     }
 
     pub(crate) fn is_held_for_the_body(&self) -> bool {

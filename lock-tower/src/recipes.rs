@@ -7,6 +7,7 @@
 //! | [A key from an authenticated user](#a-key-from-an-authenticated-user) | [`from_extension`] |
 //! | [Graceful shutdown of axum](#graceful-shutdown-of-axum) | [`LockClient::shutdown`] |
 //! | [Graceful shutdown of tonic](#graceful-shutdown-of-tonic) | [`LockClient::shutdown`] |
+//! | [Readiness and liveness](#readiness-and-liveness) | [`readiness`], [`LockClient::health`] |
 //!
 //! Scheduled jobs, tests, blocking code and locks shared by services are in the guide of
 //! lock-runtime, on the page [`recipes`](crate::runtime::guide::recipes).
@@ -15,6 +16,8 @@
 //! [`LockLayer::with_key`]: crate::LockLayer::with_key
 //! [`from_extension`]: crate::key::from_extension
 //! [`LockClient::shutdown`]: crate::runtime::LockClient::shutdown
+//! [`LockClient::health`]: crate::runtime::LockClient::health
+//! [`readiness`]: crate::runtime::web::readiness
 //!
 //! # A key from a JSON body
 //!
@@ -228,3 +231,47 @@
 //!
 //! **Caveat:** tonic waits for open streams without a limit, too. A handler that streams has to
 //! end its streams on the same signal, for example through the `CancellationToken` of tokio-util.
+//!
+//! # Readiness and liveness
+//!
+//! An orchestrator sends requests only to processes that are ready, and restarts those that are
+//! not alive. Only readiness depends on the store:
+//!
+//! ```
+//! use axum::{Router, routing::get};
+//! use lock_tower::runtime::{LockClient, web::readiness};
+//! # use axum::{body::Body, http::Request};
+//! # use tower::ServiceExt;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! let app: Router = Router::new()
+//!     .route("/ready", readiness(&locks))
+//!     .route("/alive", get(|| async { "alive" }));
+//! # for (path, status) in [("/ready", 200), ("/alive", 200)] {
+//! #     let request = Request::get(path).body(Body::empty())?;
+//! #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+//! # }
+//! locks.shutdown().await;
+//! # for (path, status) in [("/ready", 503), ("/alive", 200)] {
+//! #     let request = Request::get(path).body(Body::empty())?;
+//! #     tokio::time::sleep(std::time::Duration::from_millis(1_050)).await;
+//! #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+//! # }
+//! # Ok(()) }
+//! ```
+//!
+//! - `/ready` responds with 200 while locks are granted, also by a part of the servers
+//!   (`degraded`), and with 503 otherwise. The process then gets no requests that it could only
+//!   refuse, and gets them again within a second of the store's return.
+//! - `/alive` shows that the process runs. It must not ask the store: a restart does not bring the
+//!   store back, and an outage would restart all processes at once. Each of them would lose the
+//!   locks that it holds, and all would connect at the same time when the store is back.
+//! - The time-out of a probe should be 2 s or more, since a server that hangs is given a second.
+//! - The body of `/ready` has only codes, such as `eviction`. Print
+//!   [`Health`](crate::runtime::Health) for the details: it has a remedy for each finding.
+//!
+//! **Caveat:** if all processes share one store, an outage makes all of them unready at the same
+//! time, and also requests that need no lock are refused. If those are many, or the layer is set
+//! to `fail_open`, leave the store out of `/ready`, and alert on the verdict instead.

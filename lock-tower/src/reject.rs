@@ -1,6 +1,6 @@
 //! Responses to refused requests: [`Refusal`], and [`OnReject`] to customize them.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, fmt, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -202,10 +202,12 @@ impl<'a> Refusal<'a> {
     }
 
     pub(crate) fn trace(&self) {
-        match self.reason {
-            Reason::Key(error) => self.class().trace(self.code(), error),
-            Reason::Lock(error) => self.class().trace(self.code(), error),
-        }
+        let error: &dyn fmt::Display = match self.reason {
+            Reason::Key(error) => error,
+            Reason::Lock(error) => error,
+        };
+        let name = Some(self.policy.name());
+        self.class().trace_of(name, self.code(), error);
     }
 }
 

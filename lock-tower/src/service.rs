@@ -75,7 +75,10 @@ where
                     spec = hurried;
                 }
                 watch.asks(&key);
-                let acquire = locks.request(key, spec).acquire();
+                let acquire = locks
+                    .request(key, spec)
+                    .name(policy.shared_name())
+                    .acquire();
                 State::acquiring(acquire, inner.clone(), req)
             }
             Ok(Target::Skip) => State::skipped(inner.clone(), req),

@@ -29,11 +29,11 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    FencingToken, LockKey, LockKind, RevokeReply, RevokeScope,
+    FencingToken, Health, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
-        Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
-        Store, StoreError,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Inspection, KeyPart,
+        KeyRequest, Limits, Listener, Page, PollReply, QuorumMember, RaiseReply, Release,
+        ReleaseReply, RenewReply, Renewal, Store, StoreError,
     },
 };
 use tokio::sync::watch;
@@ -230,6 +230,18 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::Revoke(key.clone(), kind, scope)))
     }
 
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Reply<'a, ()> {
+        self.inner.introduce(client, name)
+    }
+
+    fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Reply<'a, Vec<Option<String>>> {
+        self.inner.names_of(clients)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Reply<'a, Page> {
+        self.inner.list(prefix, cursor)
+    }
+
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         self.inner.name_of(key, kind, part)
     }
@@ -248,6 +260,10 @@ impl Store for FaultyStore {
 
     fn settled(&self) -> BoxFuture<'_, ()> {
         self.inner.settled()
+    }
+
+    fn health(&self) -> BoxFuture<'_, Health> {
+        self.inner.health()
     }
 }
 

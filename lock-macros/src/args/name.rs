@@ -3,10 +3,11 @@
 use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-pub(super) const KNOWN: [&str; 27] = [
+pub(super) const KNOWN: [&str; 28] = [
     "key",
     "keys",
     "global",
+    "name",
     "lease",
     "wait",
     "no_wait",
@@ -37,8 +38,7 @@ pub(super) const KNOWN: [&str; 27] = [
 const MODES: [&str; 4] = ["exclusive", "write", "read", "shared"];
 
 /// Names of the same arguments in other libraries.
-const ALIASES: [(&str, &str); 14] = [
-    ("name", "key"),
+const ALIASES: [(&str, &str); 13] = [
     ("id", "key"),
     ("ttl", "lease"),
     ("expiry", "lease"),

@@ -95,6 +95,7 @@ fn a_key_alone_leaves_everything_open() {
         on_lost,
         map_err,
         runtime,
+        name,
     } = parse(quote!(key = order.key())).unwrap();
     assert!(matches!(keys, Keys::One(Key::Expr(_))));
     assert!(
@@ -103,6 +104,7 @@ fn a_key_alone_leaves_everything_open() {
             && on_busy.is_none()
             && map_err.is_none()
             && runtime.is_none()
+            && name.is_none()
     );
     assert_eq!(on_lost, OnLost::Cancel);
     let Spec { base, options } = spec;
@@ -332,7 +334,6 @@ fn each_mistake_says_what_to_write() {
             "write `exclusive`, `read` or `permits = n`, without `mode`",
         ),
         (quote!(key = k, id), "write `key(\"order:{}\", id)`"),
-        (quote!(name = "order:{id}"), "did you mean `key`?"),
         (quote!(key = k, no - wait), "names are written with `_`"),
         (quote!(key = k, wait == "2s"), "write `wait = \"30s\"`"),
         (quote!(key = k, permits = -1), "write 1 or more"),

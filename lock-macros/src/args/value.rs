@@ -252,6 +252,18 @@ fn number<T>(
     }
 }
 
+/// Parses the name of the lock in metrics, traces and errors.
+pub(super) fn name(name: &Ident, input: ParseStream<'_>) -> syn::Result<LitStr> {
+    equals(name, "name = \"checkout\"", input)?;
+    let text: LitStr = input.parse()?;
+    if text.value().is_empty() {
+        let message =
+            "a `name` is not empty: it labels metrics; leave it out for the path of the function";
+        return Err(syn::Error::new(text.span(), message));
+    }
+    Ok(text)
+}
+
 /// Parses a name that the body can use.
 pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident> {
     equals(name, "guard = lock", input)?;

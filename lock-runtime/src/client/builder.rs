@@ -1,13 +1,13 @@
 //! [`LockClientBuilder`]: the settings of a client, and its connection to a store.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::LockClient;
 use crate::{
     error::{LockError, LockErrorKind},
     protocol::WaiterLimits,
-    spec::LockSpec,
-    store::{MemoryStore, Store},
+    spec::{LockSpec, MAX_LEASE},
+    store::{MAX_IDENTITY_BYTES, MemoryStore, Store, default_name, presentable},
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -15,17 +15,30 @@ use crate::{
     store::redis::{RedisOptions, RedisStore, redlock},
 };
 
+/// The shortest time without an answer that counts as an outage: longer than a slow round trip.
+const SHORTEST_OUTAGE: Duration = Duration::from_millis(100);
+
 /// A builder for a [`LockClient`].
 ///
 /// The methods that begin with `connect` or `build` create the client.
 #[must_use = "a builder does nothing until it makes a client"]
 #[derive(Clone, Debug)]
 pub struct LockClientBuilder {
-    namespace: String,
-    defaults: LockSpec,
-    waiters: WaiterLimits,
+    pub(super) namespace: String,
+    pub(super) defaults: LockSpec,
+    pub(super) waiters: WaiterLimits,
+    identity: Identification,
+    pub(super) unavailable_after: Option<Duration>,
     #[cfg(feature = "redis")]
-    redis: RedisOptions,
+    pub(super) redis: RedisOptions,
+}
+
+/// The name of a client.
+#[derive(Clone, Debug)]
+enum Identification {
+    Default,
+    Given(String),
+    None,
 }
 
 impl Default for LockClientBuilder {
@@ -37,6 +50,8 @@ impl Default for LockClientBuilder {
                 per_key: 10_000,
                 in_all: 100_000,
             },
+            identity: Identification::Default,
+            unavailable_after: None,
             #[cfg(feature = "redis")]
             redis: RedisOptions::new(),
         }
@@ -50,6 +65,23 @@ impl LockClientBuilder {
     /// `q`. In-memory and custom stores ignore it.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
+        self
+    }
+
+    /// Sets the name under which [`inspect`](LockClient::inspect), [`list`](LockClient::list) and
+    /// errors of other clients show this client as a holder or waiter. The default is
+    /// `<program>@<host>:<process>`, such as `orders@web-3:4711`.
+    ///
+    /// It has at most 128 bytes. Control characters are escaped. Every client of the store can read
+    /// it. The store keeps it once for the whole client, so it does not make a lock dearer.
+    pub fn identity(mut self, identity: impl Into<String>) -> Self {
+        self.identity = Identification::Given(identity.into());
+        self
+    }
+
+    /// Gives the client no name. It is then shown as an unnamed client.
+    pub fn without_identity(mut self) -> Self {
+        self.identity = Identification::None;
         self
     }
 
@@ -85,10 +117,33 @@ impl LockClientBuilder {
         self
     }
 
+    /// Refuses requests at once with `Unavailable` when the server of their keys has not answered
+    /// for this long, 100 ms to a day. Off by default: a wait may outlast a failover.
+    ///
+    /// The client probes the server in the meantime, five to ten times a second, and serves
+    /// requests again as soon as it answers. Requests that already wait are refused as well. Only
+    /// the keys of that server are affected: those of one node of a cluster, or all keys of several
+    /// independent servers once a majority does not answer. Locks that are held are still renewed
+    /// and released.
+    ///
+    /// Requests that do not wait never wait for an outage to end, with or without this setting. See
+    /// the guide's [page on Redis](crate::guide::redis#outages). In-memory and custom stores ignore
+    /// it.
+    pub fn unavailable_after(mut self, unavailable_after: Duration) -> Self {
+        self.unavailable_after = Some(unavailable_after);
+        #[cfg(feature = "redis")]
+        {
+            self.redis.unavailable_after = self.unavailable_after;
+        }
+        self
+    }
+
     /// Sets the options for connections to Redis. Each option names the stores that it applies to.
     #[cfg(feature = "redis")]
-    pub fn redis(self, redis: RedisOptions) -> Self {
-        Self { redis, ..self }
+    pub fn redis(mut self, redis: RedisOptions) -> Self {
+        self.redis = redis;
+        self.redis.unavailable_after = self.unavailable_after;
+        self
     }
 
     /// Connects to the store at `url`. See [`LockClient::connect`].
@@ -100,15 +155,8 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connection.
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
-        let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
-        match Some(rest).filter(|_| scheme.eq_ignore_ascii_case("memory")) {
-            Some("" | ":" | "://") => return self.build_in_memory(),
-            Some(rest) if rest.starts_with(':') => {
-                let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
-                               that of a Redis server is redis://user:password@host:6379/0";
-                return Err(LockError::new(LockErrorKind::InvalidUrl, message));
-            }
-            _ => {}
+        if is_in_memory(url)? {
+            return self.build_in_memory();
         }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
@@ -121,10 +169,57 @@ impl LockClientBuilder {
             }
         };
         #[cfg(not(feature = "redis"))]
-        Err(LockError::new(
-            LockErrorKind::InvalidUrl,
-            "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"",
-        ))
+        Err(without_redis())
+    }
+
+    /// Connects to the store at `url` in the background, so that a service can start while the
+    /// store is away.
+    ///
+    /// The URL and the settings are checked now, and the server once it answers. Until then
+    /// requests fail with `Unavailable` after their wait, or at once if they do not wait. A
+    /// permanent error, such as a wrong password, is the error of each request. Once the server
+    /// answers, requests succeed without a new client.
+    ///
+    /// ```
+    /// # use lock_runtime::{LockClient, LockErrorKind};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # #[cfg(feature = "redis")] {
+    /// // No server listens on this port.
+    /// let locks = LockClient::builder().connect_lazy("redis://127.0.0.1:1")?;
+    /// let error = locks.exclusive("order:42").no_wait().acquire().await.unwrap_err();
+    /// assert_eq!(error.kind(), LockErrorKind::Unavailable);
+    /// # }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidUrl`; `InvalidSpec` for invalid settings; `NoRuntime` outside of a Tokio runtime.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_mut, reason = "for several servers")
+    )]
+    pub fn connect_lazy(mut self, url: &str) -> Result<LockClient, LockError> {
+        if is_in_memory(url)? {
+            return self.build_in_memory();
+        }
+        #[cfg(feature = "redis")]
+        return match redlock::urls_of(url)? {
+            Some(urls) => {
+                let longest_lease = self.check_redlock()?;
+                let (namespace, options) = (&self.namespace, &self.redis);
+                let store = redlock::connect_lazy(&urls, namespace, longest_lease, options)?;
+                self.over(store)
+            }
+            None => {
+                self.check()?;
+                let options = self.redis.clone();
+                let store = RedisStore::connect_lazy(url, &self.namespace, options)?;
+                self.over(store)
+            }
+        };
+        #[cfg(not(feature = "redis"))]
+        Err(without_redis())
     }
 
     /// Connects to the primary that the Sentinels name, now and after each failover.
@@ -172,20 +267,7 @@ impl LockClientBuilder {
         mut self,
         urls: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<LockClient, LockError> {
-        self.check()?;
-        self.redis
-            .refuse_replicas("servers of a quorum are not replicas of each other")?;
-        let longest_lease = self.redis.longest_lease_or_default();
-        let open = LockSpec::exclusive().lease(longest_lease.min(DEFAULT_LEASE));
-        self.defaults = self.defaults.or(&open);
-        // Report a bad default now rather than at the first request.
-        let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
-        if lease > longest_lease {
-            let message = format!(
-                "the default lease of {lease:?} is longer than the `longest_lease` of {longest_lease:?}; set one of them"
-            );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
-        }
+        let longest_lease = self.check_redlock()?;
         let urls: Vec<_> = urls.into_iter().collect();
         let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
         let (namespace, options) = (&self.namespace, &self.redis);
@@ -238,12 +320,56 @@ impl LockClientBuilder {
 
     /// Creates a client of a custom [`Store`]. The namespace and the options for Redis are ignored.
     pub fn build_with_store(self, store: Arc<dyn Store>) -> LockClient {
-        LockClient::over(store, self.defaults, self.waiters)
+        let name = match self.identity {
+            Identification::Default => Some(default_name()),
+            Identification::Given(name) => Some(name),
+            Identification::None => None,
+        };
+        let name = name.map(|name| presentable(&name));
+        LockClient::over(store, self.defaults, self.waiters, name)
+    }
+
+    /// Checks the settings for several independent servers, and returns the longest lease.
+    #[cfg(feature = "redis")]
+    fn check_redlock(&mut self) -> Result<Duration, LockError> {
+        self.check()?;
+        self.redis
+            .refuse_replicas("servers of a quorum are not replicas of each other")?;
+        let longest_lease = self.redis.longest_lease_or_default();
+        let open = LockSpec::exclusive().lease(longest_lease.min(DEFAULT_LEASE));
+        self.defaults = self.defaults.clone().or(&open);
+        // Report a bad default now rather than at the first request.
+        let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
+        if lease > longest_lease {
+            let message = format!(
+                "the default lease of {lease:?} is longer than the `longest_lease` of {longest_lease:?}; set one of them"
+            );
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
+        Ok(longest_lease)
     }
 
     /// Reports bad settings when the client is created rather than at the first request.
-    fn check(&self) -> Result<(), LockError> {
+    pub(super) fn check(&self) -> Result<(), LockError> {
         self.defaults.check()?;
+        if let Identification::Given(name) = &self.identity
+            && !(1..=MAX_IDENTITY_BYTES).contains(&name.len())
+        {
+            let message = format!(
+                "an identity of {} bytes; give 1 to {MAX_IDENTITY_BYTES}, or call `without_identity`",
+                name.len()
+            );
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
+        let limits = SHORTEST_OUTAGE..=MAX_LEASE;
+        if self
+            .unavailable_after
+            .is_some_and(|after| !limits.contains(&after))
+        {
+            let message = "`unavailable_after`: it must be from 100 ms to a day; a shorter time would refuse requests \
+                           while a server is only slow";
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         #[cfg(feature = "redis")]
         self.redis.check()?;
         Ok(())
@@ -252,6 +378,30 @@ impl LockClientBuilder {
     fn over(self, store: impl Store) -> Result<LockClient, LockError> {
         Ok(self.build_with_store(Arc::new(store)))
     }
+}
+
+/// Returns whether the URL is that of a new in-memory store.
+///
+/// # Errors
+/// `InvalidUrl` if it has more than a scheme.
+fn is_in_memory(url: &str) -> Result<bool, LockError> {
+    let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
+    match Some(rest).filter(|_| scheme.eq_ignore_ascii_case("memory")) {
+        Some("" | ":" | "://") => Ok(true),
+        Some(rest) if rest.starts_with(':') => {
+            let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
+                           that of a Redis server is redis://user:password@host:6379/0";
+            Err(LockError::new(LockErrorKind::InvalidUrl, message))
+        }
+        _ => Ok(false),
+    }
+}
+
+#[cfg(not(feature = "redis"))]
+fn without_redis() -> LockError {
+    let message =
+        "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"";
+    LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
 #[cfg(test)]

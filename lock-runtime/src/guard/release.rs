@@ -13,10 +13,13 @@ use pin_project::{pin_project, pinned_drop};
 use super::{Entry, LockGuard};
 use crate::{
     call::{ReleaseCall, within},
+    core::log_loss,
     error::{LockError, LockErrorKind, Loss},
+    log,
     protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
     runtime,
     view::View,
+    watch::ReleaseSpan,
 };
 
 impl LockGuard {
@@ -34,6 +37,7 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
     pub fn release(mut self) -> ReleaseFuture {
+        let span = ReleaseSpan::begin(&self);
         let mut entries = std::mem::take(&mut self.entries);
         let parts = match entries.pop() {
             Some(entry) if entries.is_empty() => Parts::One(Part::new(entry)),
@@ -43,7 +47,7 @@ impl LockGuard {
                 Parts::Several(join_all(entries.into_iter().map(Part::new)))
             }
         };
-        ReleaseFuture { parts }
+        ReleaseFuture { parts, span }
     }
 }
 
@@ -56,6 +60,7 @@ impl LockGuard {
 pub struct ReleaseFuture {
     #[pin]
     parts: Parts,
+    span: ReleaseSpan,
 }
 
 #[pin_project(project = Projected)]
@@ -68,10 +73,15 @@ impl Future for ReleaseFuture {
     type Output = Result<(), LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().parts.project() {
+        let this = self.project();
+        let released = this.span.within(|| match this.parts.project() {
             Projected::One(part) => part.poll(cx),
             Projected::Several(parts) => parts.poll(cx).map(|all| all.into_iter().collect()),
+        });
+        if let Poll::Ready(released) = &released {
+            this.span.ended(released);
         }
+        released
     }
 }
 
@@ -156,8 +166,8 @@ impl Entry {
     fn leave(&mut self) -> Result<ReleaseStep, LockError> {
         let View { core, id, key, .. } = &*self.view;
         if let Err(error) = runtime::check() {
-            let error = error.with_key(key);
-            tracing::warn!(%error, "release not confirmed; continuing in the background");
+            let error = error.with_key(key).with_name(self.view.name.as_ref());
+            log_unconfirmed(&error);
             return Err(error);
         }
         self.has_left = true;
@@ -176,15 +186,34 @@ fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), 
         }
         Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
         Err(ReleaseError::NotHeld) => {
-            tracing::warn!(%key, %fence, "lost before its release");
+            let name = view.name.as_deref();
+            log_loss("lost before its release", name, key, fence, Loss::Taken);
+            view.watch.meter.lost(Loss::Taken);
             Err(view.lost_error(Loss::Taken))
         }
         Err(ReleaseError::Unknown(error)) => {
-            tracing::warn!(%key, %error, "release not confirmed; continuing in the background");
             let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
-            Err(LockError::new(LockErrorKind::ReleaseUnknown, message)
+            let error = LockError::new(LockErrorKind::ReleaseUnknown, message)
                 .with_key(key)
-                .with_source(Some(error)))
+                .with_name(view.name.as_ref())
+                .with_source(Some(error));
+            log_unconfirmed(&error);
+            Err(error)
         }
     }
+}
+
+fn log_unconfirmed(error: &LockError) {
+    let code = error.store_error().map_or_else(
+        || error.code(),
+        |cause| LockErrorKind::from(cause.kind()).code(),
+    );
+    log::summarise("release not confirmed", code, error.name(), || {
+        let error = error.clone();
+        move |left_out| {
+            let (name, key) = (error.name(), error.key().map(tracing::field::display));
+            let cause = format_args!("{error:#}");
+            tracing::warn!(name, key, left_out, error = %cause, "release not confirmed; continuing in the background");
+        }
+    });
 }

@@ -8,7 +8,7 @@
 //! | [One lock for two services](#one-lock-for-two-services) | [`KeyWriter`](crate::KeyWriter) |
 //!
 //! `lock_tower::recipes` has recipes for axum and tonic: a key from a JSON body, from a cookie or
-//! from an authenticated user, and graceful shutdown on SIGTERM.
+//! from an authenticated user, graceful shutdown on SIGTERM, and probes of readiness and liveness.
 //!
 //! # A scheduled job on many replicas
 //!

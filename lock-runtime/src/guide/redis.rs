@@ -26,9 +26,9 @@
 //! ```
 //!
 //! Redis 6.0 or later is required. All calls of a client share one RESP3 connection, which is
-//! re-established when it breaks. Push messages about locks that were handed off to the client
-//! arrive on the same connection. The client subscribes to one channel of its own and to one of
-//! the namespace, but to none per lock.
+//! re-established in the background when it breaks (see [Outages](#outages)). Push messages about
+//! locks that were handed off to the client arrive on the same connection. The client subscribes to
+//! one channel of its own and to one of the namespace, but to none per lock.
 //!
 //! # Sentinel
 //!
@@ -151,6 +151,60 @@
 //!   each node with waiters the client opens a second connection, and closes it when there are
 //!   none left.
 //!
+//! # Outages
+//!
+//! A server that does not answer is probed in the background, one attempt at a time. The pause
+//! between two attempts is 100 ms to 200 ms, or up to 2 s if the server refuses the client, for
+//! example because of a wrong password. Meanwhile:
+//!
+//! | | |
+//! |---|---|
+//! | a request that does not wait | fails at once, once an attempt to connect has failed |
+//! | a waiting request | waits for the server until its wait is over, or as below |
+//! | a held lock | is renewed until its validity ends; is lost then |
+//! | a release | is repeated until the server has confirmed it, or the lease has ended |
+//!
+//! A connection on which calls have been sent for two seconds without any answer is given up, too.
+//! A single lost reply, or a connection that is re-established at once, refuses nothing.
+//!
+//! A wait may outlast a failover, so waiting requests wait by default. Where callers should not
+//! hang for their whole wait, set
+//! [`unavailable_after`](crate::LockClientBuilder::unavailable_after). When a server has not
+//! answered for this long, requests for its keys are refused at once with `Unavailable`, also those
+//! that already wait (a circuit breaker). The error has the time since the last answer, and the
+//! cause.
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # use lock_runtime::LockClient;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! let locks = LockClient::builder()
+//!     .unavailable_after(Duration::from_secs(1))
+//!     .connect_lazy("redis://127.0.0.1:6379/0")?;
+//! # Ok(()) }
+//! ```
+//!
+//! - A server that falls silent while the connection stays open is noticed when calls time out,
+//!   half a second after the setting at the latest under load.
+//! - In a cluster, one dead node refuses its own keys only. With several independent servers,
+//!   requests are refused once a majority is impossible.
+//! - Set it longer than a failover takes if waiting requests should outlast one.
+//! - If the network swallows packets, the first attempt after the outage may be one that began
+//!   during it; requests are then served up to two seconds later.
+//!
+//! [`connect_lazy`](crate::LockClientBuilder::connect_lazy) creates the client while the store is
+//! away, so that a service can start. The URL and the settings are checked at once. Until the store
+//! answers, a request fails as in any other outage. What connecting would have refused, such as a
+//! wrong password or a namespace of another format, is the error of each request. With several
+//! independent servers, two addresses of the same one are found when both are connected; the second
+//! one then has no vote.
+//!
+//! The log has a line when a connection is made, lost (`connection lost`) and restored, with the
+//! duration of the outage. Lines that an outage would repeat for each request or lock are
+//! summarised: the first is written at once, then one for ten seconds and cause. Its field
+//! `left_out` is the number of lines that it stands for in addition to itself.
+//!
 //! # TLS
 //!
 //! - The application installs the crypto provider at the start of `main`:
@@ -199,3 +253,5 @@
 //!   names the cause.
 //! - When a primary becomes a replica, the client drops the connection at the first refusal, and
 //!   resolves the address again, through the Sentinels or by its host name.
+//! - [`LockClient::health`](crate::LockClient::health) checks these settings, and others: clocks,
+//!   replicas, memory, persistence, access rules, and the slots of a cluster.

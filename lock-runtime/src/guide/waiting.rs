@@ -110,7 +110,35 @@
 //! let seen = locks.inspect("order:42").await?;
 //! assert_eq!(seen.holders[0].mode, Mode::Exclusive);
 //! assert_eq!(seen.waiters[0].mode, Mode::Shared);
+//! println!("held by {} for {:?}", seen.holders[0].client, seen.holders[0].held_for);
 //! guard.release().await?;
 //! # next.await.expect("no panic")?.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! A client has a name, `<program>@<host>:<process>` unless
+//! [`identity`](crate::LockClientBuilder::identity) sets another one. Inspections show it for
+//! holders and waiters, and the error of a request that has waited in vain names the holder:
+//! `lock order:42: still held after waiting for 5.0s; held by orders@web-3:4711 for 12s`.
+//!
+//! [`list`](crate::LockClient::list) returns the same for all locks whose names begin with a
+//! prefix. [`revoke`](crate::LockClient::revoke) with the
+//! [`id`](crate::Holder::id) of a holder takes the lock away from this holder, and does nothing if
+//! the lock has changed hands since it was inspected:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! # use lock_runtime::{LockClient, RevokeReply, RevokeScope};
+//! # let locks = LockClient::in_memory();
+//! # let guard = locks.exclusive("order:42").acquire().await?;
+//! let seen = locks.inspect("order:42").await?;
+//! let scope = RevokeScope::Holder(seen.holders[0].id);
+//! match locks.revoke("order:42", scope).await? {
+//!     RevokeReply::Revoked => println!("revoked"),
+//!     RevokeReply::Changed => println!("another client holds it by now"),
+//!     reply => println!("left alone: {reply:?}"),
+//! }
+//! # guard.release().await.unwrap_err();
 //! # Ok(()) }
 //! ```

@@ -31,6 +31,18 @@ pub(crate) struct Granted {
     pub(crate) ends_at: Option<Instant>,
     /// The request had competitors.
     pub(crate) contended: bool,
+    pub(crate) source: Source,
+}
+
+/// The state that a lock was in before it was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Free, or held in a mode that admits the request.
+    Free,
+    /// Held in this process, and handed off.
+    Local,
+    /// Held by another holder, and granted from the store's wait queue.
+    Queue,
 }
 
 /// A held lock. Its entry is removed when its last guard leaves.
@@ -117,6 +129,7 @@ impl Session {
             valid_until,
             ends_at,
             contended: false,
+            source: Source::Free,
         }
     }
 

@@ -186,6 +186,13 @@ impl WaitQueue {
         }
     }
 
+    /// Makes the next head call the store without a pause.
+    pub(super) fn asks_at_once(&mut self, now: Instant) {
+        if let Some(entry) = &mut self.entry {
+            entry.ask_at = now;
+        }
+    }
+
     /// Records that the store no longer knows `token`. The next attempt is made at once,
     /// under a fresh token.
     pub(super) fn gone(&mut self, token: Token, cx: &mut Cx<'_>) {

@@ -349,6 +349,11 @@ impl Session {
         rounds.filter_map(|it| it.waiting_at(server)).collect()
     }
 
+    /// Records that this server answers again.
+    pub(crate) fn reconnected(&mut self, server: usize) {
+        self.servers[server].reconnected();
+    }
+
     /// The acquisition to which an alias belongs.
     pub(crate) fn round(&self, token: Token) -> Option<&Round> {
         self.rounds.get(&token.stem())
@@ -389,7 +394,15 @@ impl Session {
         });
         let replies = replies.collect::<Vec<_>>().join("; ");
         let text = format!("{needed} of {servers} servers are needed: {replies}");
+        let count = |is: fn(&StoreError) -> bool| {
+            let errors = (0..servers).filter_map(|server| reply(server).err());
+            errors.filter(|error| is(error)).count()
+        };
+        // Without the servers that refuse calls there is no majority.
+        let ends_waits = servers - count(StoreError::ends_waits) < needed;
         StoreError::new(common.unwrap_or(StoreErrorKind::Unavailable), text)
+            .with_unsent(count(StoreError::is_unsent) == servers)
+            .ending_waits(ends_waits)
     }
 }
 

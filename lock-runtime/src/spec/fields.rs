@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{LockSpec, Mode, Wait};
+use super::{LockSpec, Mode, Wait, parse_duration};
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -131,12 +131,7 @@ mod text {
         let Some(text) = <Option<String>>::deserialize(deserializer)? else {
             return Ok(None);
         };
-        match humantime::parse_duration(&text) {
-            Ok(duration) => Ok(Some(duration)),
-            Err(error) => Err(D::Error::custom(format!(
-                "{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like"
-            ))),
-        }
+        parse_duration(&text).map(Some).map_err(D::Error::custom)
     }
 }
 

@@ -11,6 +11,7 @@ pub struct StoreError {
     message: Arc<str>,
     unsent: bool,
     timed_out: bool,
+    ends_waits: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -48,6 +49,7 @@ impl StoreError {
             message: message.into(),
             unsent: false,
             timed_out: false,
+            ends_waits: false,
         }
     }
 
@@ -95,6 +97,16 @@ impl StoreError {
     /// Returns whether nothing is known except that the caller's time-out has elapsed.
     pub(crate) fn is_timed_out(&self) -> bool {
         self.timed_out
+    }
+
+    /// Sets whether a request that gets this error stops waiting: the circuit breaker is open.
+    pub(crate) fn ending_waits(self, ends_waits: bool) -> Self {
+        Self { ends_waits, ..self }
+    }
+
+    /// Returns whether a request that gets this error stops waiting.
+    pub(crate) fn ends_waits(&self) -> bool {
+        self.ends_waits
     }
 
     /// Returns the kind of the error.

@@ -55,6 +55,8 @@ pub enum StoreEvent {
     /// Events that were sent in the meantime are lost. Clients renew their leases early, and stop
     /// local hand-offs under fencing tokens that were reserved before.
     Disconnected,
+    /// The store answers again after an outage. Requests that could not reach it are repeated soon.
+    Reconnected,
 }
 
 /// A receiver of the events of a store.

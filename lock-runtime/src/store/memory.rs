@@ -4,6 +4,7 @@
 pub(crate) mod table;
 
 use std::{
+    collections::HashMap,
     fmt,
     future::ready,
     hash::BuildHasher as _,
@@ -16,11 +17,18 @@ use tokio::time::Instant;
 
 use self::table::{Fences, Step, Table, acquire_all};
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, HandOff, Hold, Inspection, KeyPart, KeyRequest,
-    Limits, Listener, Listeners, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, Token,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, IDENTITY_TTL,
+    Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
+    RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
+    RevokeScope, Store, Token,
 };
-use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
+use crate::{
+    fence::FencingToken,
+    health::{Health, ServerHealth},
+    key::LockKey,
+    spec::LockKind,
+    sync::lock,
+};
 
 /// Large enough that tasks on two different keys rarely share a shard, small enough that an
 /// idle store takes little memory.
@@ -36,6 +44,8 @@ pub struct MemoryStore {
     hasher: RandomState,
     fences: Fences,
     listeners: Listeners,
+    /// The names of the clients, each with the end of its time to live.
+    clients: Mutex<HashMap<ClientId, (String, Instant)>>,
 }
 
 impl fmt::Debug for MemoryStore {
@@ -154,16 +164,50 @@ impl Store for MemoryStore {
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
-        now(move || self.shard(key).inspect(key, kind, Instant::now()))
+        now(move || {
+            let step = Step::new(Instant::now(), &self.fences, None);
+            self.shard(key).inspect(key, kind, &step)
+        })
     }
 
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
         kind: LockKind,
-        _scope: RevokeScope,
+        scope: RevokeScope,
     ) -> Replied<'a, RevokeReply> {
-        now(move || self.step(key, None, |table, step| table.revoke(key, kind, step)))
+        now(move || {
+            self.step(key, None, |table, step| {
+                table.revoke(key, kind, scope, step)
+            })
+        })
+    }
+
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+        now(move || {
+            let (mut clients, now) = (lock(&self.clients), Instant::now());
+            clients.retain(|_, (_, until)| *until > now);
+            clients.insert(client, (name.to_owned(), now + IDENTITY_TTL));
+        })
+    }
+
+    fn names_of<'a>(&'a self, ids: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
+        now(move || {
+            let clients = lock(&self.clients);
+            let name = |id| clients.get(id).map(|(name, _)| name.clone());
+            ids.iter().map(name).collect()
+        })
+    }
+
+    /// The cursor is the number of a shard.
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Replied<'a, Page> {
+        now(move || {
+            let shard = cursor.and_then(|cursor| cursor.as_str().parse().ok());
+            let shard = shard.unwrap_or(0).min(SHARDS - 1);
+            let locks = lock(&self.shards[shard]).names(prefix, Instant::now());
+            let next = (shard + 1 < SHARDS).then(|| Cursor::new((shard + 1).to_string()));
+            Page::new(locks, next)
+        })
     }
 
     fn name_of(&self, _key: &LockKey, _kind: LockKind, _part: KeyPart) -> Option<String> {
@@ -184,6 +228,10 @@ impl Store for MemoryStore {
 
     fn settled(&self) -> BoxFuture<'_, ()> {
         Box::pin(ready(()))
+    }
+
+    fn health(&self) -> BoxFuture<'_, Health> {
+        Box::pin(ready(Health::new(vec![ServerHealth::memory()], Vec::new())))
     }
 }
 
@@ -236,8 +284,8 @@ mod tests {
 
     fn inspect(store: &MemoryStore, request: &KeyRequest) -> Inspection {
         let key = &request.hold.key;
-        let shard = store.shard(key);
-        shard.inspect(key, LockKind::Lock, Instant::now())
+        let step = Step::new(Instant::now(), &store.fences, None);
+        store.shard(key).inspect(key, LockKind::Lock, &step)
     }
 
     #[tokio::test(start_paused = true)]

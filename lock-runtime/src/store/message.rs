@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
+use super::identity::{ClientId, HolderId, Identity};
 use crate::{fence::FencingToken, key::LockKey, spec::Mode};
 
 /// The random 128-bit identifier of one acquisition. It is used only once, and must not be
@@ -12,9 +13,21 @@ use crate::{fence::FencingToken, key::LockKey, spec::Mode};
 pub struct Token(u128);
 
 impl Token {
-    /// Generates a fresh token.
+    /// Generates a fresh token of no particular client.
     pub fn random() -> Self {
         Self(rand::random())
+    }
+
+    /// Generates a fresh token of `client`.
+    pub fn of(client: ClientId) -> Self {
+        let Self(bits) = Self::random();
+        let own = u128::BITS - ClientId::BITS;
+        Self(u128::from(client.bits()) << own | bits & (u128::MAX >> ClientId::BITS))
+    }
+
+    /// Returns the client that generated the token.
+    pub fn client(self) -> ClientId {
+        ClientId::first_of((self.0 >> 64) as u64)
     }
 
     /// Returns an alias of the token, by number, for an acquisition that needs several tokens.
@@ -431,6 +444,8 @@ pub enum RevokeScope {
     Leased,
     /// Also locks that were set without an expiry.
     AlsoEndless,
+    /// Only this holder, with or without an expiry, and only if it still holds the lock.
+    Holder(HolderId),
 }
 
 /// The reply to [`Store::revoke`](super::Store::revoke).
@@ -441,6 +456,8 @@ pub enum RevokeReply {
     Revoked,
     /// The lock was not held.
     NotHeld,
+    /// The lock is held, but not by the given holder any more. It was left untouched.
+    Changed,
     /// The key has no expiry, so it may not be a lock. It was left untouched.
     Endless,
     /// Foreign data is stored under the key of the lock. It was left untouched.
@@ -465,24 +482,57 @@ pub struct Inspection {
 }
 
 /// A holder of a lock, as the store sees it, without its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
+    /// The identifier of the holder, with which [`RevokeScope::Holder`] takes the lock away from
+    /// it alone.
+    pub id: HolderId,
     /// The mode in which it holds the lock.
     pub mode: Mode,
     /// The remaining lease. `None` if it has no expiry.
     pub ttl: Option<Duration>,
+    /// The client that holds the lock.
+    pub client: Identity,
+    /// The time since the client acquired the lock, by the clock of the store. Hand-offs within the
+    /// client do not count. `None` for readers, permits and foreign holders, whose beginning the
+    /// store does not keep.
+    pub held_for: Option<Duration>,
+    /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
+    pub is_reservation: bool,
 }
 
 impl Holder {
     /// Creates a holder with the remaining lease `ttl`.
-    pub fn new(mode: Mode, ttl: Option<Duration>) -> Self {
-        Self { mode, ttl }
+    pub fn new(id: HolderId, mode: Mode, ttl: Option<Duration>, client: Identity) -> Self {
+        Self {
+            id,
+            mode,
+            ttl,
+            client,
+            held_for: None,
+            is_reservation: false,
+        }
+    }
+
+    /// Sets the time since the lock was acquired.
+    #[must_use]
+    pub fn held_for(self, held_for: Option<Duration>) -> Self {
+        Self { held_for, ..self }
+    }
+
+    /// Sets whether the holder has released the lock.
+    #[must_use]
+    pub fn reservation(self, is_reservation: bool) -> Self {
+        Self {
+            is_reservation,
+            ..self
+        }
     }
 }
 
 /// An entry in the wait queue of a lock, as the store sees it, without its token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
     /// The requested mode.
@@ -492,15 +542,18 @@ pub struct Waiter {
     /// The time since its last call. The entry is skipped after [`ENTRY_STALE_AFTER`] and removed
     /// after [`ENTRY_TTL`].
     pub silent: Duration,
+    /// The client that waits.
+    pub client: Identity,
 }
 
 impl Waiter {
     /// Creates an entry whose waiter called last `silent` ago.
-    pub fn new(mode: Mode, lease: Duration, silent: Duration) -> Self {
+    pub fn new(mode: Mode, lease: Duration, silent: Duration, client: Identity) -> Self {
         Self {
             mode,
             lease,
             silent,
+            client,
         }
     }
 }

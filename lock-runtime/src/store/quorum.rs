@@ -74,6 +74,8 @@
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
 mod calls;
+mod health;
+mod listing;
 #[cfg(test)]
 mod tests;
 
@@ -90,12 +92,15 @@ use futures_util::{
 use tokio::sync::watch;
 
 use super::{
-    AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyPart, KeyRequest, Limits,
-    Listener, Listeners, PollReply, QuorumMember, Release, ReleaseReply, RenewReply, Renewal,
-    Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Inspection, KeyPart,
+    KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember, Release, ReleaseReply,
+    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+    StoreErrorKind, StoreEvent,
 };
 use crate::{
+    call::within,
     error::{LockError, LockErrorKind},
+    health::Health,
     key::LockKey,
     protocol::quorum::{Reply, Session},
     spec::LockKind,
@@ -104,6 +109,9 @@ use crate::{
 
 #[cfg(feature = "redis")]
 pub(crate) use crate::protocol::quorum::majority;
+
+/// The time for which a request that no lock depends on waits for a server.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Locks on several independent servers that agree by majority.
 ///
@@ -236,6 +244,10 @@ impl Inner {
                     .iter()
                     .for_each(|hold| self.poll_after(at_once, hold));
             }
+            StoreEvent::Reconnected => {
+                lock(&self.session).reconnected(server);
+                self.listeners.notify(event);
+            }
             event => self.listeners.notify(event),
         }
     }
@@ -329,6 +341,37 @@ impl Store for QuorumStore {
             .revoke(key, kind, scope, cx))
     }
 
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+        let servers = self.inner.servers.iter();
+        let calls: Vec<_> = servers
+            .map(|server| server.introduce(client, name))
+            .collect();
+        Box::pin(async move {
+            let introduced = join_all(calls.into_iter().map(|it| within(PATIENCE, it))).await;
+            introduced.into_iter().collect()
+        })
+    }
+
+    fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
+        let servers = self.inner.servers.iter();
+        let calls: Vec<_> = servers.map(|server| server.names_of(clients)).collect();
+        Box::pin(async move {
+            let found = join_all(calls.into_iter().map(|it| within(PATIENCE, it))).await;
+            let mut names = vec![None; clients.len()];
+            for of_server in found.into_iter().flatten() {
+                names
+                    .iter_mut()
+                    .zip(of_server)
+                    .for_each(|(name, found)| *name = name.take().or(found));
+            }
+            Ok(names)
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Replied<'a, Page> {
+        Box::pin(listing::page(&self.inner.servers, prefix, cursor))
+    }
+
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         // All servers use the same names.
         self.inner.servers.first()?.name_of(key, kind, part)
@@ -358,6 +401,10 @@ impl Store for QuorumStore {
 
     fn settled(&self) -> BoxFuture<'_, ()> {
         Box::pin(self.inner.settled())
+    }
+
+    fn health(&self) -> BoxFuture<'_, Health> {
+        Box::pin(health::of(&self.inner.names, &self.inner.servers))
     }
 }
 

@@ -62,13 +62,22 @@ mod connection;
 mod error;
 mod groups;
 mod handshake;
+mod health;
 mod link;
+mod listing;
+#[cfg(feature = "metrics")]
+mod metered;
+#[cfg(not(feature = "metrics"))]
+#[path = "redis/unmetered.rs"]
+mod metered;
 mod names;
+mod outage;
 mod pushes;
 pub(crate) mod quarantine;
 pub(crate) mod redlock;
 mod replicas;
 mod reply;
+mod rights;
 mod scripts;
 mod sentinel;
 mod sentinel_url;
@@ -156,20 +165,35 @@ impl RedisStore {
         namespace: &str,
         options: RedisOptions,
     ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        options.check()?;
-        let url = &*url::with_lower_scheme(url);
-        match url::topology(url) {
-            Some("sentinel") => {
-                let (sentinels, options) = sentinel_url::open(url, options)?;
-                Self::open(Target::Primary(Arc::new(sentinels)), namespace, &options).await
+        match Deployment::at(url, namespace, options)? {
+            Deployment::Server(target, options) => Self::open(target, namespace, &options).await,
+            Deployment::Cluster(seeds, options) => {
+                Self::open_cluster(seeds, namespace, &options).await
             }
-            Some("cluster") => {
-                Self::open_cluster(url::cluster(url, &options)?, namespace, &options).await
+        }
+    }
+
+    /// Connects as [`connect_with`](Self::connect_with) does, but in the background. Until a server
+    /// answers, calls fail with its error.
+    ///
+    /// # Errors
+    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect_with`](Self::connect_with).
+    pub fn connect_lazy(
+        url: &str,
+        namespace: &str,
+        options: RedisOptions,
+    ) -> Result<Self, LockError> {
+        match Deployment::at(url, namespace, options)? {
+            Deployment::Server(target, options) => {
+                runtime::check()?;
+                Ok(Self::of_one(target, namespace, &options))
             }
-            _ => {
-                let server = url::SERVER.client(url, &options)?;
-                Self::open(Target::Server(Arc::new(server)), namespace, &options).await
+            Deployment::Cluster(seeds, options) => {
+                let cluster = Self::of_cluster(seeds, namespace, &options)?;
+                if let Servers::Cluster(cluster) = &cluster.servers {
+                    cluster.refresh_soon();
+                }
+                Ok(cluster)
             }
         }
     }
@@ -221,8 +245,8 @@ impl RedisStore {
         namespace: &str,
         longest_lease: Duration,
     ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
-        let options = RedisOptions::default();
-        redlock::members(urls, namespace, longest_lease, &options).await
+        let options = RedisOptions::new().longest_lease(longest_lease);
+        redlock::members(urls, namespace, &options).await
     }
 
     /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.
@@ -255,13 +279,7 @@ impl RedisStore {
         namespace: &str,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        settings.refuse_replicas("a cluster does not support waiting for replicas")?;
-        let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
-        let servers = async {
-            let cluster = Cluster::open(seeds, namespace).await?;
-            Ok((Servers::Cluster(cluster), None))
-        };
-        Self::over(servers, &addresses.join(","), namespace).await
+        Self::of_cluster(seeds, namespace, settings)?.ready().await
     }
 
     async fn open(
@@ -269,36 +287,83 @@ impl RedisStore {
         namespace: &str,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        let place = target.to_string();
-        let acl = AclLine::new(namespace, target.info().redis_settings().db())
-            .waiting(settings.min_replicas.is_some());
-        let servers = async {
-            let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
-            let connection = Connection::begin(Dial::new(target, pushes, acl));
-            connection.ready().await?;
-            let replicas = match settings.min_replicas {
-                Some(min_replicas) => Some(Replicas::open(&connection, min_replicas).await?),
-                None => None,
-            };
-            Ok((Servers::One(connection), replicas))
-        };
-        Self::over(servers, &place, namespace).await
+        runtime::check()?;
+        Self::of_one(target, namespace, settings).ready().await
     }
 
-    /// Creates the store once `servers` are connected. `place` names them in the error.
-    async fn over(
-        servers: impl Future<Output = Result<(Servers, Option<Arc<Replicas>>), StoreError>>,
-        place: &str,
+    /// Creates the store of a cluster that is still to be found.
+    fn of_cluster(
+        seeds: Vec<redis::ConnectionInfo>,
         namespace: &str,
+        settings: &RedisOptions,
     ) -> Result<Self, LockError> {
+        settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         runtime::check()?;
-        let connected = tokio::time::timeout(CONNECT, servers).await;
-        let connected = connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
-        let (servers, replicas) = connected.map_err(|error| cannot_keep_locks(place, error))?;
+        let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        let cluster = Cluster::new(seeds, namespace, settings)
+            .map_err(|error| cannot_keep_locks(&addresses.join(","), error))?;
         Ok(Self {
-            servers,
-            replicas,
+            servers: Servers::Cluster(cluster),
+            replicas: None,
             namespace: namespace.to_owned(),
+        })
+    }
+
+    /// Creates the store of a server or a primary, and starts to connect to it.
+    fn of_one(target: Target, namespace: &str, settings: &RedisOptions) -> Self {
+        let acl = AclLine::new(namespace, target.info().redis_settings().db())
+            .waiting(settings.min_replicas.is_some());
+        let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
+        let dial = Dial::new(target, pushes, acl).unavailable_after(settings.unavailable_after);
+        let connection = Connection::begin(dial);
+        let required = settings.min_replicas;
+        Self {
+            replicas: required.map(|required| Replicas::new(&connection, required)),
+            servers: Servers::One(connection),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// Waits until the store is connected, and checks it.
+    async fn ready(self) -> Result<Self, LockError> {
+        let connect = async {
+            match &self.servers {
+                Servers::One(connection) => connection.ready().await?,
+                Servers::Cluster(cluster) => cluster.find().await?,
+            }
+            match &self.replicas {
+                Some(replicas) => replicas.check().await,
+                None => Ok(()),
+            }
+        };
+        let connected = tokio::time::timeout(CONNECT, connect).await;
+        let connected = connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
+        connected.map_err(|error| cannot_keep_locks(&self.servers.address(), error))?;
+        Ok(self)
+    }
+}
+
+/// The servers that a URL names, and the options for them.
+enum Deployment {
+    Server(Target, RedisOptions),
+    Cluster(Vec<redis::ConnectionInfo>, RedisOptions),
+}
+
+impl Deployment {
+    fn at(url: &str, namespace: &str, options: RedisOptions) -> Result<Self, LockError> {
+        check_namespace(namespace)?;
+        options.check()?;
+        let url = &*url::with_lower_scheme(url);
+        Ok(match url::topology(url) {
+            Some("sentinel") => {
+                let (sentinels, options) = sentinel_url::open(url, options)?;
+                Self::Server(Target::Primary(Arc::new(sentinels)), options)
+            }
+            Some("cluster") => Self::Cluster(url::cluster(url, &options)?, options),
+            _ => {
+                let server = url::SERVER.client(url, &options)?;
+                Self::Server(Target::Server(Arc::new(server)), options)
+            }
         })
     }
 }

@@ -14,7 +14,7 @@ use crate::{__rt::FromLockError, error::LockError, guard::HeldLock};
 /// Responds as in the [table](crate::web). The error itself is emitted as an event.
 impl IntoResponse for LockError {
     fn into_response(self) -> Response {
-        self.class().trace(self.code(), &self);
+        self.class().trace_of(self.name(), self.code(), &self);
         Problem::from(&self).into_response()
     }
 }

@@ -12,7 +12,7 @@ use crate::error::LockError;
 impl From<LockError> for Status {
     fn from(error: LockError) -> Self {
         let class = error.class();
-        class.trace(error.code(), &error);
+        class.trace_of(error.name(), error.code(), &error);
         let (code, message) = (class.grpc_code(), public_detail(error.kind()));
         let details = class
             .retry_after(DEFAULT_RETRY_AFTER, error.retry_after())

@@ -26,7 +26,15 @@ impl Span {
         if !cfg!(feature = "tracing") {
             return Self::none();
         }
-        let span = debug_span!("lock", policy = policy.name(), %key, fence = Empty, waited_ms = Empty, outcome = Empty);
+        let span = debug_span!(
+            "lock",
+            lock.name = policy.name(),
+            lock.key = %key,
+            lock.fence = Empty,
+            lock.waited_ms = Empty,
+            outcome = Empty,
+            error.r#type = Empty,
+        );
         let asked = (!span.is_disabled()).then(Instant::now);
         Self { span, asked }
     }
@@ -37,9 +45,9 @@ impl Span {
 
     pub(super) fn granted(&self, held: &HeldLock) {
         if let Some(asked) = self.asked {
-            self.span.record("fence", field::display(held.fence()));
+            self.span.record("lock.fence", field::display(held.fence()));
             self.span.record(
-                "waited_ms",
+                "lock.waited_ms",
                 u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX),
             );
             self.span.record("outcome", "granted");
@@ -48,5 +56,6 @@ impl Span {
 
     pub(super) fn ended(&self, error: &LockError) {
         self.span.record("outcome", error.code());
+        self.span.record("error.type", error.code());
     }
 }

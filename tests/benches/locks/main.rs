@@ -22,6 +22,7 @@ mod heap;
 mod held;
 mod hot;
 mod layer;
+mod list;
 mod memory;
 mod overhead;
 mod raw;
@@ -77,6 +78,8 @@ enum Scenario {
     Overhead,
     /// Requests that wait for one lock in the layer.
     Layer,
+    /// The list of many locks, and the calls beside it.
+    List,
     /// Five servers with agreement by majority.
     Redlock,
     /// A primary monitored by Sentinels.
@@ -104,6 +107,7 @@ async fn main() {
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,
             Scenario::Layer => layer::measure().await,
+            Scenario::List => list::measure().await,
             Scenario::Redlock => redlock::measure(slice).await,
             Scenario::Sentinel => sentinel::measure(slice).await,
             Scenario::Cluster => cluster::measure(slice).await,

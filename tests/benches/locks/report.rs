@@ -23,6 +23,8 @@ pub(crate) struct Row {
     /// CPU time for each operation, of this process and then of each server.
     pub(crate) cpu_us: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p999_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_us: Option<f64>,
     /// Turns that went to another client than the previous one. Without a wait queue, the client
     /// that has just released is the first to request the lock again.
@@ -53,6 +55,7 @@ impl Row {
             served_max: None,
             ratio_to_limit: None,
             cpu_us: Vec::new(),
+            p999_us: None,
             longest_us: None,
             handed_on_percent: None,
             core_percent: None,
@@ -66,6 +69,7 @@ impl Row {
     /// The extra figures, in words.
     fn besides(&self) -> String {
         let figures = [
+            self.p999_us.map(|us| format!("p99.9 {us:.0} µs")),
             self.handed_on_percent
                 .map(|percent| format!("{percent:.1} % handed on")),
             self.core_percent

@@ -4,6 +4,8 @@
 
 #[path = "worker/connect.rs"]
 mod connect;
+#[path = "worker/from_env.rs"]
+mod from_env;
 #[path = "worker/hold.rs"]
 mod hold;
 #[path = "worker/idle.rs"]
@@ -26,6 +28,7 @@ use lock_tests::processes::Parent;
 #[derive(Parser)]
 enum Task {
     Connect(connect::Connect),
+    FromEnv(from_env::FromEnv),
     Hold(hold::Hold),
     Idle(idle::Idle),
     Increment(increment::Increment),
@@ -41,6 +44,7 @@ async fn main() {
     let parent = Parent::follow();
     match task {
         Task::Connect(task) => task.run(parent).await,
+        Task::FromEnv(task) => task.run(parent).await,
         Task::Hold(task) => task.run(parent).await,
         Task::Idle(task) => task.run(parent).await,
         Task::Increment(task) => task.run(parent).await,

@@ -4,7 +4,6 @@ mod exclusive;
 mod facts;
 mod limits;
 mod line;
-mod operators;
 mod overload;
 mod permits;
 mod read_write;

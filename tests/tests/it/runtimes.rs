@@ -5,16 +5,20 @@ use std::{
     num::NonZeroU32,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     thread,
     time::Duration,
 };
 
-use lock_runtime::{LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock};
-use lock_tests::{RedisServer, chain, shared_server, unique};
+use lock_runtime::{
+    LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock,
+    store::MemoryStore,
+};
+use lock_tests::{FaultyStore, RedisServer, chain, faulty_store::Operation, shared_server, unique};
 use tokio::{
     runtime::{Builder, Runtime},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::place::{LONG, begun, eventually, in_time};
@@ -25,6 +29,36 @@ fn runtime() -> Runtime {
         .enable_all()
         .build()
         .unwrap()
+}
+
+/// A driver that does not sleep would starve a runtime with one thread, and with it the reply that
+/// it waits for.
+#[test]
+fn a_client_that_is_gone_does_not_wait_for_the_reply_to_a_renewal() {
+    let (over, is_over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+                match call.operation {
+                    Operation::Renew(_) => std::future::pending().await,
+                    _ => call.execute().await,
+                }
+            });
+            let locks = LockClient::with_store(store.clone());
+            // A renewal is given up after half a second.
+            let lease = Duration::from_secs(3);
+            let guard = locks.exclusive("a").lease(lease).acquire().await.unwrap();
+            let is_renewal = |operation: &Operation| matches!(operation, Operation::Renew(_));
+            store.wait_for(1, is_renewal).await;
+            guard.release().await.unwrap();
+            drop(locks);
+            sleep(Duration::from_millis(20)).await;
+            assert_eq!(Arc::strong_count(&store), 1, "the driver has ended");
+        });
+        over.send(()).unwrap();
+    });
+    is_over.recv_timeout(LONG).expect("the runtime is starved");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::{
     protocol::{
         AcquireId, Cx, Mutation, Note, Session,
         handoff::{Budget, Handoff},
-        held::Held,
+        held::{Held, Source},
         lease::Lease,
         message::{Answer, Reply, Request},
         queue::{Refusal, WaitQueue},
@@ -54,9 +54,14 @@ impl Session {
         let acquisition = &mut self.acquisitions[id];
         let waits = acquisition.until.is_some();
         match outcome {
-            Outcome::Granted(grant, lease) => {
-                self.hold_granted(id, attempt.token, grant, lease, attempt.sent, cx)
-            }
+            Outcome::Granted(grant, lease) => self.hold_granted(
+                id,
+                attempt.token,
+                (grant, Source::Free),
+                lease,
+                attempt.sent,
+                cx,
+            ),
             Outcome::Busy(_) | Outcome::Queued(..) if waits => {
                 acquisition.contended = true;
                 self.queued_or_refused(id, cx)
@@ -68,12 +73,14 @@ impl Session {
                 self.refuse(id, refused, cx)
             }
             Outcome::Refused(refused) => self.refuse(id, refused, cx),
-            Outcome::Failed(_) if waits => self.queued_or_refused(id, cx),
+            Outcome::Failed(error) if waits && !error.ends_waits() => {
+                self.queued_or_refused(id, cx)
+            }
             Outcome::Failed(error) => {
                 // Less time has passed than one call may take: the connection was broken and the
                 // store not silent, so a second attempt is made under a fresh token.
                 let passed = cx.now.saturating_duration_since(acquisition.since);
-                let is_early = passed < acquisition.terms.call_timeout();
+                let is_early = passed < acquisition.terms.call_timeout() && !error.ends_waits();
                 if acquisition.first_error.is_none() && is_early {
                     acquisition.first_error = Some(error);
                     return self.try_beside(id, cx);
@@ -87,7 +94,7 @@ impl Session {
         let Attempt { token, sent, .. } = attempt;
         match self.outcome(id, attempt, answer, cx) {
             Outcome::Granted(grant, lease) => {
-                return self.hold_granted(id, token, grant, lease, sent, cx);
+                return self.hold_granted(id, token, (grant, Source::Free), lease, sent, cx);
             }
             Outcome::Queued(counter, holder_ttl) => {
                 let (key, queue) = self.key_and_queue(id);
@@ -136,7 +143,7 @@ impl Session {
                     return self.unanswered(id, attempt, error, cx);
                 }
                 let lease = lease.held_since(sent, terms.max_hold);
-                return self.hold_granted(id, token, grant, lease, sent, cx);
+                return self.hold_granted(id, token, (grant, Source::Queue), lease, sent, cx);
             }
             (purpose, Ok(_)) => {
                 self.key_and_queue(id).1.gone(token, cx);
@@ -220,7 +227,7 @@ impl Session {
         let is_enough = lease.validity(cx.now) > terms.call_timeout();
         if terms.renew && (is_enough || cx.breaks(Mutation::ConfirmsNothing)) {
             let lease = lease.held_since(cx.now, terms.max_hold);
-            return self.hold_granted(id, token, grant, lease, as_of, cx);
+            return self.hold_granted(id, token, (grant, Source::Queue), lease, as_of, cx);
         }
         let request = Request::Renew(Renewal::new(acquisition.hold(token), terms.lease));
         Step::Call(acquisition.call(token, Purpose::Confirm(grant), request, cx.now))
@@ -250,7 +257,11 @@ impl Session {
         } else if is_informative {
             queue.unanswered(attempt.token, &error, cx);
         }
-        if error.is_transient() {
+        if error.ends_waits() {
+            // So that the next waiter learns the same at once, and not after a pause.
+            queue.asks_at_once(cx.now);
+        }
+        if error.is_transient() && !error.ends_waits() {
             self.go_on(id, cx)
         } else {
             self.refuse(id, Refused::Store(error), cx)
@@ -274,7 +285,7 @@ impl Session {
         let lease = handoff.lease.held_since(cx.now, terms.max_hold);
         let (fence, budget) = (handoff.fence, Some(handoff.budget));
         let held = Held::new(handoff.hold, fence, terms, lease, budget);
-        Some(self.serve(id, None, held, cx))
+        Some(self.serve(id, None, Source::Local, held, cx))
     }
 
     /// Starts holding a grant whose fencing tokens were reserved by a request sent at `as_of`.
@@ -282,7 +293,7 @@ impl Session {
         &mut self,
         id: AcquireId,
         token: Token,
-        grant: Grant,
+        (grant, source): (Grant, Source),
         lease: Lease,
         as_of: Instant,
         cx: &mut Cx<'_>,
@@ -292,17 +303,24 @@ impl Session {
         let budget = hands_off.then(|| Budget::new(grant.reserved, as_of, cx.now));
         let hold = acquisition.hold(token);
         let held = Held::new(hold, grant.fence, acquisition.terms, lease, budget);
-        self.serve(id, Some(token), held, cx)
+        self.serve(id, Some(token), source, held, cx)
     }
 
     /// Ends a request that holds the lock: under the token of its attempt, or by a local
     /// hand-off.
-    fn serve(&mut self, id: AcquireId, token: Option<Token>, held: Held, cx: &mut Cx<'_>) -> Step {
+    fn serve(
+        &mut self,
+        id: AcquireId,
+        token: Option<Token>,
+        source: Source,
+        held: Held,
+        cx: &mut Cx<'_>,
+    ) -> Step {
         let handoff_until = held.budget.map(|budget| budget.until);
         let mut granted = self.hold(held, cx);
         let acquisition = &self.acquisitions[id];
         let (mode, ticket) = (acquisition.terms.mode, acquisition.ticket);
-        granted.contended = acquisition.contended;
+        (granted.contended, granted.source) = (acquisition.contended, source);
         if let Some(queue) = acquisition.queue {
             let queue = &mut self.queues[queue];
             granted.contended |= queue.contended;

@@ -50,6 +50,11 @@ impl Server {
         }
     }
 
+    /// Closes the circuit breaker: the connection to the server was established again.
+    pub(super) fn reconnected(&mut self) {
+        self.open_until = None;
+    }
+
     /// Opens the circuit breaker.
     pub(super) fn open(&mut self, error: StoreError, now: Instant) {
         self.open_until = Some((now + OPEN_FOR, error));

@@ -95,22 +95,25 @@ impl Ballot {
     }
 }
 
-/// Combines the replies to an inspection. The lock has as many holders as a majority of the servers
-/// reports, each for as long as a majority reports one. The wait queue is the longest of all.
+/// Combines the replies to an inspection. A holder counts if a majority of the servers reports it,
+/// for as long as a majority does. The wait queue is the longest of all.
 pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
     let majority = majority(servers);
     let fence = seen.iter().filter_map(|one| one.fence).max();
-    let holders: Vec<_> = seen.iter().map(|one| by_end(one.holders.clone())).collect();
-    let waiters = seen.into_iter().map(|one| one.waiters);
-    let waiters = waiters.max_by_key(Vec::len).unwrap_or_default();
-    let reported = |rank| {
-        let held = holders.iter().filter_map(|holders| holders.get(rank));
-        by_end(held.copied().collect())
-            .into_iter()
-            .nth(majority - 1)
-    };
-    let mut holders: Vec<_> = (0..).map_while(reported).collect();
-    holders.reverse();
+    let (holders, waiters): (Vec<_>, Vec<_>) = seen
+        .into_iter()
+        .map(|one| (one.holders, one.waiters))
+        .unzip();
+    let waiters = waiters.into_iter().max_by_key(Vec::len);
+    let waiters = waiters.unwrap_or_default();
+    let end = |holder: &Holder| holder.ttl.unwrap_or(Duration::MAX);
+    let mut all: Vec<_> = holders.into_iter().flatten().collect();
+    // The votes for one holder follow each other, the one that ends last in front.
+    all.sort_by_key(|holder| (holder.id, Reverse(end(holder))));
+    let votes = all.chunk_by(|one, next| one.id == next.id);
+    let held = votes.filter_map(|votes| votes.get(majority - 1).cloned());
+    let mut holders: Vec<_> = held.collect();
+    holders.sort_by_key(end);
     Inspection {
         holders,
         waiters,
@@ -118,19 +121,17 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
     }
 }
 
-/// The holders, the one that expires last in front.
-fn by_end(mut holders: Vec<Holder>) -> Vec<Holder> {
-    holders.sort_by_key(|holder| Reverse(holder.ttl.unwrap_or(Duration::MAX)));
-    holders
-}
-
 /// Combines the replies to a revocation. `None` if too few servers have replied.
 pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeReply> {
     let text = |reply| replies.iter().filter(|one| **one == reply).count();
     let (revoked, free) = (text(RevokeReply::Revoked), text(RevokeReply::NotHeld));
+    let changed = text(RevokeReply::Changed);
     let refusals = [RevokeReply::ForeignKey, RevokeReply::Endless];
-    match revoked + free >= majority(servers) {
+    match revoked + free + changed >= majority(servers) {
+        // Another holder has the lock, and at most a few stray votes were released.
+        true if changed >= majority(servers) => Some(RevokeReply::Changed),
         true if revoked > 0 => Some(RevokeReply::Revoked),
+        true if changed > 0 => Some(RevokeReply::Changed),
         true => Some(RevokeReply::NotHeld),
         false => refusals.into_iter().find(|reply| text(*reply) > 0),
     }
@@ -139,7 +140,11 @@ pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Mode;
+    use crate::{
+        key::LockKey,
+        spec::Mode,
+        store::{HolderId, Identity, Token},
+    };
 
     #[test]
     fn a_lock_is_held_for_as_long_as_a_majority_holds_it() {
@@ -171,14 +176,43 @@ mod tests {
 
     #[test]
     fn a_holder_counts_if_a_majority_has_it() {
-        let holder = |seconds| Holder::new(Mode::Shared, Some(Duration::from_secs(seconds)));
-        let seen = |holders: &[u64]| Inspection {
-            holders: holders.iter().map(|seconds| holder(*seconds)).collect(),
+        let key = LockKey::new("k").unwrap();
+        let tokens = [Token::random(), Token::random()];
+        let holder = |(who, seconds): (usize, u64)| {
+            let id = HolderId::of(&key, tokens[who], false);
+            let client = Identity::unnamed(tokens[who].client());
+            Holder::new(id, Mode::Shared, Some(Duration::from_secs(seconds)), client)
+        };
+        let seen = |holders: &[(usize, u64)]| Inspection {
+            holders: holders.iter().copied().map(holder).collect(),
             ..Inspection::default()
         };
-        let combined = inspected(3, vec![seen(&[5, 9]), seen(&[8]), seen(&[])]);
-        assert_eq!(combined.holders, [holder(8)]);
-        let combined = inspected(3, vec![seen(&[5]), seen(&[]), seen(&[])]);
-        assert_eq!(combined.holders, []);
+        let combined = inspected(3, vec![seen(&[(0, 5), (1, 9)]), seen(&[(1, 8)]), seen(&[])]);
+        assert_eq!(combined.holders, [holder((1, 8))]);
+        let both = inspected(3, vec![seen(&[(0, 5), (1, 9)]), seen(&[(1, 8), (0, 20)])]);
+        assert_eq!(both.holders, [holder((0, 5)), holder((1, 8))]);
+        // Votes for different holders do not add up.
+        for alone in [
+            vec![seen(&[(0, 5)]), seen(&[])],
+            vec![seen(&[(0, 5)]), seen(&[(1, 5)])],
+        ] {
+            assert_eq!(inspected(3, alone).holders, []);
+        }
+    }
+
+    #[test]
+    fn a_revocation_of_one_holder_needs_that_holder_at_a_majority() {
+        use RevokeReply::{Changed, NotHeld, Revoked};
+        for (replies, outcome) in [
+            (vec![Revoked, Revoked, NotHeld], Some(Revoked)),
+            (vec![Revoked, NotHeld], Some(Revoked)),
+            (vec![Revoked, Revoked, Changed], Some(Revoked)),
+            (vec![Revoked, Changed, Changed], Some(Changed)),
+            (vec![NotHeld, Changed], Some(Changed)),
+            (vec![NotHeld, NotHeld], Some(NotHeld)),
+            (vec![Revoked], None),
+        ] {
+            assert_eq!(revoked(3, &replies), outcome, "{replies:?}");
+        }
     }
 }

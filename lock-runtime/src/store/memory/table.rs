@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     ops::DerefMut,
     sync::atomic::{AtomicU64, Ordering},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use foldhash::fast::RandomState;
@@ -20,9 +20,10 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, IfBusy,
-        Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release,
-        ReleaseReply, RenewReply, Renewal, RevokeReply, StoreEvent, Token, Waiter,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, HolderId,
+        Identity, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+        StoreEvent, Token, Waiter,
     },
 };
 
@@ -46,10 +47,15 @@ impl Default for Fences {
 }
 
 impl Fences {
+    /// The time in microseconds since 1970.
+    fn micros(&self, now: Instant) -> u64 {
+        let (began, micros) = self.epoch;
+        micros + now.saturating_duration_since(began).as_micros() as u64
+    }
+
     /// Returns the next token at the time of `step`, and reserves this number of tokens after it.
     fn next(&self, reserved: u32, step: &Step<'_>) -> FencingToken {
-        let (began, micros) = self.epoch;
-        let micros = micros + step.now.saturating_duration_since(began).as_micros() as u64;
+        let micros = self.micros(step.now);
         let farthest = micros + MAX_PROPOSAL_SKEW.as_micros() as u64;
         let proposed = step.proposal.map(|fence| fence.number().min(farthest));
         let micros = proposed.unwrap_or(micros);
@@ -399,16 +405,41 @@ impl Table {
         Some(grant)
     }
 
-    pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, now: Instant) -> Inspection {
+    /// Returns the locks whose names begin with `prefix`.
+    pub(super) fn names(&self, prefix: &str, now: Instant) -> Vec<(LockKey, LockKind)> {
+        let kinds = [LockKind::Lock, LockKind::Permits].into_iter();
+        let taken = |kind: LockKind| {
+            let entries = self.maps[kind as usize].iter();
+            let taken = entries.filter(move |(_, entry)| entry.is_taken(now));
+            taken.map(move |(key, _)| (key.clone(), kind))
+        };
+        let all = kinds.flat_map(taken);
+        all.filter(|(key, _)| key.as_str().starts_with(prefix))
+            .collect()
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, step: &Step<'_>) -> Inspection {
+        let now = step.now;
         let Some(entry) = self.entry(key, kind) else {
             return Inspection::default();
         };
-        let holder = |slot: &Slot| Holder::new(entry.mode, Some(slot.expires - now));
+        let micros = step.fences.micros(now);
+        let holder = |slot: &Slot| {
+            let id = HolderId::of(key, slot.token, slot.kept);
+            let client = Identity::unnamed(slot.token.client());
+            // The number of a writer's token is the time of its grant.
+            let age = micros.checked_sub(slot.fence.number());
+            let age = age.filter(|_| entry.mode == Mode::Exclusive);
+            Holder::new(id, entry.mode, Some(slot.expires - now), client)
+                .reservation(slot.kept)
+                .held_for(age.map(Duration::from_micros))
+        };
         let mut holders: Vec<_> = entry.living(now).map(holder).collect();
         holders.sort_by_key(|holder| holder.ttl);
         let waiter = |place: &Place| {
             let silent = now.saturating_duration_since(place.seen);
-            Waiter::new(place.mode, place.request.lease, silent)
+            let client = Identity::unnamed(place.request.token.client());
+            Waiter::new(place.mode, place.request.lease, silent, client)
         };
         Inspection {
             holders,
@@ -421,20 +452,30 @@ impl Table {
         &mut self,
         key: &LockKey,
         kind: LockKind,
+        scope: RevokeScope,
         step: &mut Step<'_>,
     ) -> RevokeReply {
         let Some(entry) = self.map(kind).get_mut(key) else {
             return RevokeReply::NotHeld;
         };
         entry.expire(step.now);
-        let reply = if entry.slots.is_empty() {
-            RevokeReply::NotHeld
-        } else {
-            RevokeReply::Revoked
+        let is_meant = |slot: &Slot| match scope {
+            RevokeScope::Holder(id) => HolderId::of(key, slot.token, slot.kept) == id,
+            RevokeScope::Leased | RevokeScope::AlsoEndless => true,
         };
-        let holders = entry.slots.drain(..).map(|slot| slot.token);
-        let events = holders.map(|token| StoreEvent::Revoked { token });
-        step.events.extend(events);
+        let (before, events) = (entry.slots.len(), &mut step.events);
+        entry.slots.retain(|slot| {
+            if is_meant(slot) {
+                let token = slot.token;
+                events.push(StoreEvent::Revoked { token });
+            }
+            !is_meant(slot)
+        });
+        let reply = match before - entry.slots.len() {
+            _ if before == 0 => RevokeReply::NotHeld,
+            0 => RevokeReply::Changed,
+            _ => RevokeReply::Revoked,
+        };
         self.advanced(key, kind, step);
         reply
     }

@@ -12,6 +12,7 @@ use super::*;
 use crate::{
     client::LockClient,
     fence::FencingToken,
+    health::Verdict,
     protocol::quorum::ServerRequest,
     spec::{LockSpec, Mode},
     store::{Grant, Holder, MemoryStore, RaiseReply, Token},
@@ -494,4 +495,24 @@ async fn renewals_that_all_fail_are_a_failure_of_their_server() {
     assert!(calls::perform(&**server, &request).await.is_ok());
     set(std::slice::from_ref(server), |server| &server.fails, true);
     assert!(calls::perform(&**server, &request).await.is_err());
+}
+
+/// The servers have no health of their own: each is asked about a lock.
+#[tokio::test(start_paused = true)]
+async fn the_health_of_custom_stores_is_known_in_a_second() {
+    let (servers, store) = three(Duration::from_secs(3));
+    let locks = LockClient::with_store(store);
+    for (silent, verdict) in [
+        (0, Verdict::Healthy),
+        (1, Verdict::Degraded),
+        (2, Verdict::Unavailable),
+    ] {
+        set(&servers[..silent], |server| &server.silent, true);
+        let since = Instant::now();
+        let health = locks.health().await;
+        assert_eq!(health.verdict(), verdict, "{health}");
+        let reachable = health.servers().iter().filter(|server| server.reachable);
+        assert_eq!(reachable.count(), 3 - silent, "{health}");
+        assert!(since.elapsed() <= Duration::from_millis(1_100));
+    }
 }

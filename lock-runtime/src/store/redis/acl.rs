@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::listing::literally;
+
 /// The commands of the scripts, and `eval` and `evalsha` to run them. `info` is for the checks on
 /// connect; `subscribe`, and `publish` in the scripts, are for push messages.
 const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +exists +get +mget +set +del +pttl +pexpire +pexpireat \
@@ -20,14 +22,7 @@ pub(super) struct AclLine(String);
 impl AclLine {
     pub(super) fn new(namespace: &str, db: i64) -> Self {
         // Key patterns are globs, and cannot contain blanks.
-        let mut ns = String::with_capacity(namespace.len());
-        for c in namespace.chars() {
-            match c {
-                '*' | '?' | '[' | ']' | '\\' | '^' => ns.extend(['\\', c]),
-                c if c.is_whitespace() => ns.push('?'),
-                c => ns.push(c),
-            }
-        }
+        let ns = literally(namespace).replace(char::is_whitespace, "?");
         // The side keys of a lock: its fence and its queue.
         let [fence, queue] = ["f", "q"].map(|side| format!("~{{{ns}:*}}:{side} ~{side}:{ns}:*"));
         let select = if db == 0 { "" } else { " +select" };
@@ -40,6 +35,12 @@ impl AclLine {
     pub(super) fn waiting(self, waits: bool) -> Self {
         let wait = if waits { " +wait" } else { "" };
         Self(self.0 + wait)
+    }
+
+    /// The rights, word by word: patterns of keys and of channels, and commands.
+    pub(super) fn rights(&self) -> impl Iterator<Item = &str> {
+        let words = self.0.split(' ');
+        words.filter(|word| word.starts_with(['~', '&', '+']))
     }
 
     /// The line for the nodes of a cluster.

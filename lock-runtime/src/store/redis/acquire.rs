@@ -151,7 +151,15 @@ impl RedisStore {
         };
         // Not repeated under the same token: the first request may be executed after the lock was
         // released again, and the lock would then have no owner (rule 1).
-        let errand = Errand::By(deadline, &write, place);
+        let waits = requests
+            .iter()
+            .any(|it| it.then_queues || it.if_busy == IfBusy::Queue);
+        let errand = Errand::By {
+            deadline,
+            write: &write,
+            slot: place,
+            in_outage: self.servers.in_outage(waits),
+        };
         let mut answer = self.servers.run(errand).await?;
         let mut reply = answer.reply()?;
         let _server_time = reply.count()?;

@@ -14,6 +14,7 @@ use super::{
     connection::{Errand, Repeat},
     error::unavailable,
     names::{Names, lock_name, marker_name},
+    outage::InOutage,
     quarantine,
     reply::{Reply, foreign_part, unexpected},
     scripts::{self, Call, Script},
@@ -21,12 +22,14 @@ use super::{
 };
 use crate::{
     fence::FencingToken,
+    health::Health,
     key::LockKey,
     spec::{LockKind, Mode},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Inspection, KeyPart,
-        KeyRequest, Limits, Listener, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
-        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
+        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
+        RevokeScope, Store, StoreError,
     },
 };
 
@@ -43,7 +46,8 @@ impl Store for RedisStore {
         Box::pin(async move {
             let call = |hold| self.on_hold(&scripts::POLL, hold).hold(hold);
             let each = |index: usize| call(&holds[index]);
-            let answers = self.servers.call_each(holds.len(), &each).await;
+            let in_outage = self.servers.in_outage(true);
+            let answers = self.servers.call_each(holds.len(), &each, in_outage).await;
             let polled =
                 async |(hold, answer): (&Hold, Result<_, _>)| self.polled(hold, answer?).await;
             join_all(holds.iter().zip(answers).map(polled)).await
@@ -53,7 +57,10 @@ impl Store for RedisStore {
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         Box::pin(async move {
             let call = |index| self.renewal(&renewals[index]);
-            let answers = self.servers.call_each(renewals.len(), &call).await;
+            let servers = &self.servers;
+            let answers = servers
+                .call_each(renewals.len(), &call, InOutage::Try)
+                .await;
             let answers = answers.into_iter();
             answers.map(|answer| answer.and_then(renewed)).collect()
         })
@@ -94,7 +101,7 @@ impl Store for RedisStore {
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         Box::pin(async move {
             let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
-            let mut reply = self.run(call).await?;
+            let mut reply = self.run(call.arg(key.as_str())).await?;
             if reply.word() != "holders" {
                 return Err(self.foreign(key, kind, &reply));
             }
@@ -114,20 +121,38 @@ impl Store for RedisStore {
         scope: RevokeScope,
     ) -> Replied<'a, RevokeReply> {
         Box::pin(async move {
-            let scope = match scope {
-                RevokeScope::Leased => "leased",
-                RevokeScope::AlsoEndless => "endless",
+            let (scope, holder) = match scope {
+                RevokeScope::Leased => ("leased", None),
+                RevokeScope::AlsoEndless => ("endless", None),
+                RevokeScope::Holder(id) => ("holder", Some(id)),
             };
             let call = self.on_all(&scripts::REVOKE, key, kind).kind(kind);
             let call = call.arg(scope).arg(&self.servers.pushes().revoked);
+            let call = match holder {
+                Some(id) => call.arg(key.as_str()).arg(id.to_string()),
+                None => call,
+            };
             match self.run(call).await?.word() {
                 "revoked" => Ok(RevokeReply::Revoked),
                 "not_held" => Ok(RevokeReply::NotHeld),
+                "changed" => Ok(RevokeReply::Changed),
                 "endless" => Ok(RevokeReply::Endless),
                 "foreign" => Ok(RevokeReply::ForeignKey),
                 _ => Err(unexpected()),
             }
         })
+    }
+
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+        Box::pin(self.introduce_client(client, name))
+    }
+
+    fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
+        Box::pin(self.client_names(clients))
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Replied<'a, Page> {
+        Box::pin(self.page(prefix, cursor))
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
@@ -149,6 +174,10 @@ impl Store for RedisStore {
 
     fn settled(&self) -> BoxFuture<'_, ()> {
         Box::pin(ready(()))
+    }
+
+    fn health(&self) -> BoxFuture<'_, Health> {
+        Box::pin(self.examine())
     }
 }
 
@@ -219,7 +248,7 @@ impl RedisStore {
         self.on_all(script, &hold.key, hold.mode.kind())
     }
 
-    async fn run(&self, call: Call) -> Result<Reply, StoreError> {
+    pub(super) async fn run(&self, call: Call) -> Result<Reply, StoreError> {
         let errand = Errand::Call(&call, Repeat::Once);
         self.servers.run(errand).await?.reply()
     }
@@ -315,7 +344,12 @@ impl RedisStore {
                 .number(hand_off.is_coordinator.into())
         };
         self.servers.leaves(hold);
-        let errand = Errand::By(hand_off.deadline, &write, self.servers.place(hold));
+        let errand = Errand::By {
+            deadline: hand_off.deadline,
+            write: &write,
+            slot: self.servers.place(hold),
+            in_outage: InOutage::Try,
+        };
         let mut answer = self.servers.run_or(errand, &plain).await?;
         match answer.reply()?.word() {
             "released" => Ok(ReleaseReply::Released),

@@ -12,6 +12,8 @@
 //! not sent before, or may be repeated.
 
 mod audience;
+mod health;
+mod listing;
 mod refresh;
 pub(super) mod slots;
 mod subscriptions;
@@ -24,7 +26,10 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 pub(super) use self::slots::{Slot, slot_of};
 use self::{
@@ -39,9 +44,11 @@ use super::{
     link::Dial,
     names::{format_name, lock_name},
     on_drop::OnDrop,
+    outage::{InOutage, Outage},
     pushes::Pushes,
     scripts::Call,
     servers::{Answer, Freed},
+    settings::RedisOptions,
     target::{Target, at, client},
 };
 use crate::{
@@ -68,6 +75,8 @@ pub(super) struct Cluster {
     // A std mutex: it is held to read or update the map, never across an await.
     map: Mutex<Map>,
     refresh: Mutex<Refresh>,
+    /// Lasts until the cluster is found for the first time.
+    unfound: Outage,
     /// Notified after each refresh of the map.
     looked_up: watch::Sender<()>,
     subscriptions: Arc<Subscriptions>,
@@ -110,7 +119,14 @@ impl Errand<'_> {
     fn slot(&self) -> Slot {
         match self {
             Self::Call(call, _) => slot_of(call.key(0)),
-            Self::By(_, _, slot) => *slot,
+            Self::By { slot, .. } => *slot,
+        }
+    }
+
+    fn in_outage(&self) -> InOutage {
+        match self {
+            Self::Call(..) => InOutage::Try,
+            Self::By { in_outage, .. } => *in_outage,
         }
     }
 
@@ -120,10 +136,12 @@ impl Errand<'_> {
 }
 
 impl Cluster {
-    /// Discovers the cluster that the seeds belong to. The first answer is used.
-    pub(super) async fn open(
+    /// Creates the state of a cluster that is still to be [found](Self::find). The seeds are the
+    /// addresses to begin with, at least one.
+    pub(super) fn new(
         seeds: Vec<ConnectionInfo>,
         namespace: &str,
+        settings: &RedisOptions,
     ) -> Result<Arc<Self>, StoreError> {
         let with_address = |info: ConnectionInfo| Some((address_of(&info)?, info));
         let seeds: Vec<_> = seeds.into_iter().filter_map(with_address).collect();
@@ -131,30 +149,38 @@ impl Cluster {
         let pushes = Pushes::sharded(namespace);
         let target = Target::Server(Arc::new(client(first.clone())?));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
+        let dial = dial.unavailable_after(settings.unavailable_after);
         let (slots, nodes) = (Slots::empty(), HashMap::new());
         let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
             namespace: namespace.to_owned(),
             subscriptions: Arc::new(Subscriptions::new(dial.clone())),
+            unfound: Outage::new(dial.unavailable_after, Instant::now()),
             dial,
             seeds,
             map: Mutex::new(Map { slots, nodes }),
             refresh: Mutex::new(Refresh::new()),
             looked_up: watch::Sender::new(()),
         });
-        let seeds = cluster.seed_addresses();
-        let mut answers: FuturesUnordered<_> = seeds.map(|seed| cluster.first_map(seed)).collect();
+        cluster.dial.pushes.listeners.add(cluster.this.clone());
+        // Compute the numbers now, and not for the first waiter.
+        number_in(0);
+        Ok(cluster)
+    }
+
+    /// Discovers the cluster that the seeds belong to. The first answer is used.
+    pub(super) async fn find(&self) -> Result<(), StoreError> {
+        let seeds = self.seed_addresses();
+        let mut answers: FuturesUnordered<_> = seeds.map(|seed| self.first_map(seed)).collect();
         let mut error = None;
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(slots) => {
                     drop(answers);
-                    cluster.adopt(slots);
-                    cluster.check_format().await?;
-                    cluster.dial.pushes.listeners.add(cluster.this.clone());
-                    // Compute the numbers now, and not for the first waiter.
-                    number_in(0);
-                    return Ok(cluster);
+                    self.check_format(&slots).await?;
+                    self.adopt(slots);
+                    self.unfound.end(Instant::now());
+                    return Ok(());
                 }
                 // Prefer a permanent error, which says more than that no node is reachable.
                 Err(other) if error.as_ref().is_none_or(StoreError::is_transient) => {
@@ -207,6 +233,7 @@ impl Cluster {
     /// Runs a script on the node that serves its slot.
     pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, Failure> {
         let slot = errand.slot();
+        self.found(errand.in_outage()).await?;
         let mut owner = self.owner(slot)?;
         // The node that is tried once in place of the owner, after an `ASK` redirection.
         let mut other: Option<Arc<Node>> = None;
@@ -216,6 +243,20 @@ impl Cluster {
             let node = other.as_ref().unwrap_or(&owner);
             let value = match self.ask(node, other.is_some(), errand).await {
                 Ok(value) => value,
+                // Another node may have taken over in the meantime, but the call does not wait.
+                Err(Failed {
+                    error,
+                    refused: true,
+                    ..
+                }) => {
+                    self.refresh_soon();
+                    let node = self.owner(slot)?;
+                    if node.address == owner.address {
+                        return Err(error.with_unsent(!sent).into());
+                    }
+                    (owner, other) = (node, None);
+                    continue;
+                }
                 Err(Failed { error, .. }) => {
                     sent |= !error.is_unsent();
                     if (!sent || errand.may_be_repeated())
@@ -282,7 +323,11 @@ impl Cluster {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
+        in_outage: InOutage,
     ) -> Vec<Result<Answer, StoreError>> {
+        if let Err(error) = self.found(in_outage).await {
+            return (0..count).map(|_| Err(error.clone())).collect();
+        }
         let mut by_node: HashMap<u64, Vec<(usize, Call)>> = HashMap::new();
         for index in 0..count {
             let call = write(index);
@@ -293,7 +338,7 @@ impl Cluster {
         for mut calls in by_node.into_values() {
             while !calls.is_empty() {
                 let batch = calls.drain(..calls.len().min(BATCH)).collect();
-                batches.push(self.run_batch(batch, write));
+                batches.push(self.run_batch(batch, write, in_outage));
             }
         }
         let mut results: Vec<_> = (0..count).map(|_| Err(no_node())).collect();
@@ -308,6 +353,7 @@ impl Cluster {
         &self,
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
+        in_outage: InOutage,
     ) -> Vec<(usize, Result<Answer, StoreError>)> {
         let (indices, calls): (Vec<_>, Vec<Call>) = batch.into_iter().unzip();
         let fail = |indices: Vec<usize>, error: StoreError| {
@@ -319,6 +365,10 @@ impl Cluster {
             Ok(node) => node,
             Err(error) => return fail(indices, error),
         };
+        if let Err(refused) = node.connection.admits(in_outage) {
+            self.refresh_soon();
+            return fail(indices, refused.error);
+        }
         let unanswered = self.unanswered();
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
@@ -351,6 +401,31 @@ impl Cluster {
         });
         results.extend(join_all(elsewhere).await);
         results
+    }
+
+    /// Waits until the cluster is found, for one attempt.
+    async fn found(&self, in_outage: InOutage) -> Result<(), StoreError> {
+        if !self.unfound.lasts() {
+            return Ok(());
+        }
+        let refused = self.unfound.admits(
+            in_outage,
+            &format_args!("the cluster at {}", self.address()),
+        );
+        let mut looked_up = self.looked_up.subscribe();
+        // The runtime of the task that looks for it may have ended.
+        self.refresh_soon();
+        refused?;
+        // The task tries again, so a call need not find out whether it is still refused.
+        let permanent = |error: &StoreError| !error.is_transient();
+        if let Some(error) = self.unfound.error().filter(permanent) {
+            return Err(error.with_unsent(true));
+        }
+        // The sender is not dropped meanwhile.
+        let _ = looked_up.changed().await;
+        self.unfound
+            .error()
+            .map_or(Ok(()), |error| Err(error.with_unsent(true)))
     }
 
     /// The node that serves the slot.
@@ -417,10 +492,13 @@ impl Cluster {
 
     /// Refuses a namespace of another format. Each connection to the node that keeps the version
     /// checks it; this makes the first one. A node that does not reply in time refuses nothing.
-    async fn check_format(&self) -> Result<(), StoreError> {
+    async fn check_format(&self, slots: &Slots) -> Result<(), StoreError> {
         let node = async {
             let slot = slot_of(format_name(&self.namespace).as_bytes());
-            self.owner(slot)?.connection.ready().await
+            match slots.owner(slot) {
+                Some(address) => self.node(address)?.connection.ready().await,
+                None => Ok(()),
+            }
         };
         match timeout(PATIENCE, node).await {
             Ok(Err(error)) if error.kind() == StoreErrorKind::IncompatibleFormat => Err(error),

@@ -9,10 +9,9 @@
 //! only as [`Repeat`] permits, or with the text of the script if the server does not know the
 //! digest. Time-outs of calls are left to the caller.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+mod probe;
+
+use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
 
 use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
@@ -28,9 +27,13 @@ use super::{
     groups::{self, Groups, Turn},
     handshake::{Info, Kind},
     link::{Dial, Link},
+    metered::Metered,
+    outage::{InOutage, Outage},
     pushes::Pushes,
+    redlock::Runs,
     reply::unexpected,
     scripts::Call,
+    settings::RedisOptions,
     target::Target,
 };
 use crate::{
@@ -43,20 +46,32 @@ use crate::{
 pub(super) const BATCH: usize = 96;
 
 pub(super) struct Connection {
+    this: Weak<Self>,
     pub(super) dial: Dial,
-    // A std mutex: it is held for a clone only, never across an await.
-    link: Mutex<Arc<Link>>,
+    // A std mutex: it is held for a clone only, never across an await. `None` before the first
+    // attempt.
+    link: Mutex<Option<Arc<Link>>>,
+    outage: Outage,
+    /// A task probes the server.
+    probing: AtomicBool,
     pub(super) groups: Groups,
 }
 
 impl Connection {
     /// Starts to connect, within a runtime. The first call waits for the connection.
     pub(super) fn begin(dial: Dial) -> Arc<Self> {
-        Arc::new_cyclic(|connection| Self {
-            link: Mutex::new(Arc::new(dial.dial())),
+        let connection = Arc::new_cyclic(|connection| Self {
+            this: connection.clone(),
+            link: Mutex::default(),
+            outage: Outage::new(dial.unavailable_after, Instant::now()),
+            probing: AtomicBool::new(false),
             dial,
             groups: Groups::new(connection),
-        })
+        });
+        // Only now, as the attempt notifies the connection.
+        connection.link();
+        connection.probe();
+        connection
     }
 
     /// Waits for the first connection.
@@ -74,21 +89,28 @@ impl Connection {
     }
 
     /// Starts to connect to a server that votes with others. They share the `pushes`' channels.
-    pub(super) fn member(client: Client, pushes: Pushes, longest_lease: Duration) -> Arc<Self> {
+    pub(super) fn member(
+        client: Client,
+        pushes: Pushes,
+        runs: &Runs,
+        settings: &RedisOptions,
+    ) -> Arc<Self> {
         let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
         let acl = AclLine::new(&pushes.namespace, db);
-        Self::begin(Dial::new(target, pushes, acl).member(longest_lease))
+        let dial = Dial::new(target, pushes, acl).member(settings.longest_lease_or_default(), runs);
+        Self::begin(dial.unavailable_after(settings.unavailable_after))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
     pub(super) fn greet_again(&self) {
-        lock(&self.link).end();
+        let link = lock(&self.link).clone();
+        link.into_iter().for_each(|link| link.end());
     }
 
     /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
-        lock(&self.link).stands()
+        lock(&self.link).as_ref().is_some_and(|link| link.stands())
     }
 
     /// The server's clock. Waits for the first connection if there was none.
@@ -109,7 +131,15 @@ impl Connection {
     ) -> Result<Value, Failed> {
         let (deadline, write) = match errand {
             Errand::Call(call, repeat) => return self.commit(first, call, repeat).await,
-            Errand::By(deadline, write, _) => (deadline, write),
+            Errand::By {
+                deadline,
+                write,
+                in_outage,
+                ..
+            } => {
+                self.admits(in_outage)?;
+                (deadline, write)
+            }
         };
         let clock = self.clock().await?;
         let sent = Instant::now();
@@ -165,6 +195,18 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
+        let metered = Metered::begin(self, call);
+        let result = self.send_unmetered(first, call, repeat).await;
+        metered.ended(result.as_ref().map(std::iter::once));
+        result
+    }
+
+    async fn send_unmetered(
+        &self,
+        first: Option<&Cmd>,
+        call: &Call,
+        repeat: Repeat,
+    ) -> Result<Value, Failed> {
         let command = call.command();
         let votes = !call.script.is_harmless();
         let value = match self.send_behind(first, &command, votes).await {
@@ -209,8 +251,19 @@ impl Connection {
     /// Runs scripts in one round trip, and repeats them once if the connection breaks. An error
     /// reply of the server is returned as a value.
     pub(super) async fn answer_each(&self, calls: Vec<Call>) -> Result<Vec<Value>, StoreError> {
+        // The calls of a batch are of one kind, apart from groups and single ones.
+        let Some(first) = calls.first() else {
+            return Ok(Vec::new());
+        };
+        let metered = Metered::begin(self, first);
+        let result = self.answer_each_unmetered(&calls).await;
+        metered.ended(result.as_ref());
+        result
+    }
+
+    async fn answer_each_unmetered(&self, calls: &[Call]) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
-        for call in &calls {
+        for call in calls {
             pipeline.add_command(call.command());
         }
         let votes = calls.iter().any(|call| !call.script.is_harmless());
@@ -319,11 +372,11 @@ impl Connection {
     /// The current connection, or a new one that is being established.
     fn link(&self) -> Arc<Link> {
         let mut current = lock(&self.link);
-        // The first call that finds the connection over dials for all.
-        if current.is_over() {
-            *current = Arc::new(self.dial.dial());
+        match &*current {
+            Some(link) if !link.is_over() => link.clone(),
+            // The first call that finds the connection over dials for all.
+            _ => current.insert(Arc::new(self.dial.dial(&self.this))).clone(),
         }
-        current.clone()
     }
 
     /// Converts an error reply of the server into a [`StoreError`].
@@ -343,7 +396,12 @@ pub(super) enum Errand<'a> {
     /// word of its reply. It is written for the clock of the server that executes it, and never
     /// repeated: the function writes it for that deadline in microseconds since 1970. In a cluster
     /// its keys are in the slot.
-    By(Instant, &'a (dyn Fn(u64) -> Call + Sync), Slot),
+    By {
+        deadline: Instant,
+        write: &'a (dyn Fn(u64) -> Call + Sync),
+        slot: Slot,
+        in_outage: InOutage,
+    },
 }
 
 /// Whether a call may be sent again after the connection broke.
@@ -364,6 +422,8 @@ pub(super) struct Failed {
     broken: bool,
     /// The server is quarantined, so the call was not sent to it.
     withheld: bool,
+    /// The server does not answer, and the call was refused without being sent.
+    pub(super) refused: bool,
 }
 
 impl Failed {
@@ -372,14 +432,21 @@ impl Failed {
             error,
             broken,
             withheld: false,
+            refused: false,
         }
     }
 
     fn withheld(error: StoreError) -> Self {
         Self {
-            error,
-            broken: false,
             withheld: true,
+            ..Self::new(error, false)
+        }
+    }
+
+    fn refused(error: StoreError) -> Self {
+        Self {
+            refused: true,
+            ..Self::new(error, false)
         }
     }
 

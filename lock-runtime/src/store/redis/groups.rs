@@ -27,6 +27,7 @@ use tokio::{
 use super::{
     connection::{Connection, Failed, Repeat},
     error::unavailable,
+    metered,
     on_drop::OnDrop,
     scripts::{self, Call},
 };
@@ -298,6 +299,7 @@ impl Group {
             return hand_back(group);
         };
         let call = purpose.call(&group);
+        metered::grouped(&connection, &call, group.len());
         let reply = tokio::select! {
             biased;
             reply = connection.send_script(None, &call, Repeat::Never) => reply,
@@ -355,7 +357,9 @@ pub(super) async fn answer_all(
         let call = Call::with_capacity(&scripts::RENEW_GROUP, group.len(), size);
         let all = || group.iter().map(|index| &calls[*index]);
         let call = call.args(all().map(|it| it.key(0)));
-        call.args(all().flat_map(|it| [it.argument(0), it.argument(1)]))
+        let call = call.args(all().flat_map(|it| [it.argument(0), it.argument(1)]));
+        metered::grouped(connection, &call, group.len());
+        call
     };
     let mut sent: Vec<_> = renewals.chunks(MOST).map(together).collect();
     sent.extend::<Vec<_>>(of(&others));

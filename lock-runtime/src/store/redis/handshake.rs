@@ -104,10 +104,15 @@ impl Greeting {
 
     /// The server's time, in microseconds since 1970.
     pub(super) fn micros(&self, acl: &AclLine) -> Result<u64, StoreError> {
-        let time = redis::from_redis_value_ref(settled(&self.time, acl)?);
-        let (seconds, micros): (u64, u64) = time.map_err(|_| unexpected())?;
-        Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+        micros_of(&self.time, acl)
     }
+}
+
+/// The time in a reply to `TIME`, in microseconds since 1970.
+pub(super) fn micros_of(time: &Value, acl: &AclLine) -> Result<u64, StoreError> {
+    let time = redis::from_redis_value_ref(settled(time, acl)?);
+    let (seconds, micros): (u64, u64) = time.map_err(|_| unexpected())?;
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 /// Returns the reply, or the error that it is.
@@ -118,7 +123,7 @@ fn settled<'a>(value: &'a Value, acl: &AclLine) -> Result<&'a Value, StoreError>
     }
 }
 
-fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
+pub(super) fn text(value: &Value, acl: &AclLine) -> Result<String, StoreError> {
     redis::from_redis_value_ref(settled(value, acl)?).map_err(|_| unexpected())
 }
 
@@ -153,6 +158,13 @@ impl Info {
         seconds.ok().map(Duration::from_secs)
     }
 
+    /// The eviction policy if it may remove a lock while it is held.
+    pub(super) fn eviction(&self) -> Option<&str> {
+        let policy = self.field("maxmemory_policy")?;
+        let evicts = policy.starts_with("volatile-") || policy.starts_with("allkeys-");
+        evicts.then_some(policy)
+    }
+
     pub(super) fn field(&self, name: &str) -> Option<&str> {
         let mut lines = self.0.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -178,9 +190,7 @@ impl Info {
         if kind == Kind::Primary && matches!(self.field("role"), Some("slave" | "replica")) {
             return Err(error::read_only());
         }
-        if let Some(policy) = self.field("maxmemory_policy")
-            && (policy.starts_with("volatile-") || policy.starts_with("allkeys-"))
-        {
+        if let Some(policy) = self.eviction() {
             tracing::warn!(
                 policy,
                 "the server may evict a lock while it is held; set maxmemory-policy to noeviction"

@@ -5,10 +5,10 @@ use std::{
     io,
     panic::{AssertUnwindSafe, resume_unwind},
     sync::{
-        Arc, Mutex, Once, OnceLock,
+        Arc, Mutex, Once, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::{
@@ -21,23 +21,26 @@ use redis::{
 };
 use tokio::{
     task::AbortHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     acl::AclLine,
     clock::ServerClock,
+    connection::Connection,
     error,
     handshake::{Greeting, Info, Kind},
     names::marker_name,
     on_drop::OnDrop,
     pushes::Pushes,
     quarantine::Tenure,
+    redlock::Runs,
     reply::unexpected,
     scripts::{self, Call},
     target::{Target, is_tls},
 };
 use crate::{
+    log,
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
 };
@@ -67,7 +70,9 @@ pub(super) struct Dial {
     no_pushes: Arc<Once>,
     no_info: Arc<Once>,
     /// Whether the connection receives push messages and reports its end.
-    listens: bool,
+    pub(super) listens: bool,
+    /// The time without an answer after which requests are refused.
+    pub(super) unavailable_after: Option<Duration>,
 }
 
 /// The state of a server that votes with others.
@@ -77,6 +82,7 @@ struct Membership {
     /// Reads the marker of the server's data.
     question: Cmd,
     latest: Arc<Mutex<Option<Arc<Tenure>>>>,
+    runs: Runs,
 }
 
 /// A connection that is being established, is up, or is over. It is not re-established: a caller
@@ -85,8 +91,8 @@ pub(super) struct Link {
     connected: Shared<BoxFuture<'static, Result<Connected, StoreError>>>,
     attempt: AbortHandle,
     life: Arc<Life>,
-    /// The time since which calls have been sent without any answer; `None` after an answer.
-    silent_since: Mutex<Option<Instant>>,
+    /// The silence after which it is given up.
+    patience: Duration,
 }
 
 /// An established connection, and the server at its other end.
@@ -99,11 +105,15 @@ pub(super) struct Connected {
 
 /// Whether a connection is up. Shared with the task that reads from it.
 struct Life {
+    /// Notified of the connection and its end, and of a failed attempt.
+    owner: Weak<Connection>,
     /// The connection was established, so its end is reported.
     stood: AtomicBool,
     over: AtomicBool,
     /// Notified of the end of the connection.
     pushes: Option<Arc<Pushes>>,
+    /// The time since which calls have been sent without any answer; `None` after an answer.
+    silent_since: Mutex<Option<Instant>>,
     /// The task that ends the connection when another server becomes the primary, where
     /// that can happen.
     watch: OnceLock<AbortHandle>,
@@ -115,9 +125,12 @@ impl Life {
             return;
         }
         self.watch.get().into_iter().for_each(AbortHandle::abort);
-        if self.stood.load(Ordering::Acquire)
-            && let Some(pushes) = &self.pushes
-        {
+        let stood = self.stood.load(Ordering::Acquire);
+        if let Some(owner) = self.owner.upgrade() {
+            let silent_since = *lock(&self.silent_since);
+            owner.ended(stood, silent_since.unwrap_or_else(Instant::now));
+        }
+        if let (true, Some(pushes)) = (stood, &self.pushes) {
             pushes.listeners.notify(&StoreEvent::Disconnected);
         }
     }
@@ -141,6 +154,16 @@ impl Dial {
             no_pushes: Arc::new(Once::new()),
             no_info: Arc::new(Once::new()),
             listens: true,
+            unavailable_after: None,
+        }
+    }
+
+    /// The same parameters for a connection whose requests are refused once the server has not
+    /// answered for this long.
+    pub(super) fn unavailable_after(self, unavailable_after: Option<Duration>) -> Self {
+        Self {
+            unavailable_after,
+            ..self
         }
     }
 
@@ -152,7 +175,7 @@ impl Dial {
 
     /// The same parameters for a server that votes with others. It does not vote for
     /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(mut self, longest_lease: Duration) -> Self {
+    pub(super) fn member(mut self, longest_lease: Duration, runs: &Runs) -> Self {
         let name = marker_name(&self.pushes.namespace);
         let marker = Call::new(&scripts::MARKER, 1).arg(name);
         let marker = marker.token(Token::random());
@@ -160,13 +183,25 @@ impl Dial {
             longest_lease,
             question: marker.by_text(),
             latest: Arc::default(),
+            runs: runs.clone(),
         });
         self
+    }
+
+    /// Whether the server votes with others.
+    pub(super) fn is_member(&self) -> bool {
+        self.membership.is_some()
     }
 
     /// The latest tenure of a server of a quorum.
     pub(super) fn tenure(&self) -> Option<Arc<Tenure>> {
         lock(&self.membership.as_ref()?.latest).clone()
+    }
+
+    /// The label of the server in metrics, without passwords.
+    #[cfg(feature = "metrics")]
+    pub(super) fn server_label(&self) -> metrics::SharedString {
+        self.target.to_string().into()
     }
 
     /// The same parameters for a node of a cluster, which has a clock of its own.
@@ -186,12 +221,15 @@ impl Dial {
         });
     }
 
-    /// Starts to connect in a separate task, as a caller may stop waiting for the connection.
-    pub(super) fn dial(&self) -> Link {
+    /// Starts to connect in a separate task, as a caller may stop waiting for the connection. Its
+    /// `owner` is notified of the outcome.
+    pub(super) fn dial(&self, owner: &Weak<Connection>) -> Link {
         let life = Arc::new(Life {
+            owner: owner.clone(),
             stood: AtomicBool::new(false),
             over: AtomicBool::new(false),
             pushes: self.listens.then(|| self.pushes.clone()),
+            silent_since: Mutex::default(),
             watch: OnceLock::new(),
         });
         // Only the result is shared. The attempt runs on the runtime that started it, and may end
@@ -210,7 +248,9 @@ impl Dial {
             connected: connected.boxed().shared(),
             attempt,
             life,
-            silent_since: Mutex::default(),
+            patience: self
+                .unavailable_after
+                .map_or(SILENCE, |after| after.min(SILENCE)),
         }
     }
 
@@ -234,8 +274,7 @@ impl Dial {
             Err(error::unavailable(error::NO_PROVIDER).into())
         });
         connected.map_err(|unconnected| {
-            life.end();
-            match unconnected {
+            let error = match unconnected {
                 Unconnected::Refused(error) => error,
                 Unconnected::Broken(cause) if self.clock.get().is_some() => {
                     error::disconnected(&cause, &self.acl)
@@ -244,7 +283,12 @@ impl Dial {
                 Unconnected::Broken(cause) => {
                     error::unconnected(&cause, is_tls(self.target.info().addr()), &self.acl)
                 }
+            };
+            if let Some(owner) = life.owner.upgrade() {
+                owner.failed(&error);
             }
+            life.end();
+            error
         })
     }
 
@@ -285,6 +329,12 @@ impl Dial {
         let tenure = self.accept(&in_time(greeting).await?)?;
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
+        if let Some(owner) = life.owner.upgrade() {
+            owner.established(named.as_ref().map(|(_, named)| named));
+            if life.over.load(Ordering::Acquire) {
+                owner.ended(true, Instant::now());
+            }
+        }
         // The connection ends once its server is no longer the primary. Connections without
         // subscriptions watch as well: a hanging primary that was replaced would otherwise delay
         // their calls until they time out.
@@ -331,6 +381,8 @@ impl Dial {
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.
         let tenure = self.tenure_by(greeting, info)?;
+        #[cfg(feature = "metrics")]
+        super::metered::connected(self.server_label(), self.clock.get().is_none());
         let first = || ServerClock::new(micros, greeting.received);
         let clock = self.clock.get_or_init(first);
         clock.observe(micros, greeting.sent, greeting.received);
@@ -352,6 +404,9 @@ impl Dial {
         let (seen, longest_lease) = (greeting.received, membership.longest_lease);
         let mut tenure = Tenure::new(longest_lease, uptime, with_data, marker, seen);
         tenure.run_id = info.field("run_id").map(str::to_owned);
+        if let Some(run_id) = &tenure.run_id {
+            membership.runs.register(&self.target.to_string(), run_id)?;
+        }
         if let Some(before) = &*lock(&membership.latest)
             && !before.is_of_the_same(&tenure)
         {
@@ -360,8 +415,11 @@ impl Dial {
             tenure.not_before(seen + longest_lease);
         }
         if let Some(left) = tenure.keeps_away(greeting.received) {
-            let server = &self.target;
-            tracing::warn!(%server, ?left, "the server may have forgotten a lock, and does not vote yet");
+            let server = self.target.to_string();
+            let message = "the server may have forgotten a lock, and does not vote yet";
+            log::summarise(message, "quarantine", Some(&server.clone()), || {
+                move |left_out| tracing::warn!(server, ?left, left_out, "{message}")
+            });
         }
         let tenure = Arc::new(tenure);
         *lock(&membership.latest) = Some(tenure.clone());
@@ -419,6 +477,11 @@ impl Link {
         })
     }
 
+    /// The outcome of the attempt, which does not keep the connection open.
+    pub(super) fn outcome(&self) -> impl Future<Output = bool> + Send + use<> {
+        self.connected.clone().map(|connected| connected.is_ok())
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.life.over.load(Ordering::Acquire)
     }
@@ -437,9 +500,10 @@ impl Link {
     /// Records that a call is about to be sent. If its caller stops waiting for it after a long
     /// silence, the connection is given up: TCP may be alive without a server at the other end.
     pub(super) fn unanswered(&self) -> OnDrop<impl FnOnce()> {
-        lock(&self.silent_since).get_or_insert_with(Instant::now);
+        lock(&self.life.silent_since).get_or_insert_with(Instant::now);
         OnDrop::new(|| {
-            if lock(&self.silent_since).is_some_and(|since| since.elapsed() >= SILENCE) {
+            let silent_since = *lock(&self.life.silent_since);
+            if silent_since.is_some_and(|since| since.elapsed() >= self.patience) {
                 self.end();
             }
         })
@@ -447,6 +511,6 @@ impl Link {
 
     /// Records an answer.
     pub(super) fn answered(&self) {
-        *lock(&self.silent_since) = None;
+        *lock(&self.life.silent_since) = None;
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
     spec::LockKind,
-    store::KeyPart,
+    store::{ClientId, KeyPart},
 };
 
 const MAX_NAMESPACE_BYTES: usize = 64;
@@ -89,6 +89,12 @@ pub(super) fn marker_name(namespace: &str) -> String {
 pub(super) fn format_name(namespace: &str) -> String {
     let [fence, _] = SIDE_KEYS;
     format!("{fence}:{namespace}:format")
+}
+
+/// The key of the name of a client. As with the format version, it is not the fence of a lock.
+pub(super) fn client_name(namespace: &str, client: ClientId) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:client:{client}")
 }
 
 /// The name of the lock that the key belongs to; `None` if it is not in this namespace and kind.

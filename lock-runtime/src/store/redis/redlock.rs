@@ -1,6 +1,10 @@
 //! Connects to several independent servers: from their URLs to the store over all of them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
@@ -13,6 +17,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     runtime,
     store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority},
+    sync::lock,
 };
 
 /// The time that the other servers have to report an error once a majority is connected.
@@ -50,43 +55,71 @@ pub(crate) async fn connect(
     longest_lease: Duration,
     settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
-    let servers = members(urls, namespace, longest_lease, settings).await?;
-    QuorumStore::new(servers, longest_lease)
+    let servers = connecting(urls, namespace, settings)?;
+    stand(&servers).await?;
+    QuorumStore::new(each(servers, namespace), longest_lease)
+}
+
+/// Connects to all servers in the background.
+///
+/// # Errors
+/// `InvalidUrl`, `InvalidSpec`, `NoRuntime`.
+pub(crate) fn connect_lazy(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &RedisOptions,
+) -> Result<QuorumStore, LockError> {
+    let servers = connecting(urls, namespace, settings)?;
+    QuorumStore::new(each(servers, namespace), longest_lease)
 }
 
 /// Connects to all servers as [`connect`] does, and returns a store for each, with its name.
 pub(super) async fn members(
     urls: &[&str],
     namespace: &str,
-    longest_lease: Duration,
     settings: &RedisOptions,
 ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
+    let servers = connecting(urls, namespace, settings)?;
+    stand(&servers).await?;
+    Ok(each(servers, namespace))
+}
+
+/// Starts to connect to all servers.
+fn connecting(
+    urls: &[&str],
+    namespace: &str,
+    settings: &RedisOptions,
+) -> Result<Vec<(String, Arc<Connection>)>, LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
     // Each connection is established in a task of its own.
     runtime::check()?;
-    let mut servers = Vec::with_capacity(urls.len());
-    let channel = Token::random();
+    let mut clients = Vec::with_capacity(urls.len());
     for server in urls {
         let client = REDLOCK.client(server, settings)?;
         let name = client.get_connection_info().addr().to_string();
-        if servers.iter().any(|(other, _)| *other == name) {
-            return Err(same_server(&name, &name));
+        if clients.iter().any(|(other, _)| *other == name) {
+            return Err(REDLOCK.refuse(same_server(&name, &name)));
         }
+        clients.push((name, client));
+    }
+    let (channel, runs) = (Token::random(), Runs::default());
+    let connection = |client| {
         let pushes = Pushes::of_quorum(namespace, channel);
-        let connection = Connection::member(client, pushes, longest_lease);
-        servers.push((name, connection));
-    }
-    stand(&servers).await?;
-    let mut runs = HashMap::new();
-    for (name, server) in &servers {
-        let tenure = server.dial.tenure();
-        if let Some(run_id) = tenure.and_then(|tenure| tenure.run_id.clone())
-            && let Some(other) = runs.insert(run_id, name)
-        {
-            return Err(same_server(other, name));
-        }
-    }
+        Connection::member(client, pushes, &runs, settings)
+    };
+    let clients = clients.into_iter();
+    Ok(clients
+        .map(|(name, client)| (name, connection(client)))
+        .collect())
+}
+
+/// A store for each server.
+fn each(
+    servers: Vec<(String, Arc<Connection>)>,
+    namespace: &str,
+) -> Vec<(String, Arc<dyn QuorumMember>)> {
     let servers = servers.into_iter().map(|(name, connection)| {
         let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
             servers: Servers::One(connection),
@@ -95,13 +128,37 @@ pub(super) async fn members(
         });
         (name, server)
     });
-    Ok(servers.collect())
+    servers.collect()
 }
 
-fn same_server(one: &str, other: &str) -> LockError {
-    REDLOCK.refuse(format!(
-        "{one} and {other} are the same server, which would have two votes"
-    ))
+/// The servers of a quorum by their `run_id`, to find two addresses of the same one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Runs(Arc<Mutex<HashMap<String, String>>>);
+
+impl Runs {
+    /// Registers the run of the server `name`.
+    ///
+    /// # Errors
+    /// `InvalidUrl` if another name has the same run: the server would have two votes.
+    pub(super) fn register(&self, name: &str, run_id: &str) -> Result<(), StoreError> {
+        let mut runs = lock(&self.0);
+        // An earlier run of this server is over.
+        runs.retain(|run, server| server != name || run == run_id);
+        let first = runs
+            .entry(run_id.to_owned())
+            .or_insert_with(|| name.to_owned());
+        match first == name {
+            true => Ok(()),
+            false => Err(StoreError::new(
+                StoreErrorKind::InvalidUrl,
+                same_server(first, name),
+            )),
+        }
+    }
+}
+
+fn same_server(one: &str, other: &str) -> String {
+    format!("{one} and {other} are the same server, which would have two votes")
 }
 
 /// Waits until a majority is connected.

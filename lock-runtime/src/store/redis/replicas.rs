@@ -58,25 +58,30 @@ struct Asked {
 
 impl Replicas {
     /// Opens a connection in addition to that of the store.
-    pub(super) async fn open(
-        store: &Connection,
-        required: MinReplicas,
-    ) -> Result<Arc<Self>, StoreError> {
-        let replicas = Self {
+    pub(super) fn new(store: &Connection, required: MinReplicas) -> Arc<Self> {
+        Arc::new(Self {
             connection: Connection::begin(store.dial.clone().deaf()),
             required,
             queue: Mutex::default(),
-        };
-        // Find out now whether `WAIT` is allowed, and not with the first grant.
-        let (_, found) = replicas.wait(&[]).await?;
-        if found < u64::from(required.count.get()) {
+        })
+    }
+
+    /// Finds out whether `WAIT` is allowed before the first grant needs it.
+    pub(super) async fn check(&self) -> Result<(), StoreError> {
+        let (_, found) = self.wait(&[]).await?;
+        if found < u64::from(self.required.count.get()) {
             tracing::warn!(
                 found,
-                required = required.count,
+                required = self.required.count,
                 "too few replicas: no lock is granted until there are enough"
             );
         }
-        Ok(Arc::new(replicas))
+        Ok(())
+    }
+
+    /// The number of replicas that must have a grant.
+    pub(super) fn required(&self) -> u64 {
+        self.required.count.get().into()
     }
 
     /// Waits until enough replicas have the grants.

@@ -8,7 +8,7 @@ use super::error::wrong_server;
 use crate::{
     fence::FencingToken,
     spec::Mode,
-    store::{Grant, Holder, KeyPart, StoreError, Waiter},
+    store::{ClientId, Grant, Holder, Identity, KeyPart, StoreError, Waiter},
 };
 
 /// A reply, read from front to back.
@@ -75,19 +75,49 @@ impl Reply {
         mode(&self.text()?).ok_or_else(unexpected)
     }
 
+    fn flag(&mut self) -> Result<bool, StoreError> {
+        self.count().map(|number| number > 0)
+    }
+
+    /// The client of a token; nothing for foreign data.
+    fn client(&mut self) -> Result<Identity, StoreError> {
+        let digits = self.text()?;
+        if digits.is_empty() {
+            return Ok(Identity::Foreign);
+        }
+        let client = ClientId::from_hex(&digits).ok_or_else(unexpected)?;
+        Ok(Identity::unnamed(client))
+    }
+
+    fn holder(&mut self) -> Result<Holder, StoreError> {
+        let (mode, ttl) = (self.mode()?, self.known_ttl()?);
+        let id = self.text()?.parse().map_err(|_| unexpected())?;
+        let holder = Holder::new(id, mode, ttl, self.client()?);
+        let is_reservation = self.flag()?;
+        Ok(holder
+            .reservation(is_reservation)
+            .held_for(self.known_ttl()?))
+    }
+
     /// Reads `count` holders.
     pub(super) fn holders(&mut self, count: u64) -> Result<Vec<Holder>, StoreError> {
-        let holders = (0..count).map(|_| Ok(Holder::new(self.mode()?, self.known_ttl()?)));
-        holders.collect()
+        (0..count).map(|_| self.holder()).collect()
     }
 
     /// Reads the waiters: the rest of the reply.
     pub(super) fn waiters(&mut self) -> Result<Vec<Waiter>, StoreError> {
-        let mut waiters = Vec::with_capacity(self.rest.len() / 3);
+        let mut waiters = Vec::with_capacity(self.rest.len() / 4);
         while self.rest.len() > 0 {
-            waiters.push(Waiter::new(self.mode()?, self.ttl()?, self.ttl()?));
+            let (mode, lease, silent) = (self.mode()?, self.ttl()?, self.ttl()?);
+            waiters.push(Waiter::new(mode, lease, silent, self.client()?));
         }
         Ok(waiters)
+    }
+
+    /// Reads texts, `None` for those that are missing: the rest of the reply.
+    pub(super) fn texts(&mut self) -> Vec<Option<String>> {
+        let texts = self.rest.by_ref().map(|value| owned(Some(value)).ok());
+        texts.collect()
     }
 }
 

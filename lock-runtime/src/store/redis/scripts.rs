@@ -66,9 +66,15 @@ scripts! {
     /// Releases the lock that a token may hold, by the key of the lock alone.
     FREE = "clock" "holders" "free";
     /// Returns the holders and the waiters.
-    INSPECT = "clock" "fence" "holders" "standing" "line" "inspect";
+    INSPECT = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
+    /// Returns the commands that the user may not run.
+    RIGHTS = "rights";
     /// Revokes a lock.
-    REVOKE = "clock" "fence" "holders" "standing" "line" "revoke";
+    REVOKE = "clock" "fence" "holders" "standing" "line" "holder_id" "revoke";
+    /// Records the name of a client.
+    INTRODUCE = "introduce";
+    /// Returns the names of clients.
+    NAMES = "names";
 }
 
 impl Script {
@@ -77,12 +83,46 @@ impl Script {
         Self { name, body, digest }
     }
 
+    /// Returns the name of the operation in metrics.
+    #[cfg(feature = "metrics")]
+    pub(super) fn operation(&self) -> &'static str {
+        match self.name {
+            "ACQUIRE" => "acquire",
+            "ACQUIRE_GROUP" => "acquire_group",
+            "RELEASE_GROUP" => "release_group",
+            "RENEW_GROUP" => "renew_group",
+            "POLL" => "poll",
+            "RENEW" => "renew",
+            "RENEW_SHARE" => "renew_share",
+            "RELEASE" => "release",
+            "HAND_OFF" => "hand_off",
+            "RELEASE_SHARE" => "release_share",
+            "PASS" => "pass",
+            "CONVERT" => "convert",
+            "ABANDON" => "abandon",
+            "REPLICATE" => "replicate",
+            "RAISE" => "raise",
+            "MARKER" => "marker",
+            "FREE" => "free",
+            "INSPECT" => "inspect",
+            "REVOKE" => "revoke",
+            _ => "other",
+        }
+    }
+
     /// Returns whether the reply never confirms that a lock is held. A quarantined server may run
     /// such a script.
     pub(super) fn is_harmless(&self) -> bool {
         matches!(
             self.name,
-            "RELEASE" | "RELEASE_GROUP" | "RELEASE_SHARE" | "ABANDON" | "INSPECT" | "REVOKE"
+            "RELEASE"
+                | "RELEASE_GROUP"
+                | "RELEASE_SHARE"
+                | "ABANDON"
+                | "INSPECT"
+                | "REVOKE"
+                | "INTRODUCE"
+                | "NAMES"
         )
     }
 }

@@ -7,6 +7,7 @@
 //! (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). Whether the named
 //! server is a primary is checked on the connection to it.
 
+mod health;
 mod votes;
 mod watch;
 

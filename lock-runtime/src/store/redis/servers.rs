@@ -9,6 +9,7 @@ use super::{
     cluster::{Cluster, Node, Slot, slot_of},
     connection::{Connection, Errand, Repeat},
     link::Dial,
+    outage::InOutage,
     pushes::Pushes,
     reply::Reply,
     scripts::Call,
@@ -83,6 +84,15 @@ impl Servers {
         match self {
             Self::One(_) => self.pushes().own.as_str().into(),
             Self::Cluster(cluster) => cluster.channel(place).into(),
+        }
+    }
+
+    /// The handling of a request that waits or not. The other servers of a quorum make up for one
+    /// that does not answer, so requests do not wait for it.
+    pub(super) fn in_outage(&self, waits: bool) -> InOutage {
+        match waits && !self.dial().is_member() {
+            true => InOutage::Wait,
+            false => InOutage::Refuse,
         }
     }
 
@@ -183,14 +193,18 @@ impl Servers {
         &self,
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
+        in_outage: InOutage,
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
             Self::One(connection) => {
+                if let Err(refused) = connection.admits(in_outage) {
+                    return (0..count).map(|_| Err(refused.error.clone())).collect();
+                }
                 let values = connection.call_all(count, write).await;
                 let answers = values.into_iter().map(|value| value.map(Answer::of_one));
                 answers.collect()
             }
-            Self::Cluster(cluster) => cluster.run_each(count, write).await,
+            Self::Cluster(cluster) => cluster.run_each(count, write, in_outage).await,
         }
     }
 }

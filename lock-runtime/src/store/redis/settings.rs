@@ -33,6 +33,8 @@ pub struct RedisOptions {
     pub(super) min_replicas: Option<MinReplicas>,
     /// The longest lease over several servers.
     longest_lease: Option<Duration>,
+    /// The time without an answer of a server after which requests for its keys are refused.
+    pub(crate) unavailable_after: Option<Duration>,
     /// The trusted certificate authority (`None`: those that the system trusts), and the
     /// certificate of this client with its private key, all in PEM. Its `Debug` omits them.
     #[cfg(feature = "rustls")]
@@ -64,6 +66,9 @@ impl MinReplicas {
 }
 
 impl RedisOptions {
+    /// The time-out of `min_replicas` where only their number is set.
+    pub(crate) const DEFAULT_REPLICA_TIMEOUT: Duration = MinReplicas::DEFAULT_TIMEOUT;
+
     /// Creates the default options.
     pub fn new() -> Self {
         Self::default()

@@ -99,7 +99,8 @@ async fn connect_refuses_a_namespace_of_another_format() {
 #[tokio::test]
 async fn connect_writes_no_format() {
     let server = RedisServer::start().await;
-    let locks = connect(&server.url(), "lock").await.unwrap();
+    let builder = LockClient::builder().without_identity();
+    let locks = builder.connect(&server.url()).await.unwrap();
     assert_eq!(server.keys("*").await, [""; 0]);
     use_lock(&locks, "k").await.unwrap();
     assert_eq!(server.keys("*").await, ["{lock:k}:f"]);

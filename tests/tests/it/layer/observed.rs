@@ -1,6 +1,6 @@
 //! Metrics of requests under their locks, labelled with the name of the policy, and their span.
 
-use std::{collections::BTreeMap, convert::Infallible, num::NonZeroU32, time::Duration};
+use std::{convert::Infallible, num::NonZeroU32, time::Duration};
 
 use axum::{Router, body::Body, response::Response, routing::post};
 use futures_util::poll;
@@ -9,82 +9,16 @@ use http_body_util::BodyExt;
 use lock_runtime::{HeldLock, LockClient, LockKey, RevokeScope};
 use lock_tests::{Captured, RedisServer};
 use lock_tower::{HoldUntil, LockLayer, LockPolicies, PolicyLayer};
-use metrics::LocalRecorderGuard;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics_util::debugging::DebuggingRecorder;
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
 use tower::{Layer, ServiceExt};
 
+use crate::observed::Counted;
+
 const PROMPTLY: Duration = Duration::from_secs(10);
-
-/// The metrics of this thread, the only one of a `#[tokio::test]`.
-struct Counted {
-    figures: Snapshotter,
-    _recording: LocalRecorderGuard<'static>,
-}
-
-impl Counted {
-    fn here() -> Self {
-        let recorder: &'static DebuggingRecorder = Box::leak(Box::default());
-        Self {
-            figures: recorder.snapshotter(),
-            _recording: metrics::set_default_local_recorder(recorder),
-        }
-    }
-
-    /// Returns the change of each metric since the last call, by name and labels. For a histogram,
-    /// it is the number of new values.
-    fn since_last(&self) -> BTreeMap<String, f64> {
-        let figures = self
-            .figures
-            .snapshot()
-            .into_vec()
-            .into_iter()
-            .map(|(key, _, _, value)| {
-                let labels: Vec<_> = key
-                    .key()
-                    .labels()
-                    .map(|label| format!("{}={}", label.key(), label.value()))
-                    .collect();
-                let value = match value {
-                    DebugValue::Counter(count) => count as f64,
-                    DebugValue::Gauge(value) => value.into_inner(),
-                    DebugValue::Histogram(values) => {
-                        assert!(
-                            values
-                                .iter()
-                                .all(|value| (0.0..10.0).contains(&value.into_inner())),
-                            "{values:?}"
-                        );
-                        values.len() as f64
-                    }
-                };
-                (
-                    format!("{}{{{}}}", key.key().name(), labels.join(",")),
-                    value,
-                )
-            });
-        figures.filter(|(_, value)| *value != 0.0).collect()
-    }
-
-    /// Returns the number of completed holds since the last call, by policy.
-    fn held(&self) -> Vec<(String, f64)> {
-        let figures = self.since_last().into_iter();
-        figures
-            .filter(|(name, _)| name.starts_with("lock_hold"))
-            .collect()
-    }
-
-    fn expect(&self, expected: &[(&str, f64)]) {
-        let expected: BTreeMap<_, _> = expected
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), *value))
-            .collect();
-        assert_eq!(self.since_last(), expected);
-    }
-}
 
 fn layer(locks: &LockClient) -> LockLayer {
     LockLayer::new(locks.clone(), "order:{id}")
@@ -106,9 +40,19 @@ fn order() -> Request<Body> {
     Request::post("/orders/7").body(Body::empty()).unwrap()
 }
 
-const GRANTED: (&str, f64) = ("lock_acquire_seconds{policy=pay,outcome=granted}", 1.0);
-const HELD: (&str, f64) = ("lock_hold_seconds{policy=pay}", 1.0);
-const CONTENDED: (&str, f64) = ("lock_contended_total{policy=pay}", 1.0);
+const ASKED: (&str, f64) = ("lock_wait_seconds{name=pay,mode=exclusive}", 1.0);
+const GRANTED: (&str, f64) = (
+    "lock_acquisitions_total{name=pay,mode=exclusive,outcome=granted}",
+    1.0,
+);
+const HELD: (&str, f64) = ("lock_hold_seconds{name=pay,mode=exclusive}", 1.0);
+const CONTENDED: (&str, f64) = ("lock_contended_total{name=pay,mode=exclusive}", 1.0);
+const HANDED: (&str, f64) = (
+    "lock_handoffs_total{name=pay,mode=exclusive,scope=remote}",
+    1.0,
+);
+const MORE_HELD: (&str, f64) = ("lock_held{name=pay,mode=exclusive}", 1.0);
+const LESS_HELD: (&str, f64) = ("lock_held{name=pay,mode=exclusive}", -1.0);
 
 #[tokio::test]
 async fn a_request_is_counted_from_its_wait_to_its_release() {
@@ -116,15 +60,22 @@ async fn a_request_is_counted_from_its_wait_to_its_release() {
     let locks = LockClient::in_memory();
     let app = app(layer(&locks));
     assert_eq!(pay(&app).await.status(), 200);
-    counted.expect(&[GRANTED, HELD]);
+    counted.expect(&[ASKED, GRANTED, HELD]);
 
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     let mut waiting = Box::pin(pay(&app));
     assert!(poll!(&mut waiting).is_pending());
-    counted.expect(&[("lock_waiting{policy=pay}", 1.0)]);
+    counted.expect(&[("lock_waiting{name=pay,mode=exclusive}", 1.0)]);
     held.release().await.unwrap();
     assert_eq!(waiting.await.status(), 200);
-    counted.expect(&[("lock_waiting{policy=pay}", -1.0), GRANTED, CONTENDED, HELD]);
+    counted.expect(&[
+        ("lock_waiting{name=pay,mode=exclusive}", -1.0),
+        ASKED,
+        GRANTED,
+        CONTENDED,
+        HANDED,
+        HELD,
+    ]);
 }
 
 #[tokio::test]
@@ -134,7 +85,11 @@ async fn a_refusal_is_counted_by_its_code() {
     let held = locks.exclusive("order:7").acquire().await.unwrap();
     assert_eq!(pay(&app(layer(&locks).no_wait())).await.status(), 409);
     counted.expect(&[
-        ("lock_acquire_seconds{policy=pay,outcome=contended}", 1.0),
+        ASKED,
+        (
+            "lock_acquisitions_total{name=pay,mode=exclusive,outcome=contended}",
+            1.0,
+        ),
         CONTENDED,
     ]);
     assert_eq!(
@@ -144,7 +99,11 @@ async fn a_refusal_is_counted_by_its_code() {
         409
     );
     counted.expect(&[
-        ("lock_acquire_seconds{policy=pay,outcome=wait_timeout}", 1.0),
+        ASKED,
+        (
+            "lock_acquisitions_total{name=pay,mode=exclusive,outcome=wait_timeout}",
+            1.0,
+        ),
         CONTENDED,
     ]);
     held.release().await.unwrap();
@@ -156,7 +115,10 @@ async fn a_refusal_is_counted_by_its_code() {
             .status(),
         500
     );
-    counted.expect(&[("lock_acquire_seconds{policy=pay,outcome=invalid_spec}", 1.0)]);
+    counted.expect(&[(
+        "lock_acquisitions_total{name=pay,mode=exclusive,outcome=invalid_spec}",
+        1.0,
+    )]);
     let nowhere = Request::post("/nowhere").body(Body::empty()).unwrap();
     let Ok(response) = app(layer(&locks))
         .layer(layer(&locks))
@@ -185,16 +147,22 @@ async fn a_caller_who_hangs_up_waits_no_longer_and_holds_no_longer() {
         _ = &mut holding => unreachable!("it never ends"),
         () = entered.notified() => {}
     }
-    counted.expect(&[GRANTED]);
+    counted.expect(&[ASKED, GRANTED, MORE_HELD]);
     drop(holding);
-    counted.expect(&[HELD]);
+    counted.expect(&[HELD, LESS_HELD]);
 
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
     let app = app(layer(&locks));
     let mut waiting = Box::pin(pay(&app));
     assert!(poll!(&mut waiting).is_pending());
     drop(waiting);
-    counted.expect(&[("lock_acquire_seconds{policy=pay,outcome=cancelled}", 1.0)]);
+    counted.expect(&[
+        ASKED,
+        (
+            "lock_acquisitions_total{name=pay,mode=exclusive,outcome=cancelled}",
+            1.0,
+        ),
+    ]);
 }
 
 #[tokio::test]
@@ -226,9 +194,10 @@ async fn a_loss_is_counted_with_its_reason() {
             hold == HoldUntil::Body
         );
         counted.expect(&[
+            ASKED,
             GRANTED,
             HELD,
-            ("lock_lost_total{policy=pay,loss=lost_revoked}", 1.0),
+            ("lock_lost_total{name=pay,mode=exclusive,loss=revoked}", 1.0),
         ]);
     }
 }
@@ -238,15 +207,15 @@ async fn a_body_under_its_lock_is_held_until_its_end() {
     let counted = Counted::here();
     let locks = LockClient::in_memory();
     let response = pay(&app(layer(&locks).hold_until(HoldUntil::Body))).await;
-    counted.expect(&[GRANTED]);
+    counted.expect(&[ASKED, GRANTED, MORE_HELD]);
     response.into_body().collect().await.unwrap();
-    counted.expect(&[HELD]);
+    counted.expect(&[HELD, LESS_HELD]);
     drop(pay(&app(layer(&locks).hold_until(HoldUntil::Body))).await);
-    counted.expect(&[GRANTED, HELD]);
+    counted.expect(&[ASKED, GRANTED, HELD]);
 }
 
 #[tokio::test]
-async fn renewals_are_counted_at_the_end_of_a_hold() {
+async fn renewals_are_counted() {
     let counted = Counted::here();
     let locks = LockClient::in_memory();
     let handler = async |lock: HeldLock| {
@@ -259,7 +228,7 @@ async fn renewals_are_counted_at_the_end_of_a_hold() {
     assert_eq!(timeout(PROMPTLY, pay(&app)).await.unwrap().status(), 200);
     let figures = counted.since_last();
     assert!(
-        figures["lock_renewals_total{policy=pay}"] >= 2.0,
+        figures["lock_renewals_total{name=pay,mode=exclusive}"] >= 2.0,
         "{figures:?}"
     );
 }
@@ -274,12 +243,16 @@ async fn a_request_that_is_served_without_its_lock_is_counted() {
         .lease(Duration::from_secs(1))
         .fail_open());
     assert_eq!(pay(&app).await.status(), 200);
-    counted.expect(&[GRANTED, HELD]);
+    counted.expect(&[ASKED, GRANTED, HELD]);
     redis.kill();
     assert_eq!(pay(&app).await.status(), 200);
     counted.expect(&[
-        ("lock_acquire_seconds{policy=pay,outcome=unavailable}", 1.0),
-        ("lock_unlocked_total{policy=pay}", 1.0),
+        ASKED,
+        (
+            "lock_acquisitions_total{name=pay,mode=exclusive,outcome=unavailable}",
+            1.0,
+        ),
+        ("lock_unlocked_total{name=pay}", 1.0),
     ]);
 }
 
@@ -299,11 +272,16 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
             .await;
         assert_eq!(response.status(), 200);
     }
-    counted.expect(&[
-        ("lock_acquire_seconds{policy=pay,outcome=granted}", 2.0),
-        ("lock_hold_seconds{policy=pay}", 2.0),
-        ("lock_acquire_seconds{policy=/x/{id},outcome=granted}", 1.0),
-        ("lock_hold_seconds{policy=/x/{id}}", 1.0),
+    counted.expect_all(&[
+        (
+            "lock_acquisitions_total{name=/x/{id},mode=exclusive,outcome=granted}",
+            1.0,
+        ),
+        ("lock_wait_seconds{name=/x/{id},mode=exclusive}", 1.0),
+        ("lock_hold_seconds{name=/x/{id},mode=exclusive}", 1.0),
+        (GRANTED.0, 2.0),
+        (ASKED.0, 2.0),
+        (HELD.0, 2.0),
     ]);
 
     // A layer without a name is named after its template.
@@ -314,7 +292,10 @@ async fn policies_are_counted_by_their_names_and_never_by_key() {
     let Ok(_) = app.oneshot(order()).await;
     assert_eq!(
         counted.held(),
-        [("lock_hold_seconds{policy=order:{method}}".to_owned(), 1.0)]
+        [(
+            "lock_hold_seconds{name=order:{method},mode=permits}".to_owned(),
+            1.0
+        )]
     );
 }
 
@@ -352,14 +333,26 @@ async fn layer_without_a_name_is_named_after_the_route() {
     assert_eq!(
         counted.held(),
         [
-            ("lock_hold_seconds{policy=/shop.Orders/Pay}".to_owned(), 2.0),
-            ("lock_hold_seconds{policy=/users/{id}}".to_owned(), 1.0),
-            ("lock_hold_seconds{policy=/v1/orders/{id}}".to_owned(), 2.0),
-            ("lock_hold_seconds{policy=unrouted}".to_owned(), 3.0),
+            (
+                "lock_hold_seconds{name=/shop.Orders/Pay,mode=exclusive}".to_owned(),
+                2.0
+            ),
+            (
+                "lock_hold_seconds{name=/users/{id},mode=exclusive}".to_owned(),
+                1.0
+            ),
+            (
+                "lock_hold_seconds{name=/v1/orders/{id},mode=exclusive}".to_owned(),
+                2.0
+            ),
+            (
+                "lock_hold_seconds{name=unrouted,mode=exclusive}".to_owned(),
+                3.0
+            ),
         ]
     );
     let event = traces.wait_for(|event| event.message == "at work").await;
-    assert_eq!(event.span_fields["policy"], "/v1/orders/{id}");
+    assert_eq!(event.span_fields["lock.name"], "/v1/orders/{id}");
 }
 
 #[test]
@@ -401,14 +394,14 @@ async fn a_handler_runs_in_a_span_that_says_under_which_lock() {
 
     for message in ["at work", "writing"] {
         let event = traces.wait_for(|event| event.message == message).await;
-        assert_eq!(event.spans, ["lock"]);
+        assert_eq!(event.spans.first().unwrap(), "lock");
         let field = |name| event.span_fields[name].as_str();
         assert_eq!(
-            (field("policy"), field("key"), field("outcome")),
+            (field("lock.name"), field("lock.key"), field("outcome")),
             ("pay", "order:7", "granted")
         );
-        assert!(field("fence").parse::<u64>().unwrap() > next.to_string().parse().unwrap());
-        assert!(field("waited_ms").parse::<u64>().is_ok());
+        assert!(field("lock.fence").parse::<u64>().unwrap() > next.to_string().parse().unwrap());
+        assert!(field("lock.waited_ms").parse::<u64>().is_ok());
     }
 
     let _held = locks.exclusive("order:7").acquire().await.unwrap();

@@ -104,7 +104,7 @@ impl Client {
         loop {
             match self.event().await {
                 StoreEvent::Granted { hold: granted, .. } if granted == *hold => break,
-                StoreEvent::Disconnected => {}
+                StoreEvent::Disconnected | StoreEvent::Reconnected => {}
                 other => panic!("{other:?}"),
             }
         }

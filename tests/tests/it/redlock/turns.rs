@@ -1,10 +1,10 @@
 //! Turns of one key with many clients: each holder hands the lock off to the next waiter at all
 //! servers at once.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
 use futures_util::future::join_all;
-use lock_runtime::{LockClient, RedisOptions};
+use lock_runtime::{AcquireFuture, LockClient, LockRequest, RedisOptions};
 use lock_tests::{Proxy, RedisServer, Worker, proxy::Direction};
 use tokio::{
     runtime,
@@ -12,24 +12,40 @@ use tokio::{
 };
 
 use super::{LONGEST_LEASE, QUARANTINE, Servers};
-use crate::{
-    place::{LONG, begun},
-    topologies::storm::Storm,
-};
+use crate::{exclusion::times_as_long, place::LONG, topologies::storm::Storm};
 
 const CLIENTS: usize = 32;
 const LEASE: Duration = Duration::from_secs(1);
 /// Service is back when the votes for an heir have ended and the waiters have noticed it. Two
 /// hand-offs in a row may fail.
 const BACK: Duration = Duration::from_secs(3);
-/// The time in which a request is queued.
-const QUEUED: Duration = Duration::from_millis(50);
+/// The same on a machine that is busy with other tests: a call for a lease of a second is given up
+/// after a sixth of it.
+const BACK_WHEN_BUSY: Duration = Duration::from_secs(12);
 
 /// Waits until this number of requests is queued.
 async fn until_queued(locks: &LockClient, waiters: usize) {
-    while locks.inspect("a").await.unwrap().waiters.len() < waiters {
+    while locks.inspect("a").await.unwrap().waiters.len() != waiters {
         sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Makes a request, and polls it until it is one of `waiters`. It makes no call after that until it
+/// is polled again: without its coordinator, a majority does not observe the order of the waiters.
+async fn queued(
+    request: LockRequest,
+    locks: &LockClient,
+    waiters: usize,
+) -> Pin<Box<AcquireFuture>> {
+    let mut request = Box::pin(request.acquire());
+    tokio::select! {
+        acquired = &mut request => panic!("it did not wait: {acquired:?}"),
+        () = until_queued(locks, waiters) => request,
+    }
+}
+
+fn request(locks: &LockClient) -> LockRequest {
+    locks.exclusive("a").lease(LONGEST_LEASE).wait(LONG)
 }
 
 impl Servers {
@@ -107,7 +123,9 @@ async fn one_key_of_many_clients_under_every_fault() {
     let report = report.await;
     report.assert_fenced();
     report.assert_exclusive();
-    report.assert_service_within(LEASE + BACK);
+    let is_long = times_as_long() > 1;
+    let back = if is_long { BACK } else { BACK_WHEN_BUSY };
+    report.assert_service_within(LEASE + back);
 }
 
 /// A waiter dies after the holder has learned that it is the next one. The servers find that no
@@ -117,13 +135,11 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
     let servers = Servers::shared().await;
     let [first, second, last] = servers.clients(3).await.try_into().expect("three");
     for after in [0, 100, 400].map(Duration::from_millis) {
-        let acquire = |locks: &LockClient| {
-            let request = locks.exclusive("a").lease(LONGEST_LEASE);
-            request.wait(LONG).acquire()
-        };
-        let guard = acquire(&first).await.unwrap();
-        let mut second = begun(acquire(&second)).await;
-        assert!(timeout(QUEUED, &mut second).await.is_err());
+        // A dead process may have left a vote, with which the next request is queued as well.
+        until_queued(&first, 0).await;
+        let guard = request(&first).acquire().await.unwrap();
+        until_queued(&first, 0).await;
+        let second = queued(request(&second), &first, 1).await;
         // Its process is a runtime that ends without a farewell.
         let process = runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -139,9 +155,7 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
             drop(request.wait(LONG).acquire().await);
         });
         until_queued(&first, 2).await;
-        let mut waiting = begun(acquire(&last)).await;
-        assert!(timeout(QUEUED, &mut waiting).await.is_err());
-        until_queued(&first, 3).await;
+        let waiting = queued(request(&last), &first, 3).await;
         guard.release().await.unwrap();
         let guard = timeout(LONGEST_LEASE, second).await.unwrap().unwrap();
         process.shutdown_background();
@@ -164,16 +178,11 @@ async fn release_that_reaches_a_minority_is_over_with_its_lease() {
     let cut_off = servers.clients_through(&proxies, 1).await;
     let [second, last] = servers.clients(2).await.try_into().expect("two");
     for silent in [&proxies[..3], &proxies[2..]] {
-        let acquire = |locks: &LockClient| {
-            let request = locks.exclusive("a").lease(LONGEST_LEASE);
-            request.wait(LONG).acquire()
-        };
-        let guard = acquire(&cut_off[0]).await.unwrap();
+        let guard = request(&cut_off[0]).acquire().await.unwrap();
         let first = guard.fence();
-        let mut second = begun(acquire(&second)).await;
-        assert!(timeout(QUEUED, &mut second).await.is_err());
-        let last = begun(acquire(&last)).await;
-        until_queued(&cut_off[0], 2).await;
+        until_queued(&cut_off[0], 0).await;
+        let second = queued(request(&second), &cut_off[0], 1).await;
+        let last = queued(request(&last), &cut_off[0], 2).await;
         silent.iter().for_each(Proxy::black_hole);
         let since = Instant::now();
         let released = guard.release().await;

@@ -155,7 +155,7 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
             // The store has the mode and the lease of the request.
             let asked = ask(&locks, &key);
             let has_its_terms = async || {
-                let holder = locks.inspect(&key).await.unwrap().holders[0];
+                let holder = locks.inspect(&key).await.unwrap().holders.remove(0);
                 let read = format!("{asked:?}").contains("Shared");
                 (holder.mode == lock_runtime::Mode::Shared) == read
                     && (number != 2 || holder.ttl.unwrap() > LONG)
@@ -219,7 +219,7 @@ async fn a_grant_that_nobody_renews_lasts_from_the_start(place: Place) {
         guard.release().await.unwrap();
         let guard = waiting.await.unwrap().unwrap();
         assert!(guard.validity() > LONG / 2, "{:?}", guard.validity());
-        let holder = others.inspect(mode).await.unwrap().holders[0];
+        let holder = others.inspect(mode).await.unwrap().holders.remove(0);
         assert!(holder.ttl.unwrap() > LONG / 2, "{holder:?}");
         guard.release().await.unwrap();
     }

@@ -128,6 +128,10 @@ impl Round {
         if votes + awaited >= self.majority(cx) || matches!(coordinator, Some(Status::Awaited)) {
             return Next::Wait(None);
         }
+        // With servers that fail at once, the other replies still show whether the lock is held.
+        if !self.is_beaten(cx) && self.answered() + awaited >= self.majority(cx) {
+            return Next::Wait(None);
+        }
         self.was_free = None;
         match coordinator {
             Some(Status::Voted) if self.if_busy == IfBusy::Queue && self.is_beaten(cx) => {
@@ -286,13 +290,16 @@ impl Round {
     /// Whether a majority of the servers has replied. Without enough votes, another acquisition
     /// then holds the lock or has a claim to it.
     pub(super) fn is_beaten(&self, cx: &Cx<'_>) -> bool {
-        let has_replied = |state: &VoteState| {
+        self.answered() >= self.majority(cx)
+    }
+
+    fn answered(&self) -> usize {
+        self.count_of(|state| {
             matches!(
                 state.status,
                 Status::Voted | Status::Denied(_) | Status::Gone
             )
-        };
-        self.count_of(has_replied) >= self.majority(cx)
+        })
     }
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.

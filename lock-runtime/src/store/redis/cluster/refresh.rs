@@ -10,11 +10,15 @@ use tokio::{
 };
 
 use super::{
-    super::on_drop::OnDrop,
+    super::{CONNECT, on_drop::OnDrop},
     Cluster, Map, Node, PATIENCE,
     slots::{Slot, Slots},
 };
-use crate::{store::StoreEvent, sync::lock};
+use crate::{
+    log,
+    store::{StoreError, StoreEvent},
+    sync::lock,
+};
 
 /// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map
 /// does not change.
@@ -62,7 +66,7 @@ impl Cluster {
     }
 
     /// Refreshes the map in the background, if there is a runtime.
-    pub(super) fn refresh_soon(&self) {
+    pub(in super::super) fn refresh_soon(&self) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -98,9 +102,17 @@ impl Cluster {
     /// Refreshes the map. Returns whether no other refresh was requested meanwhile.
     async fn refresh(&self) -> bool {
         lock(&self.refresh).wanted = false;
-        let slots = self.look_up().await;
-        let is_news = slots.is_some_and(|slots| self.adopt(slots));
+        let is_news = match self.unfound.lasts() {
+            true => self.find_or_fail().await,
+            false => {
+                let slots = self.look_up().await;
+                slots.is_some_and(|slots| self.adopt(slots))
+            }
+        };
         self.looked_up.send_replace(());
+        // Calls are refused while a node does not answer, so none of them would find the node that
+        // takes its place.
+        let is_unsettled = self.unfound.lasts() || self.has_silent_owner();
         let mut refresh = lock(&self.refresh);
         let now = Instant::now();
         let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
@@ -110,12 +122,32 @@ impl Cluster {
             (refresh.pause * 2).min(LONGEST_PAUSE)
         };
         refresh.not_before = now + refresh.pause;
-        refresh.running = refresh.wanted;
+        refresh.running = refresh.wanted || is_unsettled;
         !refresh.running
     }
 
+    /// Looks for the cluster for the first time. Returns whether it was found.
+    async fn find_or_fail(&self) -> bool {
+        let found = timeout(CONNECT, self.find()).await;
+        let found = found.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
+        if let Err(error) = &found
+            && self.unfound.failed(error)
+        {
+            tracing::warn!(server = %self.address(), %error, "the cluster was not found; trying again in the background");
+        }
+        found.is_ok()
+    }
+
+    /// Returns whether a node that serves slots does not answer.
+    fn has_silent_owner(&self) -> bool {
+        let map = lock(&self.map);
+        let owners = map.slots.owners();
+        let mut nodes = map.nodes.values();
+        nodes.any(|it| owners.contains(&it.address) && it.connection.is_in_outage())
+    }
+
     /// Queries the map from any node, connected ones first.
-    async fn look_up(&self) -> Option<Slots> {
+    pub(super) async fn look_up(&self) -> Option<Slots> {
         let mut nodes: Vec<_> = lock(&self.map).nodes.values().cloned().collect();
         nodes.shuffle(&mut rand::rng());
         nodes.sort_by_key(|node| !node.connection.stands());
@@ -134,6 +166,7 @@ impl Cluster {
     pub(super) fn adopt(&self, slots: Slots) -> bool {
         let mut map = lock(&self.map);
         let is_news = !map.slots.agrees_with(&slots);
+        let (before, after) = (map.slots.owners().len(), slots.owners().len());
         let is_failover = is_news && !map.slots.owners().is_subset(&slots.owners());
         map.slots = slots;
         let Map { slots, nodes } = &mut *map;
@@ -143,12 +176,35 @@ impl Cluster {
         let left = nodes.extract_if(|address, _| !owners.contains(address));
         let _left: Vec<_> = left.collect();
         drop(map);
+        if is_news && before > 0 {
+            self.log_change(before, after);
+        }
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
             // latest writes.
             self.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
         }
         is_news
+    }
+
+    fn log_change(&self, before: usize, after: usize) {
+        let server = self.address();
+        log::summarise(
+            "the slot map has changed",
+            "map",
+            Some(&server.clone()),
+            || {
+                move |left_out| {
+                    tracing::info!(
+                        server,
+                        nodes = after,
+                        before,
+                        left_out,
+                        "the slot map has changed"
+                    );
+                }
+            },
+        );
     }
 
     /// Returns whether this is a new failover. While a cluster is partitioned its nodes name

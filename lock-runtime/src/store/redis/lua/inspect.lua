@@ -1,11 +1,11 @@
 -- Returns the holders and the waiters of a lock. Reads only.
--- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'.
--- Returns {'holders', counter, number of holders, mode, ttl, ..., mode, lease, silent, ...}
--- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
--- The holders come first, by expiry (ttl -1: no expiry), followed by the waiters in queue order,
--- each with the time since its last request (silent, ms).
-local lock, permits = KEYS[1], ARGV[1] == 'permits'
-local kind, last = look(lock, 'shared')
+-- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; the name of the lock.
+-- Returns {'holders', counter, number of holders, mode, ttl, id, client, reserved, age, ...,
+-- mode, lease, silent, client, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
+-- The holders come first, by expiry (ttl -1: no expiry; age -1: unknown), followed by the waiters
+-- in queue order, each with the time since its last request (silent, ms).
+local lock, permits, name = KEYS[1], ARGV[1] == 'permits', ARGV[2]
+local kind, last = look(lock, 'exclusive')
 local latest = counter(KEYS[2])
 local line = line_of(KEYS[3], '')
 if kind == 'foreign' or (kind == 'string' and permits) then
@@ -16,28 +16,39 @@ elseif not line then
   return {'foreign queue'}
 end
 local reply = {'holders', latest, 0}
+local function add(mode, ttl, member)
+  local id, client, reserved = id_of(name, member)
+  local age = -1
+  -- The latest token is that of the writer, and its number is the time of the grant.
+  if mode == 'exclusive' and client ~= '' and latest > 0 and latest <= micros then
+    age = math.floor((micros - latest) / 1000)
+  end
+  for _, word in ipairs({mode, ttl, id, client, reserved, age}) do
+    table.insert(reply, word)
+  end
+end
 if kind == 'string' then
-  table.insert(reply, 'exclusive')
-  table.insert(reply, redis.call('PTTL', lock))
+  add('exclusive', redis.call('PTTL', lock), last)
+  reply[3] = 1
 elseif kind == 'set' then
   if (permits_of(last) ~= nil) ~= permits then
     return {'foreign'}
   end
   local holders = redis.call('ZRANGEBYSCORE', lock, '(' .. whole(now), '+inf', 'WITHSCORES')
   for i = 1, #holders, 2 do
-    table.insert(reply, permits_of(holders[i]) or 'shared')
-    table.insert(reply, tonumber(holders[i + 1]) - now)
+    add(permits_of(holders[i]) or 'shared', tonumber(holders[i + 1]) - now, holders[i])
   end
+  reply[3] = #holders / 2
 end
-reply[3] = (#reply - 3) / 2
 for place = line.first, line.last do
   local entry = redis.call('HGET', line.queue, place)
-  local seen, mode, lease = string.match(entry or '', '^(%d+) (%w+) (%d+) ')
+  local seen, mode, lease, member = string.match(entry or '', '^(%d+) (%w+) (%d+) %d+ (%S+) ')
   local silent = seen and math.max(now - tonumber(seen), 0)
   if silent and silent < ENTRY_TTL then
-    table.insert(reply, mode)
-    table.insert(reply, tonumber(lease))
-    table.insert(reply, silent)
+    local _, client = id_of(name, member)
+    for _, word in ipairs({mode, tonumber(lease), silent, client}) do
+      table.insert(reply, word)
+    end
   end
 end
 return reply

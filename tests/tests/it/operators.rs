@@ -1,5 +1,9 @@
 //! Operations for an operator: inspection and revocation of a lock.
 
+mod listing;
+mod named;
+mod seen;
+
 use std::time::Duration;
 
 use lock_runtime::{LockErrorKind, Loss, Mode, RevokeReply, RevokeScope};

@@ -1,0 +1,695 @@
+//! A client that is configured by environment variables.
+
+use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
+
+use super::{LockClient, LockClientBuilder};
+use crate::{
+    error::{LockError, LockErrorKind},
+    spec::{LockSpec, parse_duration},
+};
+
+/// An environment variable that [`LockClient::from_env`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EnvVariable {
+    /// The name.
+    pub name: &'static str,
+    /// The meaning, with the default.
+    pub meaning: &'static str,
+    /// A valid value.
+    pub example: &'static str,
+}
+
+const fn variable(name: &'static str, meaning: &'static str, example: &'static str) -> EnvVariable {
+    EnvVariable {
+        name,
+        meaning,
+        example,
+    }
+}
+
+/// All variables. The documentation of `LockClient::from_env` has the same table.
+const VARIABLES: &[EnvVariable] = &[
+    variable(
+        "LOCK_URL",
+        "the store; required",
+        "redis://127.0.0.1:6379/0",
+    ),
+    variable("LOCK_NAMESPACE", "prefix of all names: `lock`", "shop"),
+    variable("LOCK_IDENTITY", "name of this client", "orders@web-3"),
+    variable("LOCK_LEASE", "default lease: 30s", "10s"),
+    variable("LOCK_WAIT", "default wait: 10s", "1m 30s"),
+    variable("LOCK_NO_WAIT", "requests do not wait", "true"),
+    variable("LOCK_RENEW", "whether leases are renewed: true", "false"),
+    variable(
+        "LOCK_REENTRANT",
+        "whether locks are re-entrant: false",
+        "true",
+    ),
+    variable(
+        "LOCK_STRICT_ORDER",
+        "processes take strict turns: false",
+        "true",
+    ),
+    variable("LOCK_MIN_HOLD", "default `min_hold`: none", "500ms"),
+    variable("LOCK_MAX_HOLD", "default `max_hold`: none", "1h"),
+    variable("LOCK_MAX_WAITERS", "waiting requests per key: 10000", "100"),
+    variable(
+        "LOCK_MAX_WAITERS_IN_ALL",
+        "waiting requests in all: 100000",
+        "5000",
+    ),
+    variable(
+        "LOCK_UNAVAILABLE_AFTER",
+        "outage after which requests fail at once: none",
+        "2s",
+    ),
+    variable("LOCK_MIN_REPLICAS", "replicas that have a grant: none", "1"),
+    variable(
+        "LOCK_REPLICA_TIMEOUT",
+        "longest wait for replicas: 100ms",
+        "50ms",
+    ),
+    variable(
+        "LOCK_LONGEST_LEASE",
+        "longest lease with Redlock: 30s",
+        "1m",
+    ),
+    variable(
+        "LOCK_ROOT_CERTIFICATE",
+        "file of trusted authorities (PEM)",
+        "/etc/ca.pem",
+    ),
+    variable(
+        "LOCK_CLIENT_CERTIFICATE",
+        "file of our certificate (PEM)",
+        "/etc/client.pem",
+    ),
+    variable(
+        "LOCK_CLIENT_KEY",
+        "file of its private key (PEM)",
+        "/etc/client.key",
+    ),
+];
+
+const PREFIX: &str = "LOCK_";
+
+impl LockClient {
+    /// Connects to the store that the environment variables name, with the settings that they
+    /// contain.
+    ///
+    /// | Variable | Meaning and default | Example |
+    /// |---|---|---|
+    /// | `LOCK_URL` | the store; required | `redis://127.0.0.1:6379/0` |
+    /// | `LOCK_NAMESPACE` | prefix of all names: `lock` | `shop` |
+    /// | `LOCK_IDENTITY` | name of this client | `orders@web-3` |
+    /// | `LOCK_LEASE` | default lease: 30s | `10s` |
+    /// | `LOCK_WAIT` | default wait: 10s | `1m 30s` |
+    /// | `LOCK_NO_WAIT` | requests do not wait | `true` |
+    /// | `LOCK_RENEW` | whether leases are renewed: true | `false` |
+    /// | `LOCK_REENTRANT` | whether locks are re-entrant: false | `true` |
+    /// | `LOCK_STRICT_ORDER` | processes take strict turns: false | `true` |
+    /// | `LOCK_MIN_HOLD` | default `min_hold`: none | `500ms` |
+    /// | `LOCK_MAX_HOLD` | default `max_hold`: none | `1h` |
+    /// | `LOCK_MAX_WAITERS` | waiting requests per key: 10000 | `100` |
+    /// | `LOCK_MAX_WAITERS_IN_ALL` | waiting requests in all: 100000 | `5000` |
+    /// | `LOCK_UNAVAILABLE_AFTER` | outage after which requests fail at once: none | `2s` |
+    /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
+    /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
+    /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
+    /// | `LOCK_ROOT_CERTIFICATE` | file of trusted authorities (PEM) | `/etc/ca.pem` |
+    /// | `LOCK_CLIENT_CERTIFICATE` | file of our certificate (PEM) | `/etc/client.pem` |
+    /// | `LOCK_CLIENT_KEY` | file of its private key (PEM) | `/etc/client.key` |
+    ///
+    /// The URL is described at [`connect`](Self::connect). An empty variable counts as unset. A
+    /// variable whose name resembles one of these is logged as a warning, with the name that was
+    /// probably meant. To set more in code, use [`LockClientBuilder::from_env`].
+    ///
+    /// ```no_run
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// use lock_runtime::LockClient;
+    ///
+    /// // LOCK_URL=redis://127.0.0.1/ LOCK_NAMESPACE=shop LOCK_WAIT=2s
+    /// let locks = LockClient::from_env().await?;
+    /// # drop(locks); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidUrl` if `LOCK_URL` is missing or invalid, `InvalidSpec` for another invalid value,
+    /// and the errors of [`connect`](Self::connect). The message names the variable. It never
+    /// contains the URL, which may have a password.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connection.
+    pub async fn from_env() -> Result<Self, LockError> {
+        let settings = Settings::read(std::env::vars_os())?;
+        let connected = settings.builder.connect(&settings.url).await;
+        connected.map_err(|error| blame(error, &settings.set))
+    }
+}
+
+impl LockClientBuilder {
+    /// The environment variables that [`from_env`](Self::from_env) reads, for a help text.
+    pub const ENV: &'static [EnvVariable] = VARIABLES;
+
+    /// Reads the [environment variables](LockClient::from_env) without connecting. Returns a
+    /// builder, whose settings code can override, and the URL.
+    ///
+    /// ```no_run
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// use lock_runtime::LockClientBuilder;
+    ///
+    /// let (builder, url) = LockClientBuilder::from_env()?;
+    /// let locks = builder.max_waiters(100).connect(&url).await?;
+    /// # drop(locks); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidUrl` if `LOCK_URL` is missing, and `InvalidSpec` for an invalid value. The message
+    /// names the variable.
+    pub fn from_env() -> Result<(Self, String), LockError> {
+        let settings = Settings::read(std::env::vars_os())?;
+        Ok((settings.builder, settings.url))
+    }
+}
+
+/// The settings in the environment.
+#[derive(Debug)]
+struct Settings {
+    builder: LockClientBuilder,
+    url: String,
+    /// The variables that are set.
+    set: Vec<&'static str>,
+}
+
+/// The known variables that are not empty.
+struct Values(BTreeMap<&'static str, String>);
+
+impl Settings {
+    fn read(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, LockError> {
+        let values = Values::read(vars)?;
+        let set: Vec<_> = values.0.keys().copied().collect();
+        let Some(url) = values.0.get("LOCK_URL").cloned() else {
+            let message = "LOCK_URL is not set; set it to the URL of the store, such as \
+                           redis://127.0.0.1:6379/0, or memory: for tests";
+            return Err(LockError::new(LockErrorKind::InvalidUrl, message));
+        };
+        let mut builder = LockClientBuilder::default().defaults(values.defaults()?);
+        if let Some(namespace) = values.0.get("LOCK_NAMESPACE") {
+            #[cfg(feature = "redis")]
+            crate::store::redis::check_namespace(namespace)
+                .map_err(|error| error.with_context("LOCK_NAMESPACE"))?;
+            builder.namespace.clone_from(namespace);
+        }
+        if let Some(max_waiters) = values.number("LOCK_MAX_WAITERS")? {
+            builder = builder.max_waiters(max_waiters);
+        }
+        if let Some(max_waiters) = values.number("LOCK_MAX_WAITERS_IN_ALL")? {
+            builder = builder.max_waiters_in_all(max_waiters);
+        }
+        if let Some(after) = values.duration("LOCK_UNAVAILABLE_AFTER")? {
+            builder = builder.unavailable_after(after);
+        }
+        if let Some(identity) = values.0.get("LOCK_IDENTITY") {
+            builder = builder.identity(identity);
+        }
+        let builder = values.redis(builder)?;
+        builder.check().map_err(|error| blame(error, &set))?;
+        Ok(Self { builder, url, set })
+    }
+}
+
+impl Values {
+    fn read(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, LockError> {
+        let mut values = BTreeMap::new();
+        for (name, value) in vars {
+            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+                continue;
+            };
+            let Some(known) = VARIABLES.iter().find(|known| known.name == name) else {
+                if let Some(meant) = nearest(name) {
+                    tracing::warn!(
+                        name,
+                        meant,
+                        "unknown environment variable; did you mean another one?"
+                    );
+                }
+                continue;
+            };
+            let value = value
+                .into_string()
+                .map_err(|_| invalid(known.name, "the value is not valid UTF-8"))?;
+            if !value.trim().is_empty() {
+                values.insert(known.name, value.trim().to_owned());
+            }
+        }
+        Ok(Self(values))
+    }
+
+    fn defaults(&self) -> Result<LockSpec, LockError> {
+        let mut spec = LockSpec::exclusive();
+        for (name, set) in [
+            ("LOCK_LEASE", LockSpec::lease as fn(_, _) -> _),
+            ("LOCK_WAIT", LockSpec::wait),
+            ("LOCK_MIN_HOLD", LockSpec::min_hold),
+            ("LOCK_MAX_HOLD", LockSpec::max_hold),
+        ] {
+            if let Some(duration) = self.duration(name)? {
+                let alone = set(LockSpec::exclusive(), duration);
+                alone.check().map_err(|error| error.with_context(name))?;
+                spec = set(spec, duration);
+            }
+        }
+        for (name, yes, no) in [
+            (
+                "LOCK_RENEW",
+                LockSpec::renew as fn(_) -> _,
+                LockSpec::no_renew as fn(_) -> _,
+            ),
+            (
+                "LOCK_REENTRANT",
+                LockSpec::reentrant,
+                LockSpec::no_reentrant,
+            ),
+            (
+                "LOCK_STRICT_ORDER",
+                LockSpec::strict_order,
+                LockSpec::no_strict_order,
+            ),
+        ] {
+            spec = match self.flag(name)? {
+                Some(true) => yes(spec),
+                Some(false) => no(spec),
+                None => spec,
+            };
+        }
+        match self.flag("LOCK_NO_WAIT")? {
+            Some(true) if self.0.contains_key("LOCK_WAIT") => Err(invalid(
+                "LOCK_NO_WAIT",
+                "LOCK_WAIT sets the same option: leave one out",
+            )),
+            Some(true) => Ok(spec.no_wait()),
+            Some(false) | None => Ok(spec),
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis(&self, mut builder: LockClientBuilder) -> Result<LockClientBuilder, LockError> {
+        use crate::store::redis::RedisOptions;
+        let mut options = builder.redis;
+        let timeout = self.duration("LOCK_REPLICA_TIMEOUT")?;
+        match (self.number("LOCK_MIN_REPLICAS")?, timeout) {
+            (Some(replicas), timeout) => {
+                options = options.min_replicas(
+                    replicas,
+                    timeout.unwrap_or(RedisOptions::DEFAULT_REPLICA_TIMEOUT),
+                );
+                options
+                    .check()
+                    .map_err(|error| error.with_context("LOCK_REPLICA_TIMEOUT"))?;
+            }
+            (None, Some(_)) => {
+                let complaint = "it has no effect without LOCK_MIN_REPLICAS";
+                return Err(invalid("LOCK_REPLICA_TIMEOUT", complaint));
+            }
+            (None, None) => {}
+        }
+        if let Some(longest) = self.duration("LOCK_LONGEST_LEASE")? {
+            let alone = RedisOptions::new().longest_lease(longest);
+            alone
+                .check()
+                .map_err(|error| error.with_context("LOCK_LONGEST_LEASE"))?;
+            options = options.longest_lease(longest);
+        }
+        builder.redis = self.certificates(options)?;
+        Ok(builder)
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn redis(&self, builder: LockClientBuilder) -> Result<LockClientBuilder, LockError> {
+        self.refuse(&["LOCK_MIN_REPLICAS", "LOCK_LONGEST_LEASE"], "redis")?;
+        self.refuse(&CERTIFICATES, "rustls")?;
+        Ok(builder)
+    }
+
+    #[cfg(feature = "rustls")]
+    fn certificates(
+        &self,
+        mut options: crate::RedisOptions,
+    ) -> Result<crate::RedisOptions, LockError> {
+        let read = |name: &'static str| match self.0.get(name) {
+            Some(path) => std::fs::read(path).map(Some).map_err(|error| {
+                invalid(name, &format!("the file {path:?} cannot be read: {error}"))
+            }),
+            None => Ok(None),
+        };
+        let [root, certificate, key] = CERTIFICATES;
+        if let Some(pem) = read(root)? {
+            options = options.root_certificate(pem);
+            options.check().map_err(|error| error.with_context(root))?;
+        }
+        match (read(certificate)?, read(key)?) {
+            (Some(pem), Some(private)) => {
+                options = options.client_certificate(pem, private);
+                let names = "LOCK_CLIENT_CERTIFICATE, LOCK_CLIENT_KEY";
+                options.check().map_err(|error| error.with_context(names))?;
+            }
+            (Some(_), None) => {
+                return Err(invalid(key, "LOCK_CLIENT_CERTIFICATE needs it as well"));
+            }
+            (None, Some(_)) => {
+                return Err(invalid(certificate, "LOCK_CLIENT_KEY needs it as well"));
+            }
+            (None, None) => {}
+        }
+        Ok(options)
+    }
+
+    #[cfg(all(feature = "redis", not(feature = "rustls")))]
+    fn certificates(&self, options: crate::RedisOptions) -> Result<crate::RedisOptions, LockError> {
+        self.refuse(&CERTIFICATES, "rustls")?;
+        Ok(options)
+    }
+
+    /// Refuses variables that need a feature.
+    #[cfg(not(feature = "rustls"))]
+    fn refuse(&self, names: &[&'static str], feature: &str) -> Result<(), LockError> {
+        match names.iter().find(|name| self.0.contains_key(*name)) {
+            Some(name) => {
+                let complaint = format!(
+                    "it needs a part that is not compiled in; enable the feature `{feature}` of lock-runtime"
+                );
+                Err(invalid(name, &complaint))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn duration(&self, name: &'static str) -> Result<Option<Duration>, LockError> {
+        let parsed = self.0.get(name).map(|text| parse_duration(text));
+        parsed
+            .transpose()
+            .map_err(|complaint| invalid(name, &complaint))
+    }
+
+    fn number<T: FromStr>(&self, name: &'static str) -> Result<Option<T>, LockError> {
+        let parsed = self.0.get(name).map(|text| {
+            let complaint = || format!("{text:?} is not a number in range: write 100 or the like");
+            text.parse().map_err(|_| invalid(name, &complaint()))
+        });
+        parsed.transpose()
+    }
+
+    fn flag(&self, name: &'static str) -> Result<Option<bool>, LockError> {
+        match self.0.get(name).map(String::as_str) {
+            Some("true" | "1") => Ok(Some(true)),
+            Some("false" | "0") => Ok(Some(false)),
+            Some(other) => Err(invalid(name, &format!("{other:?} is not true or false"))),
+            None => Ok(None),
+        }
+    }
+}
+
+const CERTIFICATES: [&str; 3] = [
+    "LOCK_ROOT_CERTIFICATE",
+    "LOCK_CLIENT_CERTIFICATE",
+    "LOCK_CLIENT_KEY",
+];
+
+fn invalid(name: &str, complaint: &str) -> LockError {
+    LockError::new(LockErrorKind::InvalidSpec, format!("{name}: {complaint}"))
+}
+
+/// Names the variables that an error is about: that of the URL, or those of the options that the
+/// message names.
+fn blame(error: LockError, set: &[&'static str]) -> LockError {
+    let names = match error.kind() {
+        LockErrorKind::InvalidUrl => "LOCK_URL".to_owned(),
+        LockErrorKind::InvalidSpec => {
+            let message = error.to_string();
+            let is_of_a_name = |c: char| c.is_ascii_lowercase() || c == '_';
+            let words: Vec<_> = message.split(|c| !is_of_a_name(c)).collect();
+            let named = set.iter().filter(|name| {
+                let option = name[PREFIX.len()..].to_ascii_lowercase();
+                words.contains(&option.as_str())
+            });
+            named.copied().collect::<Vec<_>>().join(", ")
+        }
+        _ => return error,
+    };
+    match names.is_empty() {
+        true => error,
+        false => error.with_context(&names),
+    }
+}
+
+/// Returns the variable that was probably meant by `name`.
+fn nearest(name: &str) -> Option<&'static str> {
+    let name = name.strip_prefix(PREFIX)?;
+    let near = VARIABLES.iter().map(|known| {
+        let option = &known.name[PREFIX.len()..];
+        (
+            strsim::damerau_levenshtein(name, option),
+            option.len(),
+            known.name,
+        )
+    });
+    near.filter(|(distance, length, _)| *distance <= (length / 3).max(1))
+        .min()
+        .map(|(_, _, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn read(vars: &[(&str, &str)]) -> Result<Settings, LockError> {
+        let url = ("LOCK_URL", "memory:");
+        let is_set = vars.iter().any(|(name, _)| *name == url.0);
+        let all = [&[url][usize::from(is_set)..], vars].concat();
+        let all = all
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()));
+        Settings::read(all)
+    }
+
+    #[test]
+    fn the_documentation_has_the_table() {
+        let source = include_str!("from_env.rs");
+        let rows: Vec<_> = source
+            .lines()
+            .filter(|line| line.starts_with("    /// | `LOCK_"))
+            .collect();
+        let expected = VARIABLES.iter().map(|variable| {
+            let EnvVariable {
+                name,
+                meaning,
+                example,
+            } = variable;
+            format!("    /// | `{name}` | {meaning} | `{example}` |")
+        });
+        assert_eq!(rows, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_example_is_valid_and_changes_the_settings() {
+        let plain = format!("{:?}", read(&[]).unwrap());
+        for variable in VARIABLES {
+            if CERTIFICATES.contains(&variable.name) {
+                continue;
+            }
+            let others: &[_] = match variable.name {
+                "LOCK_REPLICA_TIMEOUT" => &[("LOCK_MIN_REPLICAS", "1")],
+                _ => &[],
+            };
+            let with = [others, &[(variable.name, variable.example)]].concat();
+            #[cfg(not(feature = "redis"))]
+            if [
+                "LOCK_MIN_REPLICAS",
+                "LOCK_LONGEST_LEASE",
+                "LOCK_REPLICA_TIMEOUT",
+            ]
+            .contains(&variable.name)
+            {
+                assert!(read(&with).is_err());
+                continue;
+            }
+            let mut settings = read(&with).unwrap();
+            settings.set.clear();
+            assert_ne!(
+                format!("{settings:?}"),
+                plain.replace("[\"LOCK_URL\"]", "[]"),
+                "{}",
+                variable.name
+            );
+        }
+    }
+
+    #[test]
+    fn the_variables_set_the_options() {
+        let settings = read(&[
+            ("LOCK_NAMESPACE", " shop "),
+            ("LOCK_IDENTITY", "a@b"),
+            ("LOCK_LEASE", "10s"),
+            ("LOCK_WAIT", "1m 30s"),
+            ("LOCK_RENEW", "false"),
+            ("LOCK_STRICT_ORDER", "1"),
+            ("LOCK_MIN_HOLD", ""),
+            ("LOCK_MAX_WAITERS", "7"),
+        ])
+        .unwrap();
+        let builder = settings.builder;
+        assert_eq!(builder.namespace, "shop");
+        assert!(format!("{builder:?}").contains("Given(\"a@b\")"));
+        let spec = LockSpec::exclusive().lease(10 * SECOND).wait(90 * SECOND);
+        assert_eq!(builder.defaults, spec.no_renew().strict_order());
+        assert_eq!(
+            (builder.waiters.per_key, builder.waiters.in_all),
+            (7, 100_000)
+        );
+        let unset = read(&[("LOCK_NO_WAIT", "true"), ("LOCK_REENTRANT", "true")]).unwrap();
+        assert_eq!(
+            unset.builder.defaults,
+            LockSpec::exclusive().no_wait().reentrant()
+        );
+    }
+
+    #[test]
+    fn an_invalid_value_is_reported_with_the_variable() {
+        for (vars, words) in [
+            (&[("LOCK_URL", " ")][..], "LOCK_URL is not set"),
+            (
+                &[("LOCK_LEASE", "30")],
+                "LOCK_LEASE: \"30\" is not a duration",
+            ),
+            (
+                &[("LOCK_LEASE", "1ms")],
+                "LOCK_LEASE: a lease of 1ms is out of range",
+            ),
+            (&[("LOCK_WAIT", "100h")], "LOCK_WAIT: a wait of 100h"),
+            (
+                &[("LOCK_RENEW", "maybe")],
+                "LOCK_RENEW: \"maybe\" is not true or false",
+            ),
+            (
+                &[("LOCK_MAX_WAITERS", "-1")],
+                "LOCK_MAX_WAITERS: \"-1\" is not a number",
+            ),
+            (
+                &[("LOCK_NO_WAIT", "true"), ("LOCK_WAIT", "1s")],
+                "leave one out",
+            ),
+            (
+                &[("LOCK_MIN_HOLD", "2s"), ("LOCK_MAX_HOLD", "1s")],
+                "LOCK_MAX_HOLD, LOCK_MIN_HOLD: a min_hold of 2s is longer",
+            ),
+        ] {
+            let error = read(vars).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn an_invalid_option_of_redis_is_reported_with_the_variable() {
+        for (vars, words) in [
+            (
+                &[("LOCK_NAMESPACE", "a:b")][..],
+                "LOCK_NAMESPACE: the namespace \"a:b\" contains ':'",
+            ),
+            (
+                &[("LOCK_MIN_REPLICAS", "0")],
+                "LOCK_MIN_REPLICAS: \"0\" is not a number in range",
+            ),
+            (
+                &[("LOCK_REPLICA_TIMEOUT", "50ms")],
+                "LOCK_REPLICA_TIMEOUT: it has no effect",
+            ),
+            (
+                &[("LOCK_MIN_REPLICAS", "1"), ("LOCK_REPLICA_TIMEOUT", "2s")],
+                "LOCK_REPLICA_TIMEOUT: `min_replicas`: the time-out must be",
+            ),
+            (
+                &[("LOCK_LONGEST_LEASE", "1ms")],
+                "LOCK_LONGEST_LEASE: a lease of 1ms",
+            ),
+        ] {
+            let error = read(vars).unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn a_certificate_file_is_read_or_reported() {
+        for (vars, words) in [
+            (
+                &[("LOCK_ROOT_CERTIFICATE", "/nowhere.pem")][..],
+                "LOCK_ROOT_CERTIFICATE: the file",
+            ),
+            (
+                &[("LOCK_ROOT_CERTIFICATE", file!())],
+                "LOCK_ROOT_CERTIFICATE: the file",
+            ),
+            (
+                &[("LOCK_CLIENT_KEY", "Cargo.toml")],
+                "LOCK_CLIENT_CERTIFICATE: LOCK_CLIENT_KEY needs",
+            ),
+            (
+                &[("LOCK_ROOT_CERTIFICATE", "Cargo.toml")],
+                "LOCK_ROOT_CERTIFICATE: `root_certificate`",
+            ),
+        ] {
+            let error = read(vars).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_no_text_is_reported_with_the_variable() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let bytes = || OsString::from_vec(vec![0xff]);
+        let error = Settings::read([("LOCK_URL".into(), bytes())]).unwrap_err();
+        assert_eq!(error.to_string(), "LOCK_URL: the value is not valid UTF-8");
+        // Other variables are no matter of the client.
+        let foreign = [("LOCK_URL".into(), "memory:".into()), (bytes(), bytes())];
+        assert!(Settings::read(foreign).is_ok());
+    }
+
+    #[test]
+    fn an_error_on_connect_names_the_variables() {
+        let of = |kind, message: &'static str| {
+            blame(
+                LockError::new(kind, message),
+                &["LOCK_MIN_REPLICAS", "LOCK_URL", "LOCK_WAIT"],
+            )
+            .to_string()
+        };
+        assert_eq!(of(LockErrorKind::InvalidUrl, "no"), "LOCK_URL: no");
+        assert_eq!(
+            of(LockErrorKind::InvalidSpec, "`min_replicas`: no waiting"),
+            "LOCK_MIN_REPLICAS: `min_replicas`: no waiting"
+        );
+        assert_eq!(of(LockErrorKind::Unavailable, "wait"), "wait");
+    }
+
+    #[test]
+    fn a_misspelled_name_is_noticed_and_a_foreign_one_is_not() {
+        for (name, meant) in [
+            ("LOCK_LEASES", Some("LOCK_LEASE")),
+            ("LOCK_URI", Some("LOCK_URL")),
+            ("LOCK_MAXWAITERS", Some("LOCK_MAX_WAITERS")),
+            ("LOCK_NAME_SPACE", Some("LOCK_NAMESPACE")),
+            ("LOCK_FILE", None),
+            ("LOCK_DATABASE_PASSWORD", None),
+        ] {
+            assert_eq!(nearest(name), meant, "{name}");
+        }
+    }
+}

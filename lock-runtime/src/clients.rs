@@ -1,0 +1,149 @@
+//! The names of other clients, as the store knows them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use foldhash::fast::RandomState;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use tokio::time::Instant;
+
+use crate::{
+    call::within,
+    core::Core,
+    key::LockKey,
+    spec::{LockKind, Short},
+    store::{ClientId, Identity, Inspection, StoreError, presentable},
+    sync::lock,
+};
+
+/// The largest number of names that are kept.
+const KEPT: usize = 10_000;
+/// The longest time by which the name of the holder delays an error.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The time for which errors of the same lock share a description of its holder.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// A description, and when it was asked for.
+type Described = (Instant, Shared<BoxFuture<'static, Option<Arc<str>>>>);
+
+/// The names that were looked up so far. The name of a client never changes.
+#[derive(Default)]
+pub(crate) struct ClientNames {
+    names: Mutex<HashMap<ClientId, Arc<str>, RandomState>>,
+    /// The holders that errors describe: many requests for a lock may time out at once.
+    described: Mutex<HashMap<(LockKey, LockKind), Described, RandomState>>,
+}
+
+impl ClientNames {
+    fn get(&self, client: ClientId) -> Option<Arc<str>> {
+        lock(&self.names).get(&client).cloned()
+    }
+
+    fn learn(&self, client: ClientId, name: &str) {
+        let mut names = lock(&self.names);
+        if names.len() >= KEPT {
+            names.clear();
+        }
+        names.insert(client, presentable(name));
+    }
+}
+
+impl Core {
+    /// Adds the names of the clients to what a store has returned.
+    ///
+    /// # Errors
+    /// That of the store, which then has added none.
+    pub(crate) async fn add_names(&self, seen: &mut [Inspection]) -> Result<(), StoreError> {
+        let known = |id| match &self.own_name {
+            Some((own, name)) if *own == id => Some(name.clone()),
+            _ => self.names.get(id),
+        };
+        let mut unknown = HashSet::new();
+        for client in clients(seen) {
+            if let Identity::Client { id, name: None } = client
+                && known(*id).is_none()
+            {
+                unknown.insert(*id);
+            }
+        }
+        if !unknown.is_empty() {
+            let unknown: Vec<_> = unknown.into_iter().collect();
+            let names = self.store.names_of(&unknown).await?;
+            for (id, name) in unknown.into_iter().zip(names) {
+                name.into_iter()
+                    .for_each(|name| self.names.learn(id, &name));
+            }
+        }
+        for client in clients(seen) {
+            if let Identity::Client { id, name } = client {
+                *name = name.take().or_else(|| known(*id));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Describes the holder of a lock for an error, such as `held by orders@web-3:4711 for 12s`.
+    /// Returns `None` if the lock is free, or if the store does not reply soon.
+    pub(crate) async fn describe_holder(
+        self: &Arc<Self>,
+        key: &LockKey,
+        kind: LockKind,
+    ) -> Option<Arc<str>> {
+        let described = {
+            let (mut all, now) = (lock(&self.names.described), Instant::now());
+            all.retain(|_, (since, _)| now < *since + FRESH);
+            let describe = || {
+                let (core, key) = (self.clone(), key.clone());
+                let describing = async move {
+                    let mut seen = [core.store.inspect(&key, kind).await?];
+                    core.add_names(&mut seen).await?;
+                    Ok(description(&seen[0]))
+                };
+                let describing = within(PATIENCE, Box::pin(describing));
+                describing
+                    .map(|found| found.ok().flatten())
+                    .boxed()
+                    .shared()
+            };
+            let entry = all.entry((key.clone(), kind));
+            entry.or_insert_with(|| (now, describe())).1.clone()
+        };
+        described.await
+    }
+}
+
+fn description(seen: &Inspection) -> Option<Arc<str>> {
+    let (first, others) = seen.holders.split_first()?;
+    let mut text = match first.is_reservation {
+        true => format!("reserved by {}", first.client),
+        false => format!("held by {}", first.client),
+    };
+    if let Some(held_for) = first.held_for {
+        let whole = match held_for.as_secs() {
+            0 => Duration::from_millis(held_for.subsec_millis().into()),
+            seconds => Duration::from_secs(seconds),
+        };
+        text += &format!(" for {}", Short(whole));
+    }
+    match others.len() {
+        0 => {}
+        1 => text += " and one other",
+        count => text += &format!(" and {count} others"),
+    }
+    Some(text.into())
+}
+
+fn clients(seen: &mut [Inspection]) -> impl Iterator<Item = &mut Identity> {
+    seen.iter_mut().flat_map(|one| {
+        let holders = one.holders.iter_mut().map(|holder| &mut holder.client);
+        holders.chain(one.waiters.iter_mut().map(|waiter| &mut waiter.client))
+    })
+}

@@ -1,0 +1,168 @@
+//! The outage of the server of a connection: notices from its links, probes in the background, and
+//! calls that are refused meanwhile. [`Outage`](super::Outage) decides.
+
+use std::{
+    future::pending,
+    sync::{Weak, atomic::Ordering},
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    super::{
+        on_drop::OnDrop,
+        outage::{InOutage, Restored},
+        sentinel::Named,
+    },
+    Connection, Failed,
+};
+use crate::{
+    error::LockErrorKind,
+    log,
+    store::{StoreError, StoreEvent},
+};
+
+impl Connection {
+    /// Admits a call, or refuses it because the server does not answer.
+    pub(in crate::store::redis) fn admits(&self, in_outage: InOutage) -> Result<(), Failed> {
+        self.outage
+            .admits(in_outage, &self.dial.target)
+            .map_err(|error| {
+                // The runtime of the task that probes may have ended.
+                self.probe();
+                Failed::refused(error)
+            })
+    }
+
+    /// Returns whether the server does not answer.
+    pub(in crate::store::redis) fn is_in_outage(&self) -> bool {
+        self.outage.lasts()
+    }
+
+    /// Records an established connection, to the primary that the Sentinels have `named`.
+    pub(in crate::store::redis) fn established(&self, named: Option<&Named>) {
+        let Some(restored) = self.outage.end(Instant::now()) else {
+            return;
+        };
+        if !self.dial.listens {
+            return;
+        }
+        let (server, primary) = (&self.dial.target, named.map(tracing::field::display));
+        match restored {
+            Restored::First => tracing::info!(%server, primary, "connected"),
+            Restored::After(outage) => {
+                let primary = named.map(ToString::to_string);
+                self.log(
+                    "connection restored",
+                    "restored",
+                    move |server, left_out| {
+                        tracing::info!(server, primary, ?outage, left_out, "connection restored");
+                    },
+                );
+                self.dial.pushes.listeners.notify(&StoreEvent::Reconnected);
+            }
+        }
+    }
+
+    /// Records a failed attempt to connect.
+    pub(in crate::store::redis) fn failed(&self, error: &StoreError) {
+        if self.outage.failed(error) && self.dial.listens {
+            let error = error.clone();
+            let code = LockErrorKind::from(error.kind()).code();
+            self.log("no connection", code, move |server, left_out| {
+                tracing::warn!(server, left_out, %error, "no connection; trying again in the background");
+            });
+        }
+    }
+
+    /// Records the end of a connection that `stood`, or of a failed attempt. The server has not
+    /// answered since `since`.
+    pub(in crate::store::redis) fn ended(&self, stood: bool, since: Instant) {
+        if self.outage.begin(since) && stood && self.dial.listens {
+            self.log("connection lost", "lost", |server, left_out| {
+                tracing::warn!(server, left_out, "connection lost");
+            });
+        }
+        self.probe();
+    }
+
+    /// Writes a line about the server, which may come and go many times a second.
+    fn log(
+        &self,
+        message: &'static str,
+        code: &'static str,
+        write: impl FnOnce(&str, Option<u64>) + Send + 'static,
+    ) {
+        let server = self.dial.target.to_string();
+        log::summarise(message, code, Some(&server.clone()), || {
+            move |left_out| write(&server, left_out)
+        });
+    }
+
+    /// Connects again in the background, unless a task does so already.
+    pub(super) fn probe(&self) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        if self.probing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (this, ended) = (self.this.clone(), self.this.clone());
+        let ended = OnDrop::new(move || {
+            if let Some(connection) = ended.upgrade() {
+                connection.probing.store(false, Ordering::Release);
+            }
+        });
+        runtime.spawn(async move {
+            probe_until_connected(&this).await;
+            drop(ended);
+            // The connection may have ended again meanwhile.
+            if let Some(connection) = this.upgrade().filter(|it| it.is_in_outage()) {
+                connection.probe();
+            }
+        });
+    }
+}
+
+/// Attempts to connect until one succeeds or the connection is dropped, one attempt at a time. Once
+/// the circuit breaker is open, waiting requests are notified.
+async fn probe_until_connected(connection: &Weak<Connection>) {
+    let mut has_opened = false;
+    loop {
+        // The connection is not kept alive while this waits.
+        let Some((outcome, opens_at)) = connection.upgrade().and_then(|it| {
+            let opens_at = it.outage.opens_at().filter(|_| !has_opened);
+            it.is_in_outage().then(|| (it.link().outcome(), opens_at))
+        }) else {
+            return;
+        };
+        let opens = async {
+            match opens_at {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            }
+        };
+        let attempt = async {
+            if !outcome.await
+                && let Some(pause) = connection
+                    .upgrade()
+                    .map(|it| it.outage.pause(rand::random()))
+            {
+                sleep(pause).await;
+            }
+        };
+        tokio::select! {
+            () = attempt => {}
+            () = opens => {
+                has_opened = true;
+                if let Some(connection) = connection.upgrade().filter(|it| it.is_in_outage()) {
+                    // Waiting requests make a call, and are refused.
+                    connection.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
+                }
+            }
+        }
+    }
+}

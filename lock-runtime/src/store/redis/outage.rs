@@ -1,0 +1,267 @@
+//! The outage of one server: since when it has not answered, and which calls are refused until it
+//! answers again (a circuit breaker). Decides only; the [connection](super::connection) probes the
+//! server.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    store::{StoreError, StoreErrorKind},
+    sync::lock,
+};
+
+/// The pause between two probes of a server that does not answer, at most: short against the half
+/// second within which requests are served again. At random, at least half of it.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The same if another attempt cannot succeed by itself: the server refuses the password, for
+/// example.
+const LONG_PAUSE: Duration = Duration::from_secs(2);
+
+/// The handling of a call during an outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InOutage {
+    /// It is tried: a renewal, or a call that ends a hold.
+    Try,
+    /// It waits for the connection, and is refused while the circuit breaker is open.
+    Wait,
+    /// It is refused once an attempt to connect has failed: a request that does not wait.
+    Refuse,
+}
+
+/// The outage of one server.
+#[derive(Debug)]
+pub(super) struct Outage {
+    /// The time without an answer after which the circuit breaker opens.
+    unavailable_after: Option<Duration>,
+    /// The only part that is read while the server answers.
+    lasts: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Since when the server has not answered.
+    since: Instant,
+    /// A connection was established before.
+    stood: bool,
+    /// The error of the latest attempt to connect, once one has failed.
+    failed: Option<StoreError>,
+}
+
+/// The end of an outage.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Restored {
+    /// This is the first connection.
+    First,
+    /// The server answers again after this time.
+    After(Duration),
+}
+
+impl Outage {
+    /// The state of a server to which the first connection is being established.
+    pub(super) fn new(unavailable_after: Option<Duration>, now: Instant) -> Self {
+        Self {
+            unavailable_after,
+            lasts: AtomicBool::new(true),
+            state: Mutex::new(State {
+                since: now,
+                stood: false,
+                failed: None,
+            }),
+        }
+    }
+
+    /// Records that the connection is over, and that the server has not answered since `since`.
+    /// Returns whether an outage begins.
+    pub(super) fn begin(&self, since: Instant) -> bool {
+        let mut state = lock(&self.state);
+        if self.lasts.load(Ordering::Relaxed) {
+            return false;
+        }
+        (state.since, state.failed) = (since, None);
+        self.lasts.store(true, Ordering::Release);
+        true
+    }
+
+    /// Records that an attempt to connect has failed. Returns whether the cause is new.
+    pub(super) fn failed(&self, error: &StoreError) -> bool {
+        let mut state = lock(&self.state);
+        let before = state.failed.replace(error.clone());
+        before.is_none_or(|before| before.kind() != error.kind())
+    }
+
+    /// Records an established connection; `None` if no outage lasted.
+    pub(super) fn end(&self, now: Instant) -> Option<Restored> {
+        let mut state = lock(&self.state);
+        let stood = std::mem::replace(&mut state.stood, true);
+        let (silent, failed) = (
+            now.saturating_duration_since(state.since),
+            state.failed.take(),
+        );
+        if !self.lasts.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let was_open = self.unavailable_after.is_some_and(|after| silent >= after);
+        Some(match stood || failed.is_some() || was_open {
+            true => Restored::After(silent),
+            false => Restored::First,
+        })
+    }
+
+    /// The error of the latest attempt to connect, while the outage lasts.
+    pub(super) fn error(&self) -> Option<StoreError> {
+        lock(&self.state).failed.clone()
+    }
+
+    /// Returns whether the server does not answer.
+    pub(super) fn lasts(&self) -> bool {
+        self.lasts.load(Ordering::Relaxed)
+    }
+
+    /// When the circuit breaker opens; `None` if no outage lasts, or if it is not set.
+    pub(super) fn opens_at(&self) -> Option<Instant> {
+        let after = self.unavailable_after.filter(|_| self.lasts())?;
+        Some(lock(&self.state).since + after)
+    }
+
+    /// Admits a call to the `server`, or refuses it without sending it.
+    pub(super) fn admits(
+        &self,
+        in_outage: InOutage,
+        server: &dyn fmt::Display,
+    ) -> Result<(), StoreError> {
+        if !self.lasts() || in_outage == InOutage::Try {
+            return Ok(());
+        }
+        self.refuses(in_outage, server, Instant::now())
+            .map_or(Ok(()), Err)
+    }
+
+    #[cold]
+    fn refuses(
+        &self,
+        in_outage: InOutage,
+        server: &dyn fmt::Display,
+        now: Instant,
+    ) -> Option<StoreError> {
+        let state = lock(&self.state);
+        let silent = now.saturating_duration_since(state.since);
+        let is_open = self.unavailable_after.is_some_and(|after| silent >= after);
+        let is_known = in_outage == InOutage::Refuse && state.failed.is_some();
+        if !is_open && !is_known {
+            return None;
+        }
+        let (kind, last) = match &state.failed {
+            // The server answers, and each call finds out whether it still refuses the client.
+            Some(error) if !error.is_transient() => return None,
+            Some(error) => (error.kind(), format!("; last error: {error}")),
+            None => (StoreErrorKind::Unavailable, String::new()),
+        };
+        let message =
+            format!("{server} has not answered for {silent:.1?}; refused without a call{last}");
+        let kind = if is_open {
+            StoreErrorKind::Unavailable
+        } else {
+            kind
+        };
+        Some(
+            StoreError::new(kind, message)
+                .with_unsent(true)
+                .ending_waits(is_open),
+        )
+    }
+
+    /// The pause before the next probe. `jitter` in 0..1 spreads the probes of all clients.
+    pub(super) fn pause(&self, jitter: f64) -> Duration {
+        let failed = &lock(&self.state).failed;
+        let is_transient = failed.as_ref().is_none_or(StoreError::is_transient);
+        let longest = if is_transient { PAUSE } else { LONG_PAUSE };
+        longest.mul_f64(0.5 + 0.5 * jitter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AFTER: Duration = Duration::from_secs(1);
+    const MS: Duration = Duration::from_millis(1);
+
+    fn refused() -> StoreError {
+        StoreError::new(StoreErrorKind::Unavailable, "connection refused")
+    }
+
+    #[test]
+    fn only_requests_that_do_not_wait_are_refused_before_the_breaker_opens() {
+        let now = Instant::now();
+        let outage = Outage::new(Some(AFTER), now);
+        let refuses = |in_outage, at| outage.refuses(in_outage, &"a", at).is_some();
+        // The first attempt has not failed yet.
+        assert!(!refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
+        assert!(outage.failed(&refused()) && !outage.failed(&refused()));
+        assert!(refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
+        assert!(!refuses(InOutage::Wait, now + AFTER - MS));
+        assert!(refuses(InOutage::Wait, now + AFTER));
+        assert_eq!(outage.opens_at(), Some(now + AFTER));
+        let error = outage.refuses(InOutage::Wait, &"a", now + AFTER).unwrap();
+        assert!(error.is_unsent() && error.ends_waits());
+        assert_eq!(
+            error.to_string(),
+            "a has not answered for 1.0s; refused without a call; last error: connection refused"
+        );
+        assert!(outage.admits(InOutage::Try, &"a").is_ok());
+    }
+
+    #[test]
+    fn an_outage_counts_from_the_last_answer_to_the_next_connection() {
+        let now = Instant::now();
+        let outage = Outage::new(Some(AFTER), now);
+        assert_eq!(outage.end(now), Some(Restored::First));
+        assert_eq!(outage.end(now), None);
+        let late = Outage::new(Some(AFTER), now);
+        assert_eq!(late.end(now + AFTER), Some(Restored::After(AFTER)));
+        assert!(!outage.lasts() && outage.opens_at().is_none());
+        assert!(outage.begin(now + AFTER) && !outage.begin(now + 2 * AFTER));
+        assert!(outage.lasts());
+        // A silence counts even before an attempt has failed.
+        let silent = outage
+            .refuses(InOutage::Wait, &"a", now + 2 * AFTER)
+            .unwrap();
+        assert_eq!(
+            silent.to_string(),
+            "a has not answered for 1.0s; refused without a call"
+        );
+        outage.failed(&refused());
+        assert_eq!(
+            outage.end(now + 3 * AFTER),
+            Some(Restored::After(2 * AFTER))
+        );
+        // The error of an earlier outage does not count.
+        assert!(outage.begin(now + 4 * AFTER));
+        assert!(
+            outage
+                .refuses(InOutage::Refuse, &"a", now + 4 * AFTER)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn a_server_that_refuses_the_client_is_asked_each_time() {
+        let outage = Outage::new(None, Instant::now());
+        let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
+        outage.failed(&wrong);
+        assert!(outage.admits(InOutage::Refuse, &"a").is_ok());
+        assert!(outage.pause(0.0) > PAUSE);
+        outage.failed(&refused());
+        assert!(outage.admits(InOutage::Refuse, &"a").is_err());
+        assert!(outage.pause(1.0) <= PAUSE && outage.pause(0.0) >= PAUSE / 2);
+    }
+}

@@ -1,0 +1,113 @@
+//! The metrics (feature `metrics`) and spans (feature `tracing`) of requests and holds. Without a
+//! feature its part is empty.
+
+#[cfg(feature = "metrics")]
+pub(crate) mod meter;
+#[cfg(not(feature = "metrics"))]
+#[path = "watch/no_meter.rs"]
+pub(crate) mod meter;
+#[cfg(feature = "tracing")]
+mod span;
+#[cfg(not(feature = "tracing"))]
+#[path = "watch/no_span.rs"]
+mod span;
+
+use std::future::Future;
+
+use crate::{
+    error::{LockError, Loss},
+    fence::FencingToken,
+    guard::LockGuard,
+    key::LockKey,
+    name::LockName,
+    protocol::Source,
+    spec::Mode,
+};
+pub(crate) use span::ReleaseSpan;
+
+/// A request, from the first poll of its future to its outcome. If it is dropped before, the
+/// request was cancelled.
+pub(crate) struct Attempt {
+    meter: meter::Attempt,
+    span: span::AttemptSpan,
+}
+
+impl Attempt {
+    pub(crate) fn begin(name: Option<&LockName>, keys: &[LockKey], mode: Mode) -> Self {
+        Self {
+            meter: meter::Attempt::begin(name, mode),
+            span: span::AttemptSpan::begin(name, keys, mode),
+        }
+    }
+
+    /// Runs the request within its span.
+    pub(crate) fn within<F: Future>(&self, request: F) -> impl Future<Output = F::Output> + use<F> {
+        self.span.within(request)
+    }
+
+    pub(crate) fn ended(mut self, outcome: &Result<LockGuard, LockError>) {
+        self.meter.ended(outcome);
+        self.span.ended(outcome);
+    }
+
+    /// Creates the watch of a lock that was just granted. To be called under the client's mutex, so
+    /// it records nothing yet.
+    pub(crate) fn granted(&self, source: Source) -> Watch {
+        Watch {
+            meter: self.meter.granted(source),
+            span: span::HoldSpan::default(),
+        }
+    }
+}
+
+/// Counts a request that was refused before its future was created.
+pub(crate) fn refused(name: Option<&LockName>, mode: Mode, error: &LockError) {
+    meter::refused(name, mode, error);
+}
+
+/// The watch of a held lock.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) meter: meter::Hold,
+    pub(crate) span: span::HoldSpan,
+}
+
+impl Watch {
+    /// Returns the watch of the reader that replaces this writer.
+    pub(crate) fn downgraded(&self, name: Option<&LockName>) -> Self {
+        Self {
+            meter: self.meter.downgraded(name),
+            span: span::HoldSpan::default(),
+        }
+    }
+
+    /// Records that the hold begins, after the client's mutex is unlocked.
+    pub(crate) fn begun(
+        &self,
+        name: Option<&LockName>,
+        key: &LockKey,
+        mode: Mode,
+        fence: FencingToken,
+        request: Option<&Attempt>,
+    ) {
+        self.meter.begun();
+        let request = request.map(|request| &request.span);
+        self.span.begun(name, key, mode, fence, request);
+    }
+
+    /// Records the end of the hold: its release, or its loss.
+    pub(crate) fn ended(&self, loss: Option<Loss>) {
+        self.meter.ended(loss);
+        self.span.ended(loss);
+    }
+}
+
+/// Returns the label of a mode.
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+fn label(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permits(_) => "permits",
+    }
+}

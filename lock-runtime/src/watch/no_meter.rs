@@ -1,0 +1,42 @@
+//! Meters that record nothing, without the feature `metrics`.
+
+use crate::{
+    error::{LockError, Loss},
+    guard::LockGuard,
+    name::LockName,
+    protocol::Source,
+    spec::Mode,
+};
+
+pub(crate) struct Attempt;
+
+impl Attempt {
+    pub(super) fn begin(_name: Option<&LockName>, _mode: Mode) -> Self {
+        Self
+    }
+
+    pub(super) fn ended(&mut self, _outcome: &Result<LockGuard, LockError>) {}
+
+    pub(super) fn granted(&self, _source: Source) -> Hold {
+        Hold
+    }
+}
+
+pub(super) fn refused(_name: Option<&LockName>, _mode: Mode, _error: &LockError) {}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold;
+
+impl Hold {
+    pub(super) fn downgraded(self, _name: Option<&LockName>) -> Self {
+        self
+    }
+
+    pub(super) fn begun(self) {}
+
+    pub(super) fn ended(self, _loss: Option<Loss>) {}
+
+    pub(crate) fn lost(self, _loss: Loss) {}
+
+    pub(crate) fn renewed(self, _is_confirmed: bool) {}
+}

@@ -1,0 +1,173 @@
+//! The spans of requests, holds and releases.
+
+use std::{future::Future, sync::Mutex, time::Instant};
+
+use tracing::{
+    Instrument, Span, debug_span, field, field::Empty, instrument::Instrumented,
+    level_filters::LevelFilter,
+};
+
+use super::label;
+use crate::{
+    error::{LockError, LockErrorKind, Loss},
+    fence::FencingToken,
+    guard::LockGuard,
+    key::LockKey,
+    name::LockName,
+    spec::Mode,
+    sync::lock,
+};
+
+/// The span of a request.
+pub(crate) struct AttemptSpan {
+    span: Span,
+    /// The span around the request, which is that around the hold.
+    around: Span,
+    /// `None` if the span is disabled.
+    since: Option<Instant>,
+}
+
+impl AttemptSpan {
+    pub(super) fn begin(name: Option<&LockName>, keys: &[LockKey], mode: Mode) -> Self {
+        let span = debug_span!(
+            "lock.acquire",
+            lock.name = name.map(|name| &**name),
+            lock.key = keys.first().map(field::display),
+            lock.mode = label(mode),
+            lock.fence = Empty,
+            lock.waited_ms = Empty,
+            outcome = Empty,
+            error.r#type = Empty,
+        );
+        if span.is_disabled() {
+            let (around, since) = (Span::none(), None);
+            return Self {
+                span,
+                around,
+                since,
+            };
+        }
+        Self {
+            span,
+            around: Span::current(),
+            since: Some(Instant::now()),
+        }
+    }
+
+    pub(super) fn within<F: Future>(&self, request: F) -> Instrumented<F> {
+        request.instrument(self.span.clone())
+    }
+
+    pub(super) fn ended(&self, outcome: &Result<LockGuard, LockError>) {
+        let Some(since) = self.since else { return };
+        let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.span.record("lock.waited_ms", waited);
+        match outcome {
+            Ok(guard) => {
+                self.span
+                    .record("lock.fence", field::display(guard.fence()));
+                let is_new = !guard.is_reentered();
+                self.span
+                    .record("outcome", if is_new { "granted" } else { "reentered" });
+            }
+            Err(error) => record_error(&self.span, error),
+        }
+    }
+}
+
+fn record_error(span: &Span, error: &LockError) {
+    span.record("outcome", error.code());
+    span.record("error.type", error.code());
+}
+
+/// The span of a hold. It is closed by the release or the loss, and not by the last of its views.
+#[derive(Debug, Default)]
+pub(crate) struct HoldSpan(Mutex<Option<Span>>);
+
+impl HoldSpan {
+    pub(super) fn begun(
+        &self,
+        name: Option<&LockName>,
+        key: &LockKey,
+        mode: Mode,
+        fence: FencingToken,
+        request: Option<&AttemptSpan>,
+    ) {
+        if LevelFilter::current() < LevelFilter::DEBUG {
+            return;
+        }
+        let around = request.map_or_else(Span::current, |request| request.around.clone());
+        let span = debug_span!(
+            parent: around.id(),
+            "lock.hold",
+            lock.name = name.map(|name| &**name),
+            lock.key = %key,
+            lock.mode = label(mode),
+            lock.fence = %fence,
+            outcome = Empty,
+            error.r#type = Empty,
+        );
+        if !span.is_disabled() {
+            if let Some(request) = request {
+                span.follows_from(&request.span);
+            }
+            *lock(&self.0) = Some(span);
+        }
+    }
+
+    /// Runs `work` within the span, if the lock is held.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        if LevelFilter::current() < LevelFilter::DEBUG {
+            return work();
+        }
+        let span = lock(&self.0).clone();
+        match span {
+            Some(span) => span.in_scope(work),
+            None => work(),
+        }
+    }
+
+    pub(super) fn ended(&self, loss: Option<Loss>) {
+        let Some(span) = lock(&self.0).take() else {
+            return;
+        };
+        match loss {
+            None => {
+                span.record("outcome", "released");
+            }
+            Some(loss) => {
+                let code = LockErrorKind::Lost(loss).code();
+                span.record("outcome", code);
+                span.record("error.type", code);
+            }
+        }
+    }
+}
+
+/// The span of a release by a task that waits for it.
+pub(crate) struct ReleaseSpan(Span);
+
+impl ReleaseSpan {
+    pub(crate) fn begin(guard: &LockGuard) -> Self {
+        Self(debug_span!(
+            "lock.release",
+            lock.key = %guard.key(),
+            lock.fence = %guard.fence(),
+            outcome = Empty,
+            error.r#type = Empty,
+        ))
+    }
+
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.0.in_scope(work)
+    }
+
+    pub(crate) fn ended(&self, released: &Result<(), LockError>) {
+        match released {
+            Ok(()) => {
+                self.0.record("outcome", "released");
+            }
+            Err(error) => record_error(&self.0, error),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The names of clients, as holders, as waiters and in errors.
+
+use std::time::Duration;
+
+use lock_runtime::store::{AcquireReply, Hold, KeyRequest};
+use lock_runtime::{Identity, LockClient, LockErrorKind, LockKey, Mode, store::Token};
+use lock_tests::{RedisServer, shared_server, unique};
+use tokio::time::{Instant, sleep};
+
+use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
+
+on_every_store! {
+    holders_and_waiters_are_shown_with_the_names_of_their_clients,
+    a_request_that_times_out_names_the_holder,
+    a_client_without_a_name_is_shown_as_such,
+}
+
+async fn named(place: &Place, name: &str) -> LockClient {
+    place.client_of(LockClient::builder().identity(name)).await
+}
+
+async fn holders_and_waiters_are_shown_with_the_names_of_their_clients(place: Place) {
+    let (one, other) = (
+        named(&place, "orders-1").await,
+        named(&place, "orders-2").await,
+    );
+    let operator = place.client().await;
+    let guard = one.exclusive("a").acquire().await.unwrap();
+    let mut waiting = begun(other.exclusive("a").wait(LONG).acquire()).await;
+    let mut shown = async || {
+        // The waiter makes its calls when it is polled.
+        let _ = futures_util::poll!(&mut waiting);
+        let seen = operator.inspect("a").await.unwrap();
+        let holders: Vec<_> = seen
+            .holders
+            .iter()
+            .map(|it| it.client.to_string())
+            .collect();
+        let waiters: Vec<_> = seen
+            .waiters
+            .iter()
+            .map(|it| it.client.to_string())
+            .collect();
+        (holders, waiters)
+    };
+    let until = Instant::now() + LONG;
+    loop {
+        let (holders, waiters) = shown().await;
+        if holders == ["orders-1"] && waiters == ["orders-2"] {
+            break;
+        }
+        assert!(Instant::now() < until, "{holders:?} {waiters:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+
+    // The time is that of the store, whose clock a majority of paused stores does not share.
+    if !matches!(place, Place::Majority(_)) {
+        sleep(Duration::from_millis(50)).await;
+        let held_for = operator.inspect("a").await.unwrap().holders[0].held_for;
+        let held_for = held_for.expect("a writer");
+        assert!(
+            held_for >= Duration::from_millis(50) && held_for < LONG,
+            "{held_for:?}"
+        );
+    }
+    guard.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    let seen = one.inspect("a").await.unwrap();
+    assert_eq!(seen.holders[0].client.name(), Some("orders-2"));
+    guard.release().await.unwrap();
+}
+
+async fn a_request_that_times_out_names_the_holder(place: Place) {
+    let (one, other) = (
+        named(&place, "orders-1").await,
+        named(&place, "orders-2").await,
+    );
+    let guard = one.exclusive("a").acquire().await.unwrap();
+    eventually("the store knows the name", async || {
+        let seen = other.inspect("a").await.unwrap();
+        seen.holders[0].client.name() == Some("orders-1")
+    })
+    .await;
+    let waits = other.exclusive("a").wait(Duration::from_millis(100));
+    let error = waits.acquire().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
+    let text = error.to_string();
+    assert!(text.contains("; held by orders-1"), "{text}");
+    guard.release().await.unwrap();
+}
+
+async fn a_client_without_a_name_is_shown_as_such(place: Place) {
+    let nameless = place
+        .client_of(LockClient::builder().without_identity())
+        .await;
+    let operator = place.client().await;
+    let guard = nameless.exclusive("a").acquire().await.unwrap();
+    sleep(Duration::from_millis(50)).await;
+    let seen = operator.inspect("a").await.unwrap();
+    let Identity::Client { name: None, .. } = seen.holders[0].client else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(seen.holders[0].client.to_string(), "an unnamed client");
+    guard.release().await.unwrap();
+
+    // As that of a client of a version without names.
+    let store = place.store().await;
+    let hold = Hold::new(LockKey::new("b").unwrap(), Mode::Exclusive, Token::random());
+    let request = KeyRequest::new(hold, Duration::from_secs(20), Instant::now() + LONG);
+    let granted = store.acquire(&request).await.unwrap();
+    assert!(matches!(granted, AcquireReply::Granted(_)), "{granted:?}");
+    let seen = operator.inspect("b").await.unwrap();
+    assert_eq!(seen.holders[0].client.name(), None, "{seen:?}");
+}
+
+#[tokio::test]
+async fn the_default_name_has_program_host_and_process() {
+    let locks = LockClient::in_memory();
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let seen = locks.inspect("a").await.unwrap();
+    let name = seen.holders[0].client.name().expect("a name").to_owned();
+    let end = format!(":{}", std::process::id());
+    assert!(
+        name.starts_with("it") && name.contains('@') && name.ends_with(&end),
+        "{name}"
+    );
+    guard.release().await.unwrap();
+}
+
+#[test]
+fn a_name_that_is_empty_or_too_long_is_refused() {
+    for name in ["", &"x".repeat(129)] {
+        let error = LockClient::builder()
+            .identity(name)
+            .build_in_memory()
+            .unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+        assert!(error.to_string().contains("identity"), "{error}");
+    }
+    LockClient::builder()
+        .identity("x".repeat(128))
+        .build_in_memory()
+        .unwrap();
+}
+
+/// Any client of the server may write any name.
+#[tokio::test]
+async fn a_name_has_no_control_characters_whoever_wrote_it() {
+    in_time(async {
+        let (server, place) = (shared_server().await, Place::redis().await);
+        let own = named(&place, "a\r\nb\u{1b}[2J\u{202e}c").await;
+        let guard = own.exclusive("a").acquire().await.unwrap();
+        let seen = own.inspect("a").await.unwrap();
+        let escaped = "a\\u{d}\\u{a}b\\u{1b}[2J\\u{202e}c";
+        assert_eq!(seen.holders[0].client.name(), Some(escaped));
+
+        let pattern = format!("f:{}:client:*", place.namespace());
+        eventually("the store has the name", async || {
+            server.keys(&pattern).await.len() == 1
+        })
+        .await;
+        let key = server.keys(&pattern).await.remove(0);
+        assert_eq!(server.query::<String>(&["GET", &key]).await, escaped);
+        let ttl: i64 = server.query(&["TTL", &key]).await;
+        assert!(ttl > 80_000 && ttl <= 86_400, "{ttl}");
+
+        let hostile = format!("<script>\u{7}\u{202e}{}", "x".repeat(1 << 20));
+        server.command(&["SET", &key, &hostile]).await;
+        let seen = place.client().await.inspect("a").await.unwrap();
+        let name = seen.holders[0].client.name().unwrap().to_owned();
+        assert!(name.starts_with("<script>\\u{7}\\u{202e}xxx"), "{name}");
+        assert!(name.len() <= 128, "{}", name.len());
+        // Data of another type is no name.
+        server.command(&["DEL", &key]).await;
+        server.command(&["RPUSH", &key, "x"]).await;
+        let seen = place.client().await.inspect("a").await.unwrap();
+        assert_eq!(seen.holders[0].client.name(), None);
+        guard.release().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_lost_its_data_learns_the_names_again() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let place = Place::at(server.url());
+        let (one, operator) = (named(&place, "orders-1").await, place.client().await);
+        let shown = async || {
+            let Ok(_guard) = one.exclusive(unique("k")).acquire().await else {
+                return false;
+            };
+            let fresh = place.client().await;
+            let seen = fresh.inspect(_guard.key().clone()).await;
+            seen.is_ok_and(|seen| {
+                seen.holders
+                    .iter()
+                    .any(|it| it.client.name() == Some("orders-1"))
+            })
+        };
+        eventually("the name is known", shown).await;
+        server.restart_empty().await;
+        eventually("the name is known again", shown).await;
+        drop(operator);
+    })
+    .await;
+}

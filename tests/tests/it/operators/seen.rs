@@ -1,0 +1,242 @@
+//! Revocation of a holder that an operator has seen, and of no other.
+
+use std::time::Duration;
+
+use lock_runtime::{HolderId, Identity, LockClient, LockErrorKind, Loss, RevokeReply, RevokeScope};
+use lock_tests::shared_server;
+use tokio::join;
+
+use crate::place::{LONG, Place, begun, in_time, on_every_store};
+
+on_every_store! {
+    a_lock_that_has_changed_hands_is_left_alone,
+    of_two_operators_one_revokes,
+    one_reader_of_several_is_revoked,
+    a_holder_is_revoked_or_keeps_its_lock_while_the_lock_changes_hands,
+    a_reservation_is_not_the_holder_that_left_it,
+    ; with permits:
+    one_permit_of_several_is_revoked,
+}
+
+async fn holder_of(locks: &LockClient, key: &str) -> HolderId {
+    locks.inspect(key).await.unwrap().holders[0].id
+}
+
+async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
+    let (locks, operator) = (place.client().await, place.client().await);
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let seen = holder_of(&operator, "a").await;
+    assert_eq!(
+        holder_of(&locks, "a").await,
+        seen,
+        "the identifier is that of the holder"
+    );
+    let revoke = async || {
+        operator
+            .revoke("a", RevokeScope::Holder(seen))
+            .await
+            .unwrap()
+    };
+    guard.release().await.unwrap();
+    assert_eq!(revoke().await, RevokeReply::NotHeld);
+
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    assert_eq!(revoke().await, RevokeReply::Changed);
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+
+    let reader = locks.read("a").acquire().await.unwrap();
+    assert_eq!(revoke().await, RevokeReply::Changed);
+    reader.verify().await.unwrap();
+    reader.release().await.unwrap();
+}
+
+async fn of_two_operators_one_revokes(place: Place) {
+    let (locks, next) = (place.client().await, place.client().await);
+    let (one, other) = (place.client().await, place.client().await);
+    for with_waiter in [false, true] {
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        let waiting = match with_waiter {
+            true => Some(begun(next.exclusive("a").wait(LONG).acquire()).await),
+            false => None,
+        };
+        let scope = RevokeScope::Holder(holder_of(&one, "a").await);
+        let (first, second) = join!(one.revoke("a", scope), other.revoke("a", scope));
+        let mut replies = [first.unwrap(), second.unwrap()];
+        replies.sort_by_key(|reply| *reply != RevokeReply::Revoked);
+        assert_eq!(replies[0], RevokeReply::Revoked);
+        // A majority may see both of them at work on different servers.
+        let is_majority = matches!(place, Place::Majority(_));
+        let is_late = matches!(replies[1], RevokeReply::NotHeld | RevokeReply::Changed);
+        assert!(is_late || is_majority, "{replies:?}");
+        assert!(matches!(guard.lost().await.kind(), LockErrorKind::Lost(_)));
+        drop(guard);
+        if let Some(waiting) = waiting {
+            let guard = waiting.await.unwrap();
+            let third = one.revoke("a", scope).await.unwrap();
+            assert_eq!(third, RevokeReply::Changed);
+            guard.verify().await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+async fn one_reader_of_several_is_revoked(place: Place) {
+    let locks = place.client().await;
+    // In this order of expiry.
+    let seconds = |seconds| Duration::from_secs(seconds);
+    let revoked = locks.read("a").lease(seconds(10)).acquire().await.unwrap();
+    let kept = locks.read("a").lease(seconds(30)).acquire().await.unwrap();
+    let seen = locks.inspect("a").await.unwrap();
+    assert_eq!(seen.holders.len(), 2);
+    let scope = RevokeScope::Holder(seen.holders[0].id);
+    assert_eq!(
+        locks.revoke("a", scope).await.unwrap(),
+        RevokeReply::Revoked
+    );
+    assert_eq!(
+        revoked.lost().await.kind(),
+        LockErrorKind::Lost(Loss::Revoked)
+    );
+    kept.verify().await.unwrap();
+    let left = locks.inspect("a").await.unwrap().holders;
+    assert_eq!(
+        left.iter().map(|it| it.id).collect::<Vec<_>>(),
+        [seen.holders[1].id]
+    );
+    assert_eq!(
+        locks.revoke("a", scope).await.unwrap(),
+        RevokeReply::Changed
+    );
+    kept.release().await.unwrap();
+    assert!(locks.inspect("a").await.unwrap().holders.is_empty());
+    assert_eq!(
+        locks.revoke("a", scope).await.unwrap(),
+        RevokeReply::NotHeld
+    );
+}
+
+async fn one_permit_of_several_is_revoked(place: Place) {
+    let locks = place.client().await;
+    let two = 2.try_into().unwrap();
+    let seconds = |seconds| Duration::from_secs(seconds);
+    let revoked = locks
+        .permits("a", two)
+        .lease(seconds(10))
+        .acquire()
+        .await
+        .unwrap();
+    let kept = locks
+        .permits("a", two)
+        .lease(seconds(30))
+        .acquire()
+        .await
+        .unwrap();
+    let waiting = begun(locks.permits("a", two).wait(LONG).acquire()).await;
+    let seen = locks.inspect_permits("a").await.unwrap().holders[0].id;
+    assert_eq!(
+        locks.revoke_permit("a", seen).await.unwrap(),
+        RevokeReply::Revoked
+    );
+    assert_eq!(
+        revoked.lost().await.kind(),
+        LockErrorKind::Lost(Loss::Revoked)
+    );
+    let next = waiting.await.unwrap();
+    assert_eq!(
+        locks.revoke_permit("a", seen).await.unwrap(),
+        RevokeReply::Changed
+    );
+    for permit in [kept, next] {
+        permit.verify().await.unwrap();
+        permit.release().await.unwrap();
+    }
+}
+
+async fn a_holder_is_revoked_or_keeps_its_lock_while_the_lock_changes_hands(place: Place) {
+    let (locks, next, operator) = (
+        place.client().await,
+        place.client().await,
+        place.client().await,
+    );
+    let mut outcomes = [0, 0];
+    for _ in 0..40 {
+        let first = locks.exclusive("a").acquire().await.unwrap();
+        let scope = RevokeScope::Holder(holder_of(&operator, "a").await);
+        let waiting = next.exclusive("a").wait(LONG).acquire();
+        let (released, second, reply) =
+            join!(first.release(), waiting, operator.revoke("a", scope));
+        let second = second.unwrap();
+        let is_revoked = reply.unwrap() == RevokeReply::Revoked;
+        // The servers of a majority may be asked in another order each.
+        if !matches!(place, Place::Majority(_)) {
+            assert_eq!(released.is_err(), is_revoked, "{released:?}");
+        }
+        outcomes[usize::from(is_revoked)] += 1;
+        second.verify().await.unwrap();
+        second.release().await.unwrap();
+    }
+    assert!(outcomes[0] > 0, "{outcomes:?}");
+}
+
+async fn a_reservation_is_not_the_holder_that_left_it(place: Place) {
+    let locks = place.client().await;
+    let reserved = Duration::from_secs(20);
+    let guard = locks
+        .exclusive("a")
+        .min_hold(reserved)
+        .acquire()
+        .await
+        .unwrap();
+    let holder = holder_of(&locks, "a").await;
+    guard.release().await.unwrap();
+    let left = locks.inspect("a").await.unwrap().holders.remove(0);
+    assert!(left.is_reservation, "{left:?}");
+    let reply = locks
+        .revoke("a", RevokeScope::Holder(holder))
+        .await
+        .unwrap();
+    assert_eq!(reply, RevokeReply::Changed);
+    let reply = locks
+        .revoke("a", RevokeScope::Holder(left.id))
+        .await
+        .unwrap();
+    assert_eq!(reply, RevokeReply::Revoked);
+    assert!(locks.inspect("a").await.unwrap().holders.is_empty());
+}
+
+/// A lock that another program has set, whose value is a secret of that program.
+#[tokio::test]
+async fn a_foreign_holder_is_revoked_by_its_value_which_is_never_shown() {
+    in_time(async {
+        let (server, place) = (shared_server().await, Place::redis().await);
+        let locks = place.client().await;
+        let name = format!("{}:a", place.namespace());
+        for end in [&["PX", "60000"][..], &[]] {
+            let set = async |value: &str| {
+                server
+                    .command(&[&["SET", &name, value][..], end].concat())
+                    .await;
+            };
+            set("hunter2").await;
+            let seen = locks.inspect("a").await.unwrap();
+            assert_eq!(seen.holders[0].client, Identity::Foreign);
+            assert_eq!(seen.holders[0].held_for, None);
+            assert!(!format!("{seen:?}").contains("hunter2"));
+            let scope = RevokeScope::Holder(seen.holders[0].id);
+            set("hunter3").await;
+            assert_eq!(
+                locks.revoke("a", scope).await.unwrap(),
+                RevokeReply::Changed
+            );
+            assert_eq!(server.query::<String>(&["GET", &name]).await, "hunter3");
+            set("hunter2").await;
+            assert_eq!(
+                locks.revoke("a", scope).await.unwrap(),
+                RevokeReply::Revoked
+            );
+            assert_eq!(server.query::<u64>(&["EXISTS", &name]).await, 0);
+        }
+    })
+    .await;
+}
