@@ -271,13 +271,11 @@ impl LockClient {
         kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        let inspecting = async {
-            let mut seen = [self.core.store.inspect(&key, kind).await?];
-            self.core.add_names(&mut seen).await?;
-            let [seen] = seen;
-            Ok(seen)
-        };
-        self.bounded(&key, inspecting).await
+        let inspecting = self.core.store.inspect(&key, kind);
+        let mut seen = [self.bounded(&key, inspecting).await?];
+        self.core.add_names(&mut seen).await;
+        let [seen] = seen;
+        Ok(seen)
     }
 
     /// Takes the lock away from its holders and hands it off to the next waiter.

@@ -17,15 +17,18 @@ use crate::{
     call::within,
     core::Core,
     key::LockKey,
+    runtime,
     spec::{LockKind, Short},
-    store::{ClientId, Identity, Inspection, StoreError, presentable},
+    store::{ClientId, Identity, Inspection, presentable},
     sync::lock,
 };
 
 /// The largest number of names that are kept.
 const KEPT: usize = 10_000;
+/// The longest time by which the names delay an inspection.
+const NAMING: Duration = Duration::from_millis(300);
 /// The longest time by which the name of the holder delays an error.
-const PATIENCE: Duration = Duration::from_millis(50);
+const DESCRIBING: Duration = Duration::from_millis(100);
 /// The time for which errors of the same lock share a description of its holder.
 const FRESH: Duration = Duration::from_millis(100);
 
@@ -55,11 +58,9 @@ impl ClientNames {
 }
 
 impl Core {
-    /// Adds the names of the clients to what a store has returned.
-    ///
-    /// # Errors
-    /// That of the store, which then has added none.
-    pub(crate) async fn add_names(&self, seen: &mut [Inspection]) -> Result<(), StoreError> {
+    /// Adds the names of the clients to what a store has returned, as far as the store replies with
+    /// them: an inspection without names is better than none.
+    pub(crate) async fn add_names(&self, seen: &mut [Inspection]) {
         let known = |id| match &self.own_name {
             Some((own, name)) if *own == id => Some(name.clone()),
             _ => self.names.get(id),
@@ -74,8 +75,11 @@ impl Core {
         }
         if !unknown.is_empty() {
             let unknown: Vec<_> = unknown.into_iter().collect();
-            let names = self.store.names_of(&unknown).await?;
-            for (id, name) in unknown.into_iter().zip(names) {
+            let names = within(NAMING, self.store.names_of(&unknown)).await;
+            if let Err(error) = &names {
+                tracing::debug!(%error, "the names of clients are not known");
+            }
+            for (id, name) in unknown.into_iter().zip(names.unwrap_or_default()) {
                 name.into_iter()
                     .for_each(|name| self.names.learn(id, &name));
             }
@@ -85,7 +89,6 @@ impl Core {
                 *name = name.take().or_else(|| known(*id));
             }
         }
-        Ok(())
     }
 }
 
@@ -97,6 +100,7 @@ impl Core {
         key: &LockKey,
         kind: LockKind,
     ) -> Option<Arc<str>> {
+        let runtime = runtime::current().ok()?;
         let described = {
             let (mut all, now) = (lock(&self.names.described), Instant::now());
             all.retain(|_, (since, _)| now < *since + FRESH);
@@ -104,14 +108,14 @@ impl Core {
                 let (core, key) = (self.clone(), key.clone());
                 let describing = async move {
                     let mut seen = [core.store.inspect(&key, kind).await?];
-                    core.add_names(&mut seen).await?;
+                    core.add_names(&mut seen).await;
                     Ok(description(&seen[0]))
                 };
-                let describing = within(PATIENCE, Box::pin(describing));
-                describing
-                    .map(|found| found.ok().flatten())
-                    .boxed()
-                    .shared()
+                // A task of its own: the map belongs to the client, which the future keeps alive,
+                // and the errors that wait for it may be dropped.
+                let describing = runtime.spawn(within(DESCRIBING, Box::pin(describing)));
+                let found = describing.map(|found| found.ok()?.ok()?);
+                found.boxed().shared()
             };
             let entry = all.entry((key.clone(), kind));
             entry.or_insert_with(|| (now, describe())).1.clone()

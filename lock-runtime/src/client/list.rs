@@ -180,11 +180,7 @@ impl Listing {
                 Err(error) => self.ready.push_back(Err(error)),
             }
         }
-        // Locks without names are better than none.
-        let naming = self.client.core.add_names(&mut seen);
-        if let Err(error) = self.client.bounded(None, naming).await {
-            tracing::debug!(%error, "the names of clients are not known");
-        }
+        self.client.core.add_names(&mut seen).await;
         let listed = locks.into_iter().zip(seen);
         let listed = listed.map(|((key, kind), state)| Ok(ListedLock { key, kind, state }));
         self.ready.extend(listed);

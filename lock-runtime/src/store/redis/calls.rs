@@ -132,7 +132,9 @@ impl Store for RedisStore {
                 Some(id) => call.arg(key.as_str()).arg(id.to_string()),
                 None => call,
             };
-            match self.run(call).await?.word() {
+            // Not repeated: the second execution might find the next holder.
+            let errand = Errand::Call(&call, Repeat::Never);
+            match self.servers.run(errand).await?.reply()?.word() {
                 "revoked" => Ok(RevokeReply::Revoked),
                 "not_held" => Ok(RevokeReply::NotHeld),
                 "changed" => Ok(RevokeReply::Changed),

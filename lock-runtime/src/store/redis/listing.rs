@@ -6,7 +6,7 @@ use super::{
     RedisStore,
     names::{client_name, key_of},
     outage::InOutage,
-    reply::{Reply, text, unexpected},
+    reply::{text, unexpected},
     scripts::{self, Call},
     servers::Servers,
 };
@@ -81,11 +81,22 @@ impl RedisStore {
         };
         let mut names = Vec::with_capacity(clients.len());
         let waits = InOutage::Wait;
-        for answer in self.servers.call_each(groups.len(), &call, waits).await {
-            let mut reply: Reply = answer?.reply()?;
-            names.extend(reply.texts());
+        let answers = self.servers.call_each(groups.len(), &call, waits).await;
+        let mut failed = None;
+        for (group, answer) in groups.iter().zip(answers) {
+            match answer.and_then(|mut answer| answer.reply()) {
+                Ok(mut reply) => names.extend(reply.texts()),
+                // Another node of the cluster may have the names of the others.
+                Err(error) => {
+                    names.extend(group.iter().map(|_| None));
+                    failed = Some(error);
+                }
+            }
         }
-        Ok(names)
+        match failed {
+            Some(error) if names.iter().all(Option::is_none) => Err(error),
+            _ => Ok(names),
+        }
     }
 
     pub(super) async fn page(

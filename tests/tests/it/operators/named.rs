@@ -1,11 +1,11 @@
 //! The names of clients, as holders, as waiters and in errors.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use lock_runtime::store::{AcquireReply, Hold, KeyRequest};
+use lock_runtime::store::{AcquireReply, Hold, KeyRequest, MemoryStore};
 use lock_runtime::{Identity, LockClient, LockErrorKind, LockKey, Mode, store::Token};
-use lock_tests::{RedisServer, shared_server, unique};
-use tokio::time::{Instant, sleep};
+use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server, unique};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 
@@ -202,6 +202,64 @@ async fn a_server_that_lost_its_data_learns_the_names_again() {
         server.restart_empty().await;
         eventually("the name is known again", shown).await;
         drop(operator);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn locks_are_inspected_without_names_by_a_client_that_may_not_read_them() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let place = Place::at(server.url());
+        let one = named(&place, "orders-1").await;
+        let guard = one.exclusive("a").acquire().await.unwrap();
+        eventually("the store knows the name", async || {
+            let seen = place.client().await.inspect("a").await.unwrap();
+            seen.holders[0].client.name() == Some("orders-1")
+        })
+        .await;
+
+        let ns = place.namespace();
+        let patterns = ["~*:a", "~*:a}:f", "~*:a}:q"];
+        let user = ["ACL", "SETUSER", "ann", "on", ">hunter2", "&*", "+@all"];
+        server.command(&[&user[..], &patterns].concat()).await;
+        let url = server.url_as("ann", "hunter2");
+        let ann = LockClient::builder().namespace(ns).connect(&url).await;
+        let ann = ann.unwrap();
+        let seen = ann.inspect("a").await.unwrap();
+        assert_eq!(seen.holders[0].client.name(), None);
+        let soon = Duration::from_millis(1);
+        let refused = ann.exclusive("a").wait(soon).acquire();
+        let refused = refused.await.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("; held by an unnamed client for"), "{text}");
+        guard.release().await.unwrap();
+    })
+    .await;
+}
+
+/// The error that would name the holder may be dropped while it waits for the name.
+#[tokio::test]
+async fn a_store_that_does_not_describe_the_holder_is_let_go() {
+    in_time(async {
+        let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+            match call.operation {
+                Operation::Inspect(..) => std::future::pending().await,
+                _ => call.execute().await,
+            }
+        });
+        let locks = LockClient::with_store(store.clone());
+        let guard = locks.exclusive("a").acquire().await.unwrap();
+        let soon = Duration::from_millis(1);
+        let refused = locks.exclusive("a").wait(soon).acquire();
+        let refused = timeout(20 * soon, refused).await;
+        assert!(refused.is_err(), "{refused:?}");
+        guard.release().await.unwrap();
+        drop(locks);
+        eventually("the store is dropped", async || {
+            Arc::strong_count(&store) == 1
+        })
+        .await;
     })
     .await;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_runtime::{HolderId, Identity, LockClient, LockErrorKind, Loss, RevokeReply, RevokeScope};
-use lock_tests::shared_server;
+use lock_tests::{Proxy, proxy::DropReply, shared_server};
 use tokio::join;
 
 use crate::place::{LONG, Place, begun, in_time, on_every_store};
@@ -237,6 +237,36 @@ async fn a_foreign_holder_is_revoked_by_its_value_which_is_never_shown() {
             );
             assert_eq!(server.query::<u64>(&["EXISTS", &name]).await, 0);
         }
+    })
+    .await;
+}
+
+/// A second execution would take the lock away from the next holder.
+#[tokio::test]
+async fn a_revocation_whose_reply_is_lost_is_not_repeated() {
+    in_time(async {
+        let proxy = Proxy::to(shared_server().await).await;
+        let place = Place::redis().await;
+        let (locks, next) = (place.client().await, place.client().await);
+        let operator = LockClient::builder().namespace(place.namespace());
+        let operator = operator.connect(&proxy.url()).await.unwrap();
+        let revoked = locks.exclusive("a").acquire().await.unwrap();
+        let waiting = begun(next.exclusive("a").wait(LONG).acquire()).await;
+        // The server knows the script already.
+        let reply = operator.revoke("b", RevokeScope::Leased).await.unwrap();
+        assert_eq!(reply, RevokeReply::NotHeld);
+
+        proxy.drop_reply(DropReply::next().to("EVALSHA"));
+        let error = operator.revoke("a", RevokeScope::Leased).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+        assert_eq!(proxy.dropped_replies(), 1);
+        assert!(matches!(
+            revoked.lost().await.kind(),
+            LockErrorKind::Lost(_)
+        ));
+        let guard = waiting.await.unwrap();
+        guard.verify().await.unwrap();
+        guard.release().await.unwrap();
     })
     .await;
 }
