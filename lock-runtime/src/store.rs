@@ -27,6 +27,7 @@ pub(crate) mod error;
 mod event;
 mod hand_off;
 mod identity;
+mod inspection;
 mod limits;
 mod listing;
 pub mod memory;
@@ -40,14 +41,14 @@ pub use event::{Listener, Listeners, StoreEvent};
 pub use hand_off::{HandOff, Heir};
 pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
 pub(crate) use identity::{default_name, presentable};
+pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use limits::Limits;
 pub use listing::{Cursor, Page};
 pub use memory::MemoryStore;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
-    HANDOFF_LEASE, Hold, Holder, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW,
-    NextHolder, POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal,
-    RevokeReply, RevokeScope, Token, Waiter,
+    HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, POLL_INTERVAL,
+    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Token,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]

@@ -1,0 +1,229 @@
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn read(vars: &[(&str, &str)]) -> Result<Settings, LockError> {
+    let url = ("LOCK_URL", "memory:");
+    let is_set = vars.iter().any(|(name, _)| *name == url.0);
+    let all = [&[url][usize::from(is_set)..], vars].concat();
+    let all = all
+        .into_iter()
+        .map(|(name, value)| (name.into(), value.into()));
+    Settings::read(all)
+}
+
+#[test]
+fn the_documentation_has_the_table() {
+    let source = include_str!("../from_env.rs");
+    let rows: Vec<_> = source
+        .lines()
+        .filter(|line| line.starts_with("    /// | `LOCK_"))
+        .collect();
+    let expected = VARIABLES.iter().map(|variable| {
+        let EnvVariable {
+            name,
+            meaning,
+            example,
+        } = variable;
+        format!("    /// | `{name}` | {meaning} | `{example}` |")
+    });
+    assert_eq!(rows, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn each_example_is_valid_and_changes_the_settings() {
+    let plain = format!("{:?}", read(&[]).unwrap());
+    for variable in VARIABLES {
+        if CERTIFICATES.contains(&variable.name) {
+            continue;
+        }
+        let others: &[_] = match variable.name {
+            "LOCK_REPLICA_TIMEOUT" => &[("LOCK_MIN_REPLICAS", "1")],
+            _ => &[],
+        };
+        let with = [others, &[(variable.name, variable.example)]].concat();
+        #[cfg(not(feature = "redis"))]
+        if [
+            "LOCK_MIN_REPLICAS",
+            "LOCK_LONGEST_LEASE",
+            "LOCK_REPLICA_TIMEOUT",
+        ]
+        .contains(&variable.name)
+        {
+            assert!(read(&with).is_err());
+            continue;
+        }
+        let mut settings = read(&with).unwrap();
+        settings.set.clear();
+        assert_ne!(
+            format!("{settings:?}"),
+            plain.replace("[\"LOCK_URL\"]", "[]"),
+            "{}",
+            variable.name
+        );
+    }
+}
+
+#[test]
+fn the_variables_set_the_options() {
+    let settings = read(&[
+        ("LOCK_NAMESPACE", " shop "),
+        ("LOCK_IDENTITY", "a@b"),
+        ("LOCK_LEASE", "10s"),
+        ("LOCK_WAIT", "1m 30s"),
+        ("LOCK_RENEW", "false"),
+        ("LOCK_STRICT_ORDER", "1"),
+        ("LOCK_MIN_HOLD", ""),
+        ("LOCK_MAX_WAITERS", "7"),
+    ])
+    .unwrap();
+    let builder = settings.builder;
+    assert_eq!(builder.namespace, "shop");
+    assert!(format!("{builder:?}").contains("Given(\"a@b\")"));
+    let spec = LockSpec::exclusive().lease(10 * SECOND).wait(90 * SECOND);
+    assert_eq!(builder.defaults, spec.no_renew().strict_order());
+    assert_eq!(
+        (builder.waiters.per_key, builder.waiters.in_all),
+        (7, 100_000)
+    );
+    let unset = read(&[("LOCK_NO_WAIT", "true"), ("LOCK_REENTRANT", "true")]).unwrap();
+    assert_eq!(
+        unset.builder.defaults,
+        LockSpec::exclusive().no_wait().reentrant()
+    );
+}
+
+#[test]
+fn an_invalid_value_is_reported_with_the_variable() {
+    for (vars, words) in [
+        (&[("LOCK_URL", " ")][..], "LOCK_URL is not set"),
+        (
+            &[("LOCK_LEASE", "30")],
+            "LOCK_LEASE: \"30\" is not a duration",
+        ),
+        (
+            &[("LOCK_LEASE", "1ms")],
+            "LOCK_LEASE: a lease of 1ms is out of range",
+        ),
+        (&[("LOCK_WAIT", "100h")], "LOCK_WAIT: a wait of 100h"),
+        (
+            &[("LOCK_RENEW", "maybe")],
+            "LOCK_RENEW: \"maybe\" is not true or false",
+        ),
+        (
+            &[("LOCK_MAX_WAITERS", "-1")],
+            "LOCK_MAX_WAITERS: \"-1\" is not a number",
+        ),
+        (
+            &[("LOCK_NO_WAIT", "true"), ("LOCK_WAIT", "1s")],
+            "leave one out",
+        ),
+        (
+            &[("LOCK_MIN_HOLD", "2s"), ("LOCK_MAX_HOLD", "1s")],
+            "LOCK_MAX_HOLD, LOCK_MIN_HOLD: a min_hold of 2s is longer",
+        ),
+    ] {
+        let error = read(vars).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn an_invalid_option_of_redis_is_reported_with_the_variable() {
+    for (vars, words) in [
+        (
+            &[("LOCK_NAMESPACE", "a:b")][..],
+            "LOCK_NAMESPACE: the namespace \"a:b\" contains ':'",
+        ),
+        (
+            &[("LOCK_MIN_REPLICAS", "0")],
+            "LOCK_MIN_REPLICAS: \"0\" is not a number in range",
+        ),
+        (
+            &[("LOCK_REPLICA_TIMEOUT", "50ms")],
+            "LOCK_REPLICA_TIMEOUT: it has no effect",
+        ),
+        (
+            &[("LOCK_MIN_REPLICAS", "1"), ("LOCK_REPLICA_TIMEOUT", "2s")],
+            "LOCK_REPLICA_TIMEOUT: `min_replicas`: the time-out must be",
+        ),
+        (
+            &[("LOCK_LONGEST_LEASE", "1ms")],
+            "LOCK_LONGEST_LEASE: a lease of 1ms",
+        ),
+    ] {
+        let error = read(vars).unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[cfg(feature = "rustls")]
+#[test]
+fn a_certificate_file_is_read_or_reported() {
+    for (vars, words) in [
+        (
+            &[("LOCK_ROOT_CERTIFICATE", "/nowhere.pem")][..],
+            "LOCK_ROOT_CERTIFICATE: the file",
+        ),
+        (
+            &[("LOCK_ROOT_CERTIFICATE", file!())],
+            "LOCK_ROOT_CERTIFICATE: the file",
+        ),
+        (
+            &[("LOCK_CLIENT_KEY", "Cargo.toml")],
+            "LOCK_CLIENT_CERTIFICATE: LOCK_CLIENT_KEY needs",
+        ),
+        (
+            &[("LOCK_ROOT_CERTIFICATE", "Cargo.toml")],
+            "LOCK_ROOT_CERTIFICATE: `root_certificate`",
+        ),
+    ] {
+        let error = read(vars).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_value_that_is_no_text_is_reported_with_the_variable() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let bytes = || OsString::from_vec(vec![0xff]);
+    let error = Settings::read([("LOCK_URL".into(), bytes())]).unwrap_err();
+    assert_eq!(error.to_string(), "LOCK_URL: the value is not valid UTF-8");
+    // Other variables are no matter of the client.
+    let foreign = [("LOCK_URL".into(), "memory:".into()), (bytes(), bytes())];
+    assert!(Settings::read(foreign).is_ok());
+}
+
+#[test]
+fn an_error_on_connect_names_the_variables() {
+    let of = |kind, message: &'static str| {
+        blame(
+            LockError::new(kind, message),
+            &["LOCK_MIN_REPLICAS", "LOCK_URL", "LOCK_WAIT"],
+        )
+        .to_string()
+    };
+    assert_eq!(of(LockErrorKind::InvalidUrl, "no"), "LOCK_URL: no");
+    assert_eq!(
+        of(LockErrorKind::InvalidSpec, "`min_replicas`: no waiting"),
+        "LOCK_MIN_REPLICAS: `min_replicas`: no waiting"
+    );
+    assert_eq!(of(LockErrorKind::Unavailable, "wait"), "wait");
+}
+
+#[test]
+fn a_misspelled_name_is_noticed_and_a_foreign_one_is_not() {
+    for (name, meant) in [
+        ("LOCK_LEASES", Some("LOCK_LEASE")),
+        ("LOCK_URI", Some("LOCK_URL")),
+        ("LOCK_MAXWAITERS", Some("LOCK_MAX_WAITERS")),
+        ("LOCK_NAME_SPACE", Some("LOCK_NAMESPACE")),
+        ("LOCK_FILE", None),
+        ("LOCK_DATABASE_PASSWORD", None),
+    ] {
+        assert_eq!(nearest(name), meant, "{name}");
+    }
+}

@@ -1,0 +1,129 @@
+//! The requests of operators: inspection and revocation.
+
+use std::time::Duration;
+
+use super::identity::{HolderId, Identity};
+use crate::{fence::FencingToken, spec::Mode};
+
+/// The locks that [`Store::revoke`](super::Store::revoke) takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RevokeScope {
+    /// Only locks with a lease.
+    Leased,
+    /// Also locks that were set without an expiry.
+    AlsoEndless,
+    /// Only this holder, with or without an expiry, and only if it still holds the lock.
+    Holder(HolderId),
+}
+
+/// The reply to [`Store::revoke`](super::Store::revoke).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RevokeReply {
+    /// The lock was taken away.
+    Revoked,
+    /// The lock was not held.
+    NotHeld,
+    /// The lock is held, but not by the given holder any more. It was left untouched.
+    Changed,
+    /// The key has no expiry, so it may not be a lock. It was left untouched.
+    Endless,
+    /// Foreign data is stored under the key of the lock. It was left untouched.
+    /// [`LockClient::revoke`](crate::LockClient::revoke) turns this reply into an error that
+    /// names the key.
+    ForeignKey,
+}
+
+/// The state of a lock at one moment, as the store sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The holders, in order of expiry. Empty if the lock is free.
+    pub holders: Vec<Holder>,
+    /// The entries of the store's wait queue, in order. All waiters of a process with the same
+    /// mode and lease share one entry.
+    pub waiters: Vec<Waiter>,
+    /// The latest fencing token of the key, or the last of those that are reserved for its
+    /// holder. `None` if there is none: the key was not granted for a day, or, in memory, is not
+    /// held.
+    pub fence: Option<FencingToken>,
+}
+
+/// A holder of a lock, as the store sees it, without its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The identifier of the holder, with which [`RevokeScope::Holder`] takes the lock away from
+    /// it alone.
+    pub id: HolderId,
+    /// The mode in which it holds the lock.
+    pub mode: Mode,
+    /// The remaining lease. `None` if it has no expiry.
+    pub ttl: Option<Duration>,
+    /// The client that holds the lock.
+    pub client: Identity,
+    /// The time since the client acquired the lock, by the clock of the store. Hand-offs within the
+    /// client do not count. `None` for readers, permits and foreign holders, whose beginning the
+    /// store does not keep.
+    pub held_for: Option<Duration>,
+    /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
+    pub is_reservation: bool,
+}
+
+impl Holder {
+    /// Creates a holder with the remaining lease `ttl`.
+    pub fn new(id: HolderId, mode: Mode, ttl: Option<Duration>, client: Identity) -> Self {
+        Self {
+            id,
+            mode,
+            ttl,
+            client,
+            held_for: None,
+            is_reservation: false,
+        }
+    }
+
+    /// Sets the time since the lock was acquired.
+    #[must_use]
+    pub fn held_for(self, held_for: Option<Duration>) -> Self {
+        Self { held_for, ..self }
+    }
+
+    /// Sets whether the holder has released the lock.
+    #[must_use]
+    pub fn reservation(self, is_reservation: bool) -> Self {
+        Self {
+            is_reservation,
+            ..self
+        }
+    }
+}
+
+/// An entry in the wait queue of a lock, as the store sees it, without its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// The requested mode.
+    pub mode: Mode,
+    /// The requested lease.
+    pub lease: Duration,
+    /// The time since its last call. The entry is skipped after
+    /// [`ENTRY_STALE_AFTER`](super::ENTRY_STALE_AFTER) and removed after
+    /// [`ENTRY_TTL`](super::ENTRY_TTL).
+    pub silent: Duration,
+    /// The client that waits.
+    pub client: Identity,
+}
+
+impl Waiter {
+    /// Creates an entry whose waiter called last `silent` ago.
+    pub fn new(mode: Mode, lease: Duration, silent: Duration, client: Identity) -> Self {
+        Self {
+            mode,
+            lease,
+            silent,
+            client,
+        }
+    }
+}
