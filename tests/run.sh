@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs all tests of the workspace, documentation included, against real servers. Installs redis-server where it is
-# missing. More arguments go to cargo: tests/run.sh -p lock-tests --test it fixture
+# Runs all tests of the workspace, documentation included, against real servers. Where they are missing, it installs
+# redis-server and unpacks Prometheus below the target directory. More arguments go to cargo:
+# tests/run.sh -p lock-tests --test it fixture
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,27 +10,50 @@ fail() {
     exit 1
 }
 
-install_redis() {
+# as_root WHAT COMMAND...: runs the command, which installs WHAT, as root.
+as_root() {
+    local what=$1
+    shift
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    # -n: a script without a terminal must not wait for a password.
+    elif command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+        sudo "$@"
+    else
+        fail "$what is missing, and installing it needs root. As root: apt-get install $what"
+    fi
+}
+
+# on_debian WHAT: updates the list of packages.
+on_debian() {
     if ! command -v apt-get >/dev/null; then
-        fail 'redis-server is missing, and this is no Debian that could install it.' \
-            'Install Redis 7 or later (dnf install redis, pacman -S redis, apk add redis, brew install redis) and run this again.'
+        fail "$1 is missing, and this is no Debian that could install it." \
+            "Install it (dnf install $2, pacman -S $2, apk add $2, brew install $2) and run this again."
     fi
-    local as_root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        # -n: a script without a terminal must not wait for a password.
-        if ! command -v sudo >/dev/null || ! { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
-            fail 'redis-server is missing, and installing it needs root. As root: apt-get install redis-server'
-        fi
-        as_root=(sudo)
-    fi
-    echo 'tests/run.sh: redis-server is missing; installing it' >&2
-    "${as_root[@]}" apt-get update -q
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server
+    echo "tests/run.sh: $1 is missing; installing it" >&2
+    as_root "$1" apt-get update -q
+}
+
+install_redis() {
+    on_debian redis-server redis
+    as_root redis-server env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server
     command -v redis-server >/dev/null || fail 'apt-get has installed redis-server, but it is not in the PATH'
 }
 
+# Only unpacked: the package would start a service that listens on all addresses.
+unpack_prometheus() {
+    on_debian prometheus prometheus
+    mkdir -p "$tools"
+    (cd "$tools" && apt-get download -q prometheus && dpkg-deb -x prometheus_*.deb .)
+    rm -f "$tools"/prometheus_*.deb
+    command -v prometheus >/dev/null || fail 'the package prometheus contains no usr/bin/prometheus'
+}
+
+tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
+PATH=$PATH:$tools/usr/bin
 command -v cargo >/dev/null || fail 'cargo is missing; install Rust from https://rustup.rs'
 command -v redis-server >/dev/null || install_redis
+command -v prometheus >/dev/null || unpack_prometheus
 
 if [ $# -eq 0 ]; then
     set -- --workspace

@@ -53,13 +53,18 @@ struct EventListener(Weak<Core>);
 impl Listener for EventListener {
     fn on_event(&self, event: &StoreEvent) {
         if let Some(core) = self.0.upgrade() {
+            // The names may be lost as well. The locks come first. A majority does not report
+            // disconnections of single servers.
+            let names_lost = matches!(event, StoreEvent::Disconnected | StoreEvent::Reconnected);
             core.visit(|state, cx| {
-                if matches!(event, StoreEvent::Disconnected) {
-                    // The names may be lost as well. The locks come first.
+                if names_lost {
                     state.introduce_by(cx.now + NAMES_LOST);
                 }
                 state.session.event(event, cx);
             });
+            if names_lost {
+                core.work.notify_one();
+            }
         }
     }
 }

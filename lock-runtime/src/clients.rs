@@ -11,7 +11,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     call::within,
@@ -19,7 +19,7 @@ use crate::{
     key::LockKey,
     runtime,
     spec::{LockKind, Short},
-    store::{ClientId, Identity, Inspection, presentable},
+    store::{ClientId, Holder, Identity, Inspection, presentable},
     sync::lock,
 };
 
@@ -48,12 +48,14 @@ impl ClientNames {
         lock(&self.names).get(&client).cloned()
     }
 
-    fn learn(&self, client: ClientId, name: &str) {
+    fn learn(&self, client: ClientId, name: &str) -> Arc<str> {
         let mut names = lock(&self.names);
         if names.len() >= KEPT {
             names.clear();
         }
-        names.insert(client, presentable(name));
+        let name: Arc<str> = presentable(name);
+        names.insert(client, name.clone());
+        name
     }
 }
 
@@ -65,7 +67,7 @@ impl Core {
             Some((own, name)) if *own == id => Some(name.clone()),
             _ => self.names.get(id),
         };
-        let mut unknown = HashSet::new();
+        let (mut unknown, mut new) = (HashSet::new(), HashMap::new());
         for client in clients(seen) {
             if let Identity::Client { id, name: None } = client
                 && known(*id).is_none()
@@ -80,13 +82,15 @@ impl Core {
                 tracing::debug!(%error, "the names of clients are not known");
             }
             for (id, name) in unknown.into_iter().zip(names.unwrap_or_default()) {
-                name.into_iter()
-                    .for_each(|name| self.names.learn(id, &name));
+                if let Some(name) = name {
+                    new.insert(id, self.names.learn(id, &name));
+                }
             }
         }
         for client in clients(seen) {
             if let Identity::Client { id, name } = client {
-                *name = name.take().or_else(|| known(*id));
+                let found = || new.get(id).cloned().or_else(|| known(*id));
+                *name = name.take().or_else(found);
             }
         }
     }
@@ -107,15 +111,23 @@ impl Core {
             let describe = || {
                 let (core, key) = (self.clone(), key.clone());
                 let describing = async move {
-                    let mut seen = [core.store.inspect(&key, kind).await?];
-                    core.add_names(&mut seen).await;
-                    Ok(description(&seen[0]))
+                    let until = Instant::now() + DESCRIBING;
+                    let holders = within(DESCRIBING, core.store.holders(&key, kind))
+                        .await
+                        .ok()?;
+                    let first = Inspection {
+                        holders: holders.first().cloned().into_iter().collect(),
+                        ..Inspection::default()
+                    };
+                    let mut seen = [first];
+                    // Without its name if that takes too long.
+                    let _ = timeout_at(until, core.add_names(&mut seen)).await;
+                    Some(description(seen[0].holders.first()?, holders.len() - 1))
                 };
                 // A task of its own: the map belongs to the client, which the future keeps alive,
                 // and the errors that wait for it may be dropped.
-                let describing = runtime.spawn(within(DESCRIBING, Box::pin(describing)));
-                let found = describing.map(|found| found.ok()?.ok()?);
-                found.boxed().shared()
+                let describing = runtime.spawn(describing);
+                describing.map(|found| found.ok()?).boxed().shared()
             };
             let entry = all.entry((key.clone(), kind));
             entry.or_insert_with(|| (now, describe())).1.clone()
@@ -124,8 +136,7 @@ impl Core {
     }
 }
 
-fn description(seen: &Inspection) -> Option<Arc<str>> {
-    let (first, others) = seen.holders.split_first()?;
+fn description(first: &Holder, others: usize) -> Arc<str> {
     let mut text = match first.is_reservation {
         true => format!("reserved by {}", first.client),
         false => format!("held by {}", first.client),
@@ -137,12 +148,12 @@ fn description(seen: &Inspection) -> Option<Arc<str>> {
         };
         text += &format!(" for {}", Short(whole));
     }
-    match others.len() {
+    match others {
         0 => {}
         1 => text += " and one other",
         count => text += &format!(" and {count} others"),
     }
-    Some(text.into())
+    text.into()
 }
 
 fn clients(seen: &mut [Inspection]) -> impl Iterator<Item = &mut Identity> {

@@ -30,6 +30,8 @@
 //!   of them exist at 0 from the first request with a name and mode. That of a call is `ok`,
 //!   `error`, or `dropped` if its caller did not wait for the reply: it timed out or was cancelled.
 //! - `loss` is `expired`, `taken`, `revoked` or `max_hold`, as in [`Loss`](crate::Loss).
+//! - `scope` is `local` if the process passed the lock on to the next of its own requests, and
+//!   `remote` if the store granted it from its wait queue.
 //! - `server` is the address of the server, or the addresses and the name of its Sentinels, without
 //!   passwords. `operation` is that of the store, such as `acquire` or `renew_group`.
 //!

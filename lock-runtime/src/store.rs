@@ -136,6 +136,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the holders and the waiters of the lock.
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection>;
 
+    /// Returns the holders of a lock, for an error that describes them.
+    ///
+    /// By default, [`inspect`](Self::inspect) returns them.
+    ///
+    /// # Errors
+    /// Same as [`inspect`](Self::inspect).
+    fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<Holder>> {
+        Box::pin(async move { Ok(self.inspect(key, kind).await?.holders) })
+    }
+
     /// Takes the lock away from its holders, and hands it off to the next waiter.
     fn revoke<'a>(
         &'a self,

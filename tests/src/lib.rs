@@ -13,6 +13,7 @@
 //! | [`faulty_store`] | a `Store` whose operations a test fails, delays, holds back or replaces |
 //! | [`fenced`] | a resource that counts overlaps, stale fencing tokens and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
+//! | [`prometheus`] | a Prometheus server that scrapes the processes of a test |
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
 //! | [`errors`] | errors as an error reporter prints them |
@@ -22,6 +23,7 @@ pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
 pub mod processes;
+pub mod prometheus;
 pub mod proxy;
 pub mod redis_server;
 pub mod sentinel;
@@ -38,9 +40,11 @@ pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use processes::Worker;
+pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis_server::{RedisServer, shared_five, shared_server, unique};
 pub use sentinel::{SentinelSet, shared_sentinels};
+pub use supervised::Supervised;
 pub use traces::Captured;
 
 /// Compiles the snippets of the READMEs and of docs/stores.md.

@@ -52,7 +52,7 @@ pub(crate) struct Log {
 }
 
 /// A running child under its supervisor; dropping it kills the child and waits for its end.
-pub(crate) struct Supervised {
+pub struct Supervised {
     supervisor: Child,
     child: Pid,
     directory: PathBuf,
@@ -62,7 +62,10 @@ pub(crate) struct Supervised {
 impl Supervised {
     /// Runs `command` (the program and its arguments); takes over `directory`, which is removed at
     /// the end.
-    pub(crate) fn spawn<'a>(
+    ///
+    /// # Errors
+    /// If the supervising shell cannot be started.
+    pub fn spawn<'a>(
         directory: &Path,
         command: impl IntoIterator<Item = &'a str>,
     ) -> io::Result<Self> {
@@ -107,6 +110,11 @@ impl Supervised {
     /// The directory that is removed at the end.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// The output of the child so far: standard output and standard error.
+    pub fn output(&self) -> String {
+        self.log.borrow().text.clone()
     }
 
     /// The output of the child, with its changes.

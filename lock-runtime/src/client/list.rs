@@ -62,6 +62,7 @@ impl LockList {
             found: VecDeque::new(),
             ready: VecDeque::new(),
             seen: Seen::default(),
+            is_away: false,
         };
         let each = |mut listing: Listing| async move { Some((listing.next().await?, listing)) };
         Self(unfold(listing, each).boxed())
@@ -109,6 +110,8 @@ struct Listing {
     found: VecDeque<(LockKey, LockKind)>,
     ready: VecDeque<Result<ListedLock, LockError>>,
     seen: Seen,
+    /// The store did not answer for any of the locks that were inspected last.
+    is_away: bool,
 }
 
 impl Listing {
@@ -154,9 +157,10 @@ impl Listing {
 
     async fn inspect_some(&mut self) {
         let some = self.found.len().min(AT_ONCE);
+        let moving = if self.is_away { Duration::ZERO } else { MOVING };
         let inspections = self.found.iter().take(some).map(async |(key, kind)| {
             let store = &self.client.core.store;
-            let until = Instant::now() + MOVING;
+            let until = Instant::now() + moving;
             loop {
                 let seen = self.client.bounded(key, store.inspect(key, *kind)).await;
                 let is_moving = |error: &LockError| error.kind() == LockErrorKind::Unavailable;
@@ -167,6 +171,11 @@ impl Listing {
             }
         });
         let inspections = join_all(inspections).boxed().await;
+        let unavailable = |seen: &Result<_, LockError>| {
+            let error = seen.as_ref().err().map(LockError::kind);
+            error == Some(LockErrorKind::Unavailable)
+        };
+        self.is_away = inspections.iter().all(unavailable);
         let (mut seen, mut locks) = (Vec::with_capacity(some), Vec::with_capacity(some));
         for (lock, inspection) in self.found.drain(..some).zip(inspections) {
             match inspection {

@@ -44,6 +44,7 @@ pub(crate) use self::{
     majority::majority,
     message::{Reply, Send, ServerRequest, Step, Ticket},
     round::Round,
+    tally::inspected,
 };
 use super::Abandonment;
 use crate::store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token};

@@ -62,9 +62,10 @@ impl fmt::Debug for ClientId {
 /// The identifier of one holder of one lock, for
 /// [`RevokeScope::Holder`](super::RevokeScope::Holder).
 ///
-/// It is a digest that reveals neither the token nor the value of a foreign holder. Another
-/// acquisition of the same lock has another identifier. All servers of a quorum give a holder the
-/// same one.
+/// It is a digest that reveals neither the token nor the value of a foreign holder, unless that
+/// value can be guessed. Another acquisition of the same lock has another identifier; acquisitions
+/// that a client hands off from one of its tasks to the next are one. All servers of a quorum give
+/// a holder the same one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

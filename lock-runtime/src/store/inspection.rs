@@ -63,9 +63,9 @@ pub struct Holder {
     pub ttl: Option<Duration>,
     /// The client that holds the lock.
     pub client: Identity,
-    /// The time since the client acquired the lock, by the clock of the store. Hand-offs within the
-    /// client do not count. `None` for readers, permits and foreign holders, whose beginning the
-    /// store does not keep.
+    /// The time since the client acquired the lock, by the clock of the store, or, with a majority,
+    /// by that of the client. Hand-offs within the client do not count. `None` for readers, permits
+    /// and foreign holders, whose beginning the store does not keep, and after a day.
     pub held_for: Option<Duration>,
     /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
     pub is_reservation: bool,

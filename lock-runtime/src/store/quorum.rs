@@ -86,23 +86,24 @@ use std::{
 };
 
 use futures_util::{
-    FutureExt as _,
+    FutureExt as _, StreamExt as _,
     future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
 };
 use tokio::sync::watch;
 
 use super::{
-    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Inspection, KeyPart,
-    KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember, Release, ReleaseReply,
-    RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
-    StoreErrorKind, StoreEvent,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
+    KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember, Release,
+    ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+    StoreError, StoreErrorKind, StoreEvent,
 };
 use crate::{
     call::within,
     error::{LockError, LockErrorKind},
     health::Health,
     key::LockKey,
-    protocol::quorum::{Reply, Session},
+    protocol::quorum::{Reply, Session, inspected},
     spec::LockKind,
     sync::lock,
 };
@@ -112,6 +113,9 @@ pub(crate) use crate::protocol::quorum::majority;
 
 /// The time for which a request that no lock depends on waits for a server.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// The same for the names of clients, and for a holder that an error describes.
+const NAMES: Duration = Duration::from_millis(250);
+const HOLDERS: Duration = Duration::from_millis(50);
 
 /// Locks on several independent servers that agree by majority.
 ///
@@ -331,6 +335,19 @@ impl Store for QuorumStore {
         run!(self, Inspect, |session, cx| session.inspect(key, kind, cx))
     }
 
+    fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<Holder>> {
+        let servers = self.inner.servers.iter();
+        let calls: Vec<_> = servers.map(|server| server.holders(key, kind)).collect();
+        Box::pin(async move {
+            let seen = join_all(calls.into_iter().map(|it| within(HOLDERS, it))).await;
+            let seen = seen.into_iter().flatten().map(|holders| Inspection {
+                holders,
+                ..Inspection::default()
+            });
+            Ok(inspected(self.inner.servers.len(), seen.collect()).holders)
+        })
+    }
+
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
@@ -356,13 +373,15 @@ impl Store for QuorumStore {
         let servers = self.inner.servers.iter();
         let calls: Vec<_> = servers.map(|server| server.names_of(clients)).collect();
         Box::pin(async move {
-            let found = join_all(calls.into_iter().map(|it| within(PATIENCE, it))).await;
+            let calls = calls.into_iter().map(|it| within(NAMES, it));
+            let mut found: FuturesUnordered<_> = calls.collect();
             let mut names = vec![None; clients.len()];
-            for of_server in found.into_iter().flatten() {
-                names
-                    .iter_mut()
-                    .zip(of_server)
-                    .for_each(|(name, found)| *name = name.take().or(found));
+            while names.contains(&None)
+                && let Some(of_server) = found.next().await
+            {
+                let of_server = of_server.into_iter().flatten();
+                let names = names.iter_mut().zip(of_server);
+                names.for_each(|(name, found)| *name = name.take().or(found));
             }
             Ok(names)
         })

@@ -27,7 +27,8 @@ const FRESH: Duration = Duration::from_secs(1);
 /// no address and no name; a change of the verdict is logged with them.
 ///
 /// The answer is used for a second, and probes at the same time share one
-/// [`health`](LockClient::health) call, so that many probes cost the store no more than one.
+/// [`health`](LockClient::health) call, so that many probes cost the store no more than one. It
+/// takes up to a second while a server does not answer: give probes a time-out of two.
 ///
 /// Do not use it for liveness probes: a restart does not bring the store back, and it loses the
 /// locks that the process holds.
@@ -45,7 +46,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub fn readiness<S: Clone + Send + Sync + 'static>(locks: &LockClient) -> MethodRouter<S> {
     let probe = Arc::new(Probe {
         locks: locks.clone(),
-        latest: Mutex::default(),
+        latest: Arc::default(),
     });
     get(move || {
         let probe = probe.clone();
@@ -56,7 +57,7 @@ pub fn readiness<S: Clone + Send + Sync + 'static>(locks: &LockClient) -> Method
 struct Probe {
     locks: LockClient,
     // A tokio mutex: it is held during a call, so that there is only one at a time.
-    latest: Mutex<Option<(Instant, Answer)>>,
+    latest: Arc<Mutex<Option<(Instant, Answer)>>>,
 }
 
 #[derive(Clone)]
@@ -67,18 +68,27 @@ struct Answer {
 
 impl Probe {
     async fn answer(&self) -> Answer {
-        let mut latest = self.latest.lock().await;
+        let mut latest = self.latest.clone().lock_owned().await;
         if let Some((at, answer)) = &*latest
             && at.elapsed() < FRESH
         {
             return answer.clone();
         }
-        let health = self.locks.health().await;
-        let before = latest.as_ref().map(|(_, answer)| answer.verdict);
-        log_change(before, &health);
-        let answer = Answer::from(&health);
-        *latest = Some((Instant::now(), answer.clone()));
-        answer
+        let locks = self.locks.clone();
+        // A task of its own: a probe that gives up sooner leaves the answer to the next one.
+        let asked = tokio::spawn(async move {
+            let health = locks.health().await;
+            let before = latest.as_ref().map(|(_, answer)| answer.verdict);
+            log_change(before, &health);
+            let answer = Answer::from(&health);
+            *latest = Some((Instant::now(), answer.clone()));
+            answer
+        });
+        // The runtime is ending, or the subscriber of the log has panicked.
+        asked.await.unwrap_or_else(|_| Answer {
+            verdict: Verdict::Unavailable,
+            body: "{}".into(),
+        })
     }
 }
 

@@ -1,11 +1,15 @@
 //! Metrics and spans of all locks, whether taken by a guard, the attribute or a layer.
 
-use std::{collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, time::Duration};
+use std::{
+    collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, sync::Arc, time::Duration,
+};
 
 use axum::{Router, body::Body, routing::post};
 use futures_util::{FutureExt as _, future::join_all, poll};
 use http::Request;
-use lock_runtime::{LockClient, LockError, LockErrorKind, RevokeScope, distributed_lock};
+use lock_runtime::{
+    LockClient, LockError, LockErrorKind, RevokeScope, distributed_lock, store::MemoryStore,
+};
 use lock_tests::{Captured, RedisServer, unique};
 use lock_tower::LockLayer;
 use metrics::LocalRecorderGuard;
@@ -374,6 +378,31 @@ async fn a_hand_off_between_clients_is_remote_and_failed_renewals_are_counted() 
         figures["lock_lost_total{name=two,mode=exclusive,loss=expired}"],
         1.0
     );
+}
+
+#[tokio::test]
+async fn a_hand_off_within_a_process_is_local() {
+    let counted = Counted::here();
+    let store = Arc::new(MemoryStore::new());
+    let (other, locks) = (
+        LockClient::with_store(store.clone()),
+        LockClient::with_store(store),
+    );
+    let request = || locks.exclusive("k").name("two").acquire();
+    let held = other.exclusive("k").acquire().await.unwrap();
+    let (mut first, mut second) = (Box::pin(request()), Box::pin(request()));
+    assert!(poll!(&mut first).is_pending());
+    assert!(poll!(&mut second).is_pending());
+    held.release().await.unwrap();
+    let first = first.await.unwrap();
+    let (released, second) = tokio::join!(first.release(), second);
+    released.unwrap();
+    second.unwrap().release().await.unwrap();
+    let mut figures = counted.since_last();
+    figures.retain(|name, _| name.starts_with("lock_handoffs"));
+    let scope = |scope| format!("lock_handoffs_total{{name=two,mode=exclusive,scope={scope}}}");
+    let one_each = BTreeMap::from([(scope("local"), 1.0), (scope("remote"), 1.0)]);
+    assert_eq!(figures, one_each);
 }
 
 #[tokio::test]

@@ -6,13 +6,15 @@
 
 mod customers;
 mod files;
+#[cfg(feature = "observed")]
+mod observed;
 mod options;
 mod report;
 mod server;
 mod shop;
 mod stock;
 
-use std::process::ExitCode;
+use std::{net::SocketAddr, process::ExitCode};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Parser;
@@ -127,9 +129,15 @@ fn introduce(options: &Options) {
 async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience, Vec<Account>)> {
     let children = (0..options.processes).map(|_| Child::spawn(options.for_server(run)));
     let mut children = children.collect::<anyhow::Result<Vec<_>>>()?;
-    let mut addresses = Vec::new();
+    let mut addresses = Vec::<SocketAddr>::new();
     for child in &mut children {
         addresses.push(child.line().await?.parse()?);
+    }
+    if cfg!(feature = "observed") {
+        println!("Locks: {}", RedisStock::lock_namespace(run));
+        for address in &addresses {
+            println!("Server: http://{address}/metrics http://{address}/ready");
+        }
     }
     let experience = tokio::select! {
         experience = storm(&addresses, options.concurrency, options.requests) => experience,

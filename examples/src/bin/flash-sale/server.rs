@@ -18,6 +18,8 @@ use lock_examples::{parent_hangs_up, run_id, say, stopped};
 use lock_runtime::{LockClient, LockClientBuilder};
 use tokio::{net::TcpListener, net::TcpSocket, time::timeout};
 
+#[cfg(feature = "observed")]
+use crate::observed;
 use crate::{
     ITEM, files,
     options::Options,
@@ -29,6 +31,9 @@ use crate::{
 const BACKLOG: u32 = 4096;
 /// The time that requests in flight have to finish after a stop.
 const FAREWELL: Duration = Duration::from_secs(10);
+
+/// The time without an answer of Redis after which customers are turned away.
+const AWAY: Duration = Duration::from_secs(2);
 
 /// The result of one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,6 +124,7 @@ pub(crate) fn lock_client(options: &Options, run: &str) -> LockClientBuilder {
     let customers = usize::try_from(options.concurrency).unwrap_or(usize::MAX);
     LockClient::builder()
         .namespace(RedisStock::lock_namespace(run))
+        .unavailable_after(AWAY)
         .max_waiters(customers.max(10_000))
 }
 
@@ -139,10 +145,14 @@ fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 struct Server {
     shop: Shop,
     locks: LockClient,
+    #[cfg(feature = "observed")]
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
 }
 
 impl Server {
     async fn open(options: &Options, run: &str) -> anyhow::Result<Self> {
+        #[cfg(feature = "observed")]
+        let metrics = observed::observe()?;
         let builder = lock_client(options, run);
         let (locks, stock) = match &options.redis {
             Some(url) => (
@@ -156,7 +166,12 @@ impl Server {
             locks: (!options.no_lock).then(|| locks.clone()),
             sold: Arc::new(AtomicU64::new(0)),
         };
-        Ok(Self { shop, locks })
+        Ok(Self {
+            shop,
+            locks,
+            #[cfg(feature = "observed")]
+            metrics,
+        })
     }
 
     async fn sell(
@@ -164,7 +179,10 @@ impl Server {
         listener: TcpListener,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Account> {
-        let Self { shop, locks } = self;
+        let app = routes(self.shop.clone());
+        #[cfg(feature = "observed")]
+        let app = app.merge(observed::routes(self.metrics, &self.locks));
+        let Self { shop, locks, .. } = self;
         let (stopped, stopping) = tokio::sync::oneshot::channel();
         let stop = async {
             stop.await;
@@ -174,7 +192,7 @@ impl Server {
         // A small response must not wait for the acknowledgement of the previous one. A
         // connection that rejects this option is already dead.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        let serving = axum::serve(listener, routes(shop.clone())).with_graceful_shutdown(stop);
+        let serving = axum::serve(listener, app).with_graceful_shutdown(stop);
         let serving = tokio::spawn(serving.into_future());
         // An error means that the sender was dropped: serving has failed, and its error follows.
         let _ = stopping.await;

@@ -107,7 +107,13 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
     let waiters = waiters.into_iter().max_by_key(Vec::len);
     let waiters = waiters.unwrap_or_default();
     let end = |holder: &Holder| holder.ttl.unwrap_or(Duration::MAX);
-    let mut all: Vec<_> = holders.into_iter().flatten().collect();
+    // A server may have two aliases of one reader.
+    let once = |mut of_server: Vec<Holder>| {
+        of_server.sort_by_key(|holder| (holder.id, Reverse(end(holder))));
+        of_server.dedup_by_key(|holder| holder.id);
+        of_server
+    };
+    let mut all: Vec<_> = holders.into_iter().flat_map(once).collect();
     // The votes for one holder follow each other, the one that ends last in front.
     all.sort_by_key(|holder| (holder.id, Reverse(end(holder))));
     let votes = all.chunk_by(|one, next| one.id == next.id);

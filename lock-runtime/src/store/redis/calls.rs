@@ -27,7 +27,7 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
-        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
+        Holder, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
         RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
         RevokeScope, Store, StoreError,
     },
@@ -99,19 +99,11 @@ impl Store for RedisStore {
     }
 
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
-        Box::pin(async move {
-            let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
-            let mut reply = self.run(call.arg(key.as_str())).await?;
-            if reply.word() != "holders" {
-                return Err(self.foreign(key, kind, &reply));
-            }
-            let (fence, count) = (reply.counter()?, reply.count()?);
-            Ok(Inspection {
-                holders: reply.holders(count)?,
-                waiters: reply.waiters()?,
-                fence,
-            })
-        })
+        Box::pin(self.inspected(key, kind, "all"))
+    }
+
+    fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<Holder>> {
+        Box::pin(async move { Ok(self.inspected(key, kind, "holders").await?.holders) })
     }
 
     fn revoke<'a>(
@@ -273,6 +265,26 @@ impl RedisStore {
             Some(replicas) => replicas.have(grants).await,
             None => Ok(()),
         }
+    }
+
+    /// Inspects a lock. `part` is `all`, or `holders` without the wait queue.
+    async fn inspected(
+        &self,
+        key: &LockKey,
+        kind: LockKind,
+        part: &str,
+    ) -> Result<Inspection, StoreError> {
+        let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
+        let mut reply = self.run(call.arg(key.as_str()).arg(part)).await?;
+        if reply.word() != "holders" {
+            return Err(self.foreign(key, kind, &reply));
+        }
+        let (fence, count) = (reply.counter()?, reply.count()?);
+        Ok(Inspection {
+            holders: reply.holders(count)?,
+            waiters: reply.waiters()?,
+            fence,
+        })
     }
 
     async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {

@@ -11,7 +11,10 @@
 
 mod probe;
 
-use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
 
 use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
@@ -51,6 +54,8 @@ pub(super) struct Connection {
     // A std mutex: it is held for a clone only, never across an await. `None` before the first
     // attempt.
     link: Mutex<Option<Arc<Link>>>,
+    /// The number of attempts to connect.
+    attempts: AtomicU64,
     outage: Outage,
     /// A task probes the server.
     probing: AtomicBool,
@@ -63,6 +68,7 @@ impl Connection {
         let connection = Arc::new_cyclic(|connection| Self {
             this: connection.clone(),
             link: Mutex::default(),
+            attempts: AtomicU64::new(0),
             outage: Outage::new(dial.unavailable_after, Instant::now()),
             probing: AtomicBool::new(false),
             dial,
@@ -111,6 +117,11 @@ impl Connection {
     /// Returns whether the connection was established and is not known to be over.
     pub(super) fn stands(&self) -> bool {
         lock(&self.link).as_ref().is_some_and(|link| link.stands())
+    }
+
+    /// The number of attempts to connect. It changes before another server can answer.
+    pub(super) fn attempts(&self) -> u64 {
+        self.attempts.load(Ordering::Acquire)
     }
 
     /// The server's clock. Waits for the first connection if there was none.
@@ -375,7 +386,12 @@ impl Connection {
         match &*current {
             Some(link) if !link.is_over() => link.clone(),
             // The first call that finds the connection over dials for all.
-            _ => current.insert(Arc::new(self.dial.dial(&self.this))).clone(),
+            _ => {
+                let number = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;
+                current
+                    .insert(Arc::new(self.dial.dial(&self.this, number)))
+                    .clone()
+            }
         }
     }
 

@@ -107,6 +107,8 @@ pub(super) struct Connected {
 struct Life {
     /// Notified of the connection and its end, and of a failed attempt.
     owner: Weak<Connection>,
+    /// The number of the attempt to connect.
+    number: u64,
     /// The connection was established, so its end is reported.
     stood: AtomicBool,
     over: AtomicBool,
@@ -128,7 +130,8 @@ impl Life {
         let stood = self.stood.load(Ordering::Acquire);
         if let Some(owner) = self.owner.upgrade() {
             let silent_since = *lock(&self.silent_since);
-            owner.ended(stood, silent_since.unwrap_or_else(Instant::now));
+            let silent_since = silent_since.unwrap_or_else(Instant::now);
+            owner.ended(self.number, stood, silent_since);
         }
         if let (true, Some(pushes)) = (stood, &self.pushes) {
             pushes.listeners.notify(&StoreEvent::Disconnected);
@@ -223,9 +226,10 @@ impl Dial {
 
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection. Its
     /// `owner` is notified of the outcome.
-    pub(super) fn dial(&self, owner: &Weak<Connection>) -> Link {
+    pub(super) fn dial(&self, owner: &Weak<Connection>, number: u64) -> Link {
         let life = Arc::new(Life {
             owner: owner.clone(),
+            number,
             stood: AtomicBool::new(false),
             over: AtomicBool::new(false),
             pushes: self.listens.then(|| self.pushes.clone()),
@@ -330,9 +334,12 @@ impl Dial {
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         if let Some(owner) = life.owner.upgrade() {
-            owner.established(named.as_ref().map(|(_, named)| named));
+            // A caller that waits for it keeps an attempt going that has been given up.
+            if !life.over.load(Ordering::Acquire) {
+                owner.established(named.as_ref().map(|(_, named)| named));
+            }
             if life.over.load(Ordering::Acquire) {
-                owner.ended(true, Instant::now());
+                owner.ended(life.number, true, Instant::now());
             }
         }
         // The connection ends once its server is no longer the primary. Connections without

@@ -1,24 +1,29 @@
 //! The list of a store's locks, and the names of its clients.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use redis::{Cmd, Value};
 
 use super::{
     RedisStore,
     names::{client_name, key_of},
-    outage::InOutage,
     reply::{text, unexpected},
     scripts::{self, Call},
     servers::Servers,
 };
 use crate::{
+    call::within,
     key::LockKey,
     spec::LockKind,
-    store::{ClientId, Cursor, IDENTITY_TTL, Page, StoreError},
+    store::{ClientId, Cursor, IDENTITY_TTL, Page, StoreError, StoreErrorKind},
 };
 
 /// The number of keys that a server visits for one page. It takes less than a millisecond, in
 /// which the server does nothing else.
 const VISITED: u32 = 1000;
+/// The time for which the names of a node are awaited.
+const NAMES: Duration = Duration::from_millis(200);
 /// The number of names that one script reads.
 const NAMES_AT_ONCE: usize = 256;
 
@@ -73,20 +78,18 @@ impl RedisStore {
             Servers::One(_) => NAMES_AT_ONCE,
             Servers::Cluster(_) => 1,
         };
-        let groups: Vec<_> = clients.chunks(at_once).collect();
-        let call = |index: usize| {
-            let group: &[ClientId] = groups[index];
+        let groups = clients.chunks(at_once);
+        let replies = groups.clone().map(|group| {
             let names = group.iter().map(|id| client_name(&self.namespace, *id));
-            names.fold(Call::new(&scripts::NAMES, group.len()), Call::arg)
-        };
+            let call = names.fold(Call::new(&scripts::NAMES, group.len()), Call::arg);
+            within(NAMES, Box::pin(self.run(call)))
+        });
         let mut names = Vec::with_capacity(clients.len());
-        let waits = InOutage::Wait;
-        let answers = self.servers.call_each(groups.len(), &call, waits).await;
         let mut failed = None;
-        for (group, answer) in groups.iter().zip(answers) {
-            match answer.and_then(|mut answer| answer.reply()) {
+        for (group, reply) in groups.zip(join_all(replies).await) {
+            match reply {
                 Ok(mut reply) => names.extend(reply.texts()),
-                // Another node of the cluster may have the names of the others.
+                // Other nodes of the cluster have the names of others.
                 Err(error) => {
                     names.extend(group.iter().map(|_| None));
                     failed = Some(error);
@@ -113,14 +116,29 @@ impl RedisStore {
         let cursor = cursor.as_ref().map(Cursor::as_str);
         let (scanned, next, missing) = match &self.servers {
             Servers::One(connection) => {
-                let place = cursor.map_or(Ok(0), str::parse);
-                let place = place.map_err(|_| unexpected())?;
+                let begun = cursor.map(place_and_attempts);
+                let begun = begun.transpose()?;
+                let place = begun.map_or(0, |(place, _)| place);
                 let question = Scanned::question(place, &pattern);
-                let scanned = Scanned::parse(connection.ask(&question).await?)?;
-                let next = (scanned.next > 0).then(|| scanned.next.to_string());
-                (Some(scanned), next, None)
+                let scanned =
+                    Scanned::parse(connection.ask(&question).await.map_err(scan_refused)?)?;
+                let attempts = connection.attempts();
+                // Another server, or the same one after a restart, has the keys in another order.
+                let is_another = begun.is_some_and(|(_, before)| before != attempts);
+                let next = match is_another {
+                    true => Some(0),
+                    false => Some(scanned.next).filter(|next| *next > 0),
+                };
+                (
+                    Some(scanned),
+                    next.map(|next| format!("{next} {attempts}")),
+                    None,
+                )
             }
-            Servers::Cluster(cluster) => Box::pin(cluster.page(&pattern, cursor)).await?,
+            Servers::Cluster(cluster) => {
+                let page = Box::pin(cluster.page(&pattern, cursor)).await?;
+                (page.0, page.1, page.2.map(scan_refused))
+            }
         };
         let keys = scanned.map(|scanned| scanned.keys).unwrap_or_default();
         let locks = keys
@@ -138,6 +156,26 @@ impl RedisStore {
             .then(|| LockKey::new(name).ok())
             .flatten()
             .zip(Some(kind))
+    }
+}
+
+/// The error with the right that only a list needs.
+fn scan_refused(error: StoreError) -> StoreError {
+    if error.kind() != StoreErrorKind::Forbidden {
+        return error;
+    }
+    let message = "the server's access rules deny the command SCAN, which only a list needs; allow it with: ACL SETUSER <user> +scan";
+    StoreError::new(StoreErrorKind::Forbidden, message)
+}
+
+/// The place in the list of one server, and the connection that it belongs to.
+fn place_and_attempts(cursor: &str) -> Result<(u64, u64), StoreError> {
+    let numbers = cursor
+        .split_once(' ')
+        .map(|(place, attempts)| (place.parse(), attempts.parse()));
+    match numbers {
+        Some((Ok(place), Ok(attempts))) => Ok((place, attempts)),
+        _ => Err(unexpected()),
     }
 }
 

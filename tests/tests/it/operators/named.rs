@@ -145,7 +145,7 @@ fn a_name_that_is_empty_or_too_long_is_refused() {
 
 /// Any client of the server may write any name.
 #[tokio::test]
-async fn a_name_has_no_control_characters_whoever_wrote_it() {
+async fn a_name_of_any_origin_has_no_control_characters() {
     in_time(async {
         let (server, place) = (shared_server().await, Place::redis().await);
         let own = named(&place, "a\r\nb\u{1b}[2J\u{202e}c").await;

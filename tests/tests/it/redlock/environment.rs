@@ -382,3 +382,50 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
     }
     assert!(!text.contains("hunter2"), "{text}");
 }
+
+/// Each refused request makes the client connect again, also while it is connecting. An attempt
+/// that ends late must not count as an outage of the connection that has replaced it.
+#[test]
+fn attempts_to_connect_that_overtake_each_other_are_no_outage() {
+    let (over, is_over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let servers = RedisServer::builder().start_all(3).await;
+            let proxies = join_all(servers.iter().map(Proxy::to)).await;
+            let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+            let lease = Duration::from_secs(1);
+            let options = RedisOptions::new().longest_lease(lease);
+            let builder = LockClient::builder()
+                .redis(options)
+                .unavailable_after(lease);
+            let locks = builder.connect_redlock(&urls).await.unwrap();
+            let request = |key: String| locks.exclusive(key).lease(lease);
+            let acquire = async || request("first".into()).wait(10 * lease).acquire().await;
+            acquire().await.unwrap().release().await.unwrap();
+            for round in 0..3 {
+                for (server, proxy) in servers.iter().zip(&proxies) {
+                    proxy.delay(Direction::ToClient, Duration::from_millis(5));
+                    server.command(&["FLUSHALL"]).await;
+                }
+                let refused = (0..100).map(async |number: u32| {
+                    sleep(number * Duration::from_millis(1)).await;
+                    request(format!("{round}:{number}"))
+                        .no_wait()
+                        .acquire()
+                        .await
+                });
+                let refused = join_all(refused).await.into_iter().filter(Result::is_err);
+                assert!(refused.count() > 0, "{round}");
+                // Until the servers vote again, which they do at once if nothing is in the way.
+                acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+        over.send(()).unwrap();
+    });
+    is_over
+        .recv_timeout(2 * LONG)
+        .expect("a task occupies the runtime");
+}

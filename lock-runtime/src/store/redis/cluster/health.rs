@@ -1,24 +1,40 @@
 //! The health of a cluster: that of each node that serves slots, and the slots that are out.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::future::join_all;
+use tokio::time::timeout;
 
 use super::{
-    super::health::{Examined, examine, harmless_key},
+    super::{
+        health::{Examined, examine, harmless_key},
+        outage::InOutage,
+    },
     Address, Cluster,
     slots::{SLOTS, Slot, Slots, number_in},
 };
 use crate::{
+    call::within,
     health::{Finding, Health, Severity},
     sync::lock,
 };
 
+/// The time for which the map is awaited.
+const MAP: Duration = Duration::from_millis(300);
 /// The number of ranges of slots in a message.
 const SHOWN: usize = 8;
 
 impl Cluster {
     pub(in super::super) async fn health(&self) -> Health {
+        let found = within(MAP, Box::pin(self.found(InOutage::Refuse))).await;
+        if let Err(error) = found {
+            let failed = Examined::failed(&self.address(), &error);
+            return Health::new(vec![failed.server], failed.findings);
+        }
+        // Without recent calls, the map may be older than a failover.
+        if let Ok(Some(slots)) = timeout(MAP, self.look_up()).await {
+            self.adopt(slots);
+        }
         let mut owned: BTreeMap<String, (Address, Vec<Slot>)> = BTreeMap::new();
         {
             let map = lock(&self.map);

@@ -1,15 +1,23 @@
 //! The list of the locks of all nodes.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use super::{
-    super::{listing::Scanned, reply::unexpected},
-    Cluster,
+    super::{listing::Scanned, outage::InOutage, reply::unexpected},
+    Cluster, no_node,
 };
-use crate::{store::StoreError, sync::lock};
+use crate::{call::within, store::StoreError, sync::lock};
 
 /// The number of times that all nodes are listed. A key that moves from a node that is listed late
 /// to one that was listed early is in the next pass. The slot map does not show such a move before
 /// all keys of the slot have moved.
 const PASSES: u32 = 2;
+/// The time for which the list waits for a node, and then for the map before the second pass. Both
+/// are within the time of a page.
+const NODE: Duration = Duration::from_millis(300);
+const MAP: Duration = Duration::from_millis(100);
 
 /// A place in the list. Its text is `pass scan node node ..`.
 struct Place {
@@ -48,11 +56,17 @@ impl Cluster {
     ) -> Result<(Option<Scanned>, Option<String>, Option<StoreError>), StoreError> {
         let mut place = match place {
             Some(text) => Place::parse(text).ok_or_else(unexpected)?,
-            None => self.pass(1),
+            None => {
+                self.found(InOutage::Refuse).await?;
+                self.pass(1)
+            }
         };
+        if place.nodes.is_empty() {
+            return Err(no_node());
+        }
         let (mut scanned, mut missing) = (None, None);
         if let Some(node) = place.nodes.first() {
-            match self.scan(node, place.scan, pattern).await {
+            match within(NODE, Box::pin(self.scan(node, place.scan, pattern))).await {
                 Ok(found) => {
                     place.scan = found.as_ref().map_or(0, |found| found.next);
                     scanned = found;
@@ -71,7 +85,7 @@ impl Cluster {
             if place.pass == PASSES {
                 return Ok((scanned, None, missing));
             }
-            if let Some(slots) = self.look_up().await {
+            if let Ok(Some(slots)) = timeout(MAP, self.look_up()).await {
                 self.adopt(slots);
             }
             place = self.pass(place.pass + 1);

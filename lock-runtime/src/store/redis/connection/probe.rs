@@ -79,8 +79,12 @@ impl Connection {
     }
 
     /// Records the end of a connection that `stood`, or of a failed attempt. The server has not
-    /// answered since `since`.
-    pub(in crate::store::redis) fn ended(&self, stood: bool, since: Instant) {
+    /// answered since `since`. The end of an attempt that another one has replaced says nothing
+    /// about the server.
+    pub(in crate::store::redis) fn ended(&self, attempt: u64, stood: bool, since: Instant) {
+        if attempt != self.attempts() {
+            return;
+        }
         if self.outage.begin(since) && stood && self.dial.listens {
             self.log("connection lost", "lost", |server, left_out| {
                 tracing::warn!(server, left_out, "connection lost");
@@ -146,11 +150,9 @@ async fn probe_until_connected(connection: &Weak<Connection>) {
             }
         };
         let attempt = async {
-            if !outcome.await
-                && let Some(pause) = connection
-                    .upgrade()
-                    .map(|it| it.outage.pause(rand::random()))
-            {
+            outcome.await;
+            let connection = connection.upgrade().filter(|it| it.is_in_outage());
+            if let Some(pause) = connection.map(|it| it.outage.pause(rand::random())) {
                 sleep(pause).await;
             }
         };

@@ -2,9 +2,22 @@
 -- client, which is the beginning of its tokens ('' for foreign data), and 1 for a reservation. All
 -- aliases of an acquisition have the first 28 digits in common.
 local TOKEN = '^(' .. string.rep('[0-9a-f]', 28) .. ')' .. string.rep('[0-9a-f]', 4) .. '(.*)$'
-local function id_of(name, member)
+local function token_of(member)
   local stem, rest = string.match(string.match(member, '^%d+:(.+)$') or member, TOKEN)
-  if not stem or (rest ~= '' and rest ~= '.kept') then
+  if stem and (rest == '' or rest == '.kept') then
+    return stem, rest
+  end
+end
+local function client_of(member)
+  return string.sub(token_of(member) or '', 1, 10)
+end
+local function id_of(name, member)
+  local stem, rest = token_of(member)
+  if not stem then
+    -- Foreign data may be long.
+    if #member > 4096 then
+      member = #member .. string.sub(member, 1, 2048) .. string.sub(member, -2048)
+    end
     return string.sub(redis.sha1hex(name .. '\n=' .. member), 1, 16), '', 0
   end
   local id = string.sub(redis.sha1hex(name .. '\n' .. stem .. rest), 1, 16)

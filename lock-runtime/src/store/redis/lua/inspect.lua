@@ -1,5 +1,6 @@
 -- Returns the holders and the waiters of a lock. Reads only.
--- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; the name of the lock.
+-- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; the name of the lock; 'all', or 'holders'
+-- without the waiters.
 -- Returns {'holders', counter, number of holders, mode, ttl, id, client, reserved, age, ...,
 -- mode, lease, silent, client, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 -- The holders come first, by expiry (ttl -1: no expiry; age -1: unknown), followed by the waiters
@@ -40,12 +41,12 @@ elseif kind == 'set' then
   end
   reply[3] = #holders / 2
 end
-for place = line.first, line.last do
+for place = line.first, ARGV[3] == 'all' and line.last or 0 do
   local entry = redis.call('HGET', line.queue, place)
   local seen, mode, lease, member = string.match(entry or '', '^(%d+) (%w+) (%d+) %d+ (%S+) ')
   local silent = seen and math.max(now - tonumber(seen), 0)
   if silent and silent < ENTRY_TTL then
-    local _, client = id_of(name, member)
+    local client = client_of(member)
     for _, word in ipairs({mode, tonumber(lease), silent, client}) do
       table.insert(reply, word)
     end

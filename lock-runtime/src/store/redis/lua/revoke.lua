@@ -30,8 +30,10 @@ if kind ~= 'none' then
     redis.call('DEL', lock)
     kind = 'none'
   elseif losers[1] then
-    -- A set, and one of its members.
-    redis.call('ZREM', lock, losers[1])
+    -- A set, and one of its members, or several aliases of one holder.
+    for _, loser in ipairs(losers) do
+      redis.call('ZREM', lock, loser)
+    end
     settle(lock)
   end
 end
@@ -41,7 +43,14 @@ if line and line.count > 0 then
   advance(line, lock, fence, kind)
   finish(line, lock)
 end
-if losers[1] then
-  redis.pcall('PUBLISH', ARGV[3], table.concat(losers, ' '))
+-- A foreign value is not shown to others.
+local notified = {}
+for _, loser in ipairs(losers) do
+  if client_of(loser) ~= '' then
+    table.insert(notified, loser)
+  end
+end
+if notified[1] then
+  redis.pcall('PUBLISH', ARGV[3], table.concat(notified, ' '))
 end
 return reply
