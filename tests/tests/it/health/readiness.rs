@@ -8,7 +8,7 @@ use http_body_util::BodyExt as _;
 use lock_runtime::{LockClient, web::readiness};
 use lock_tests::{Captured, RedisServer};
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
 use crate::place::LONG;
@@ -105,4 +105,23 @@ async fn a_storm_of_probes_is_one_question() {
     let calls: u32 = line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap());
     // A slow machine may take more than the second for which an answer is used.
     assert!((1..=3).contains(&calls), "{calls}");
+}
+
+/// A probe with a time-out that is shorter than the examination of a server that hangs.
+#[tokio::test]
+async fn a_probe_that_gives_up_leaves_the_answer_to_the_next_one() {
+    let server = RedisServer::start().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    let app = Router::new().route("/ready", readiness(&locks));
+    assert_eq!(probe(&app, "GET").await.status, 200);
+    sleep(Duration::from_millis(1100)).await;
+    server.stop();
+    let short = Duration::from_millis(400);
+    let mut answered = Vec::new();
+    for _ in 0..8 {
+        let probed = timeout(short, probe(&app, "GET")).await;
+        answered.extend(probed.map(|probed| probed.status));
+        sleep(short / 4).await;
+    }
+    assert!(answered.contains(&503), "{answered:?}");
 }

@@ -153,3 +153,35 @@ async fn a_majority_decides_on_several_servers() {
     servers[0].resume();
     assert_eq!(becomes(&locks, Verdict::Degraded).await.servers().len(), 3);
 }
+
+#[tokio::test]
+async fn a_cluster_that_was_never_found_is_not_to_be_created() {
+    let server = RedisServer::start().await;
+    server.kill();
+    let url = server.url().replace("redis://", "redis+cluster://");
+    let locks = LockClient::connect_lazy(&url).unwrap();
+    let health = health(&locks).await;
+    assert_eq!(health.verdict(), Verdict::Unavailable, "{health}");
+    assert_eq!(codes(&health), ["unavailable"], "{health}");
+    let port = server.port().to_string();
+    assert!(health.servers()[0].name.contains(&port), "{health}");
+}
+
+/// A client without requests learns of the failover by its question.
+#[tokio::test]
+async fn after_a_planned_failover_nothing_is_found() {
+    let cluster = RedisCluster::start().await;
+    let locks = LockClient::connect(&cluster_url(&cluster)).await.unwrap();
+    assert_eq!(health(&locks).await.verdict(), Verdict::Healthy);
+    let [master, ..] = cluster.masters().await[..] else {
+        panic!("three")
+    };
+    let new = cluster.failover(master).await;
+    let after = health(&locks).await;
+    assert!(after.findings().is_empty(), "{after}");
+    let address = new.addr().to_string();
+    assert!(
+        after.servers().iter().any(|server| server.name == address),
+        "{after}"
+    );
+}

@@ -304,6 +304,15 @@ async fn a_list_while_slots_move_is_complete() {
 
 #[tokio::test]
 async fn a_dead_node_is_reported_and_the_locks_of_the_others_are_listed() {
+    others_are_listed_without(RedisServer::kill).await;
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_is_reported_and_the_locks_of_the_others_are_listed() {
+    others_are_listed_without(RedisServer::stop).await;
+}
+
+async fn others_are_listed_without(end: fn(&RedisServer)) {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = Place::at(cluster_url(&cluster));
@@ -320,7 +329,7 @@ async fn a_dead_node_is_reported_and_the_locks_of_the_others_are_listed() {
         for replica in cluster.replicas_of(dead).await {
             replica.kill();
         }
-        dead.kill();
+        end(dead);
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         let mut list = locks.list("");
         while let Some(lock) = list.next().await {
@@ -374,6 +383,57 @@ async fn a_majority_lists_without_a_dead_server_and_not_without_a_majority() {
         servers[2].kill();
         let last = locks.list("").collect::<Vec<_>>().await.pop().unwrap();
         assert_eq!(last.unwrap_err().kind(), LockErrorKind::Unavailable);
+    })
+    .await;
+}
+
+/// An empty list would say that nothing is held.
+#[tokio::test]
+async fn a_cluster_that_was_never_found_has_no_list() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        server.kill();
+        let url = server.url().replace("redis://", "redis+cluster://");
+        let locks = LockClient::connect_lazy(&url).unwrap();
+        let mut list = locks.list("");
+        let error = list.next().await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error:#}");
+        assert!(list.next().await.is_none());
+    })
+    .await;
+}
+
+/// After a restart the keys have another order, and what was behind the place of the list may be
+/// before it.
+#[tokio::test]
+async fn a_list_begins_again_on_another_connection() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let place = Place::at(server.url());
+        let locks = place.client().await;
+        let _guard = locks.exclusive("a").acquire().await.unwrap();
+        let fill = "for i = 1, 3500 do redis.call('SET', 'k' .. i, i) end";
+        server.command(&["EVAL", fill, "0"]).await;
+        let store = place.store().await;
+        let pages = async |restart: bool| {
+            let (mut pages, mut cursor) = (0, None);
+            loop {
+                let page = store.list("", cursor.take()).await.unwrap();
+                pages += 1;
+                if restart && pages == 3 {
+                    server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+                    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+                    sleep(Duration::from_millis(300)).await;
+                }
+                match page.next {
+                    Some(next) => cursor = Some(next),
+                    None => return pages,
+                }
+            }
+        };
+        let undisturbed = pages(false).await;
+        assert!(undisturbed > 3, "{undisturbed}");
+        assert!(pages(true).await > undisturbed);
     })
     .await;
 }

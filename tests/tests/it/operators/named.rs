@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use lock_runtime::store::{AcquireReply, Hold, KeyRequest, MemoryStore};
-use lock_runtime::{Identity, LockClient, LockErrorKind, LockKey, Mode, store::Token};
+use lock_runtime::{
+    Identity, LockClient, LockErrorKind, LockKey, Mode, RedisOptions, store::Token,
+};
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server, unique};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -260,6 +262,35 @@ async fn a_store_that_does_not_describe_the_holder_is_let_go() {
             Arc::strong_count(&store) == 1
         })
         .await;
+    })
+    .await;
+}
+
+/// A server of a majority that loses its data gets the names again, also while no lock is held.
+#[tokio::test]
+async fn servers_of_a_majority_that_lost_their_data_learn_the_names_again() {
+    in_time(async {
+        let servers = RedisServer::builder().start_all(3).await;
+        let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+        let namespace = unique("ns");
+        let lease = Duration::from_secs(1);
+        let options = RedisOptions::new().longest_lease(lease);
+        let builder = LockClient::builder().namespace(&namespace).redis(options);
+        let locks = builder.connect_redlock(&urls).await.unwrap();
+        let request = locks.exclusive("a").lease(lease).wait(LONG);
+        request.acquire().await.unwrap().release().await.unwrap();
+        let pattern = format!("f:{namespace}:client:*");
+        let named = async |server: &RedisServer| server.keys(&pattern).await.len() == 1;
+        for server in &servers {
+            eventually("the server has the name", async || named(server).await).await;
+        }
+        for server in &servers {
+            server.restart_empty().await;
+            eventually("the server has the name again", async || {
+                named(server).await
+            })
+            .await;
+        }
     })
     .await;
 }
