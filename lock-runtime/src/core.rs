@@ -197,6 +197,16 @@ impl Core {
         drop(state);
         drop(discarded);
         wakers.into_iter().for_each(Waker::wake);
+        if has_work {
+            self.work.notify_one();
+        }
+        if must_start {
+            driver::start(self);
+        }
+        if is_closed {
+            self.changed.notify_waiters();
+        }
+        // Last, because subscribers and recorders may panic.
         for note in notes {
             let of = |(view, _): &&(Arc<View>, _)| note.is_loss_of(&view.key, view.fence);
             match ended.iter().find(of) {
@@ -212,15 +222,6 @@ impl Core {
         }
         for (view, loss) in ended {
             view.watch.ended(loss);
-        }
-        if has_work {
-            self.work.notify_one();
-        }
-        if must_start {
-            driver::start(self);
-        }
-        if is_closed {
-            self.changed.notify_waiters();
         }
     }
 

@@ -17,6 +17,7 @@ use smallvec::{SmallVec, smallvec};
 pub use self::release::ReleaseFuture;
 use crate::{
     call::perform,
+    core::log_loss,
     error::{LockError, LockErrorKind},
     fence::FencingToken,
     key::LockKey,
@@ -91,6 +92,11 @@ impl LockGuard {
     /// Returns the time for which the lock is certain to be held. See [`HeldLock::validity`].
     pub fn validity(&self) -> Duration {
         self.held.validity()
+    }
+
+    #[cfg(feature = "tracing")]
+    pub(crate) fn view(&self) -> &View {
+        self.held.first()
     }
 
     /// Returns the number of renewals that the store has confirmed. See [`HeldLock::renewals`].
@@ -268,6 +274,11 @@ impl Entry {
             let reader = View::new(core, key, Mode::Shared, &granted, watched);
             Ok(state.add_view(reader))
         });
+        if let Err(ConvertError::Lost(loss)) = &converted {
+            let name = view.name.as_deref();
+            log_loss("lost before its downgrade", name, key, view.fence, *loss);
+            view.watch.meter.lost(*loss);
+        }
         let reader = converted.map_err(refused)?;
         reader.begun(None);
         tracing::debug!(%key, fence = %reader.fence, "downgraded");

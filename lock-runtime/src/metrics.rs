@@ -5,16 +5,16 @@
 //! | name | kind | labels | meaning |
 //! |---|---|---|---|
 //! | `lock_acquisitions_total` | counter | `name`, `mode`, `outcome` | requests that have ended |
-//! | `lock_contended_total` | counter | `name`, `mode` | requests whose lock was not free |
+//! | `lock_contended_total` | counter | `name`, `mode` | requests that waited or were refused |
 //! | `lock_wait_seconds` | histogram | `name`, `mode` | time from the request to its outcome |
 //! | `lock_waiting` | gauge | `name`, `mode` | requests without an outcome so far |
 //! | `lock_held` | gauge | `name`, `mode` | locks that this process holds |
 //! | `lock_hold_seconds` | histogram | `name`, `mode` | time from grant to release or loss |
 //! | `lock_lost_total` | counter | `name`, `mode`, `loss` | locks that were lost while held |
 //! | `lock_renewals_total` | counter | `name`, `mode` | renewals that the store confirmed |
-//! | `lock_renewal_failures_total` | counter | `name`, `mode` | renewals without a reply |
+//! | `lock_renewal_failures_total` | counter | `name`, `mode` | renewals without a usable reply |
 //! | `lock_handoffs_total` | counter | `name`, `mode`, `scope` | locks received from a holder |
-//! | `lock_store_calls_total` | counter | `server`, `operation`, `outcome` | calls to a server |
+//! | `lock_store_calls_total` | counter | `server`, `operation`, `outcome` | calls of scripts |
 //! | `lock_store_call_seconds` | histogram | `server`, `operation` | time of a call |
 //! | `lock_store_reconnects_total` | counter | `server` | connections that replaced a broken one |
 //! | `lock_store_group_size` | histogram | `server`, `operation` | requests that shared a call |

@@ -95,7 +95,7 @@ impl<K, P> LockLayer<K, P> {
     ///
     /// It defaults to the text of the template. A layer without a template is named after the
     /// route of each request: axum's matched path, such as `/orders/{id}`, or else the gRPC
-    /// method, such as `/shop.Orders/Pay`, or else `unrouted`. After 256 routes, further ones are
+    /// method, such as `/shop.Orders/Pay`, or else `unrouted`. After 128 routes, further ones are
     /// `unrouted` as well.
     pub fn name(self, name: impl Into<Arc<str>>) -> Self {
         Self {

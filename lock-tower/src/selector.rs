@@ -55,8 +55,9 @@ where
 }
 
 /// The most routes that a layer without a name distinguishes. Clients can invent gRPC methods,
-/// and each name has metrics of its own.
-const MAX_ROUTES: usize = 256;
+/// and each name has metrics of its own. Half of the names that a process distinguishes are left to
+/// others.
+const MAX_ROUTES: usize = 128;
 
 type Routes = HashMap<Box<str>, Arc<Policy>>;
 

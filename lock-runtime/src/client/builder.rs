@@ -120,7 +120,7 @@ impl LockClientBuilder {
     /// Refuses requests at once with `Unavailable` when the server of their keys has not answered
     /// for this long, 100 ms to a day. Off by default: a wait may outlast a failover.
     ///
-    /// The client probes the server in the meantime, five to ten times a second, and serves
+    /// The client probes the server in the meantime, up to ten times a second, and serves
     /// requests again as soon as it answers. Requests that already wait are refused as well. Only
     /// the keys of that server are affected: those of one node of a cluster, or all keys of several
     /// independent servers once a majority does not answer. Locks that are held are still renewed

@@ -216,6 +216,15 @@ impl Settings {
             builder = builder.identity(identity);
         }
         let builder = values.redis(builder)?;
+        let is_tls = ["rediss", "valkeys"]
+            .iter()
+            .any(|scheme| url.contains(scheme));
+        if let Some(name) = CERTIFICATES.iter().find(|name| set.contains(name))
+            && !is_tls
+        {
+            let complaint = "it has no effect, as LOCK_URL does not begin with rediss://";
+            return Err(invalid(name, complaint));
+        }
         builder.check().map_err(|error| blame(error, &set))?;
         Ok(Self { builder, url, set })
     }
@@ -329,7 +338,12 @@ impl Values {
 
     #[cfg(not(feature = "redis"))]
     fn redis(&self, builder: LockClientBuilder) -> Result<LockClientBuilder, LockError> {
-        self.refuse(&["LOCK_MIN_REPLICAS", "LOCK_LONGEST_LEASE"], "redis")?;
+        let of_redis = [
+            "LOCK_MIN_REPLICAS",
+            "LOCK_REPLICA_TIMEOUT",
+            "LOCK_LONGEST_LEASE",
+        ];
+        self.refuse(&of_redis, "redis")?;
         self.refuse(&CERTIFICATES, "rustls")?;
         Ok(builder)
     }

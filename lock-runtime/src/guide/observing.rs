@@ -104,8 +104,8 @@
 //! | `lock.hold` | the grant | the release or the loss |
 //! | `lock.release` | the call of `release` | the reply of the store |
 //!
-//! Their fields are `lock.name`, `lock.key`, `lock.mode`, `lock.fence`, `lock.waited_ms`,
-//! `outcome` and, for a refusal or a loss, `error.type`: the [code](crate::LockError::code) of the
+//! Their fields are `lock.name`, `lock.key`, `lock.mode`, `lock.fence`, `outcome`, for a request
+//! `lock.waited_ms` and, for a refusal or a loss, `error.type`: the [code](crate::LockError::code) of the
 //! error. The body of `run`, of the attribute and of a layer runs within the span of its hold; the
 //! code beside a guard does not. The events of a request (it waits, the store did not reply) are in
 //! its `lock.acquire`, a hand-off is in the `lock.release` of the former holder, and a loss in the

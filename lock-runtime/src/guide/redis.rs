@@ -164,7 +164,8 @@
 //! | a held lock | is renewed until its validity ends; is lost then |
 //! | a release | is repeated until the server has confirmed it, or the lease has ended |
 //!
-//! A connection on which calls have been sent for two seconds without any answer is given up, too.
+//! A connection on which calls have been sent for two seconds, or for `unavailable_after` if that
+//! is shorter, without any answer is given up, too.
 //! A single lost reply, or a connection that is re-established at once, refuses nothing.
 //!
 //! A wait may outlast a failover, so waiting requests wait by default. Where callers should not

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         OnceLock, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
@@ -64,11 +65,12 @@ const CANCELLED: &str = "cancelled";
 
 const LOSSES: [Loss; 4] = [Loss::Expired, Loss::Taken, Loss::Revoked, Loss::MaxHold];
 
-/// Calls `record` with the recorder, if one is installed.
+/// Calls `record` with the recorder, if one is installed. A panic of the recorder ends here: it
+/// must not end a connection, nor the drop of a guard.
 pub(crate) fn recorded(record: impl FnOnce(&dyn Recorder)) {
     with_recorder(|to| {
         if is_installed(to) {
-            record(to);
+            drop(catch_unwind(AssertUnwindSafe(|| record(to))));
         }
     });
 }
@@ -122,10 +124,14 @@ fn named(name: &LockName) -> Option<&'static ByMode> {
     if let Some(known) = names.as_ref().and_then(|names| names.get(&**name)) {
         return Some(known);
     }
+    let is_full = |names: &HashMap<_, _>| names.len() >= MAX_NAMES;
+    if names.as_ref().is_some_and(is_full) {
+        return None;
+    }
     drop(names);
     let mut names = NAMES.write().unwrap_or_else(PoisonError::into_inner);
     let names = names.get_or_insert_default();
-    if names.len() >= MAX_NAMES && !names.contains_key(&**name) {
+    if is_full(names) && !names.contains_key(&**name) {
         return None;
     }
     let new = || &*Box::leak(Box::new([const { OnceLock::new() }; 3]));

@@ -1,6 +1,11 @@
 //! The spans of requests, holds and releases.
 
-use std::{future::Future, sync::Mutex, time::Instant};
+use std::{
+    future::Future,
+    mem,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use tracing::{
     Instrument, Span, debug_span, field, field::Empty, instrument::Instrumented,
@@ -23,7 +28,7 @@ pub(crate) struct AttemptSpan {
     span: Span,
     /// The span around the request, which is that around the hold.
     around: Span,
-    /// `None` if the span is disabled.
+    /// `None` if the span is disabled, or has its outcome.
     since: Option<Instant>,
 }
 
@@ -58,10 +63,10 @@ impl AttemptSpan {
         request.instrument(self.span.clone())
     }
 
-    pub(super) fn ended(&self, outcome: &Result<LockGuard, LockError>) {
-        let Some(since) = self.since else { return };
-        let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.span.record("lock.waited_ms", waited);
+    pub(super) fn ended(&mut self, outcome: &Result<LockGuard, LockError>) {
+        if !self.waited() {
+            return;
+        }
         match outcome {
             Ok(guard) => {
                 self.span
@@ -73,6 +78,24 @@ impl AttemptSpan {
             Err(error) => record_error(&self.span, error),
         }
     }
+
+    /// Records the end of the wait. Returns whether there was none before.
+    fn waited(&mut self) -> bool {
+        let Some(since) = self.since.take() else {
+            return false;
+        };
+        let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.span.record("lock.waited_ms", waited);
+        true
+    }
+}
+
+impl Drop for AttemptSpan {
+    fn drop(&mut self) {
+        if self.waited() {
+            self.span.record("outcome", "cancelled");
+        }
+    }
 }
 
 fn record_error(span: &Span, error: &LockError) {
@@ -82,7 +105,16 @@ fn record_error(span: &Span, error: &LockError) {
 
 /// The span of a hold. It is closed by the release or the loss, and not by the last of its views.
 #[derive(Debug, Default)]
-pub(crate) struct HoldSpan(Mutex<Option<Span>>);
+pub(crate) struct HoldSpan(Mutex<Hold>);
+
+#[derive(Debug, Default)]
+enum Hold {
+    #[default]
+    Begins,
+    Lasts(Arc<Span>),
+    /// A lock can be lost before its request has seen the grant.
+    Over,
+}
 
 impl HoldSpan {
     pub(super) fn begun(
@@ -111,7 +143,10 @@ impl HoldSpan {
             if let Some(request) = request {
                 span.follows_from(&request.span);
             }
-            *lock(&self.0) = Some(span);
+            let mut hold = lock(&self.0);
+            if matches!(*hold, Hold::Begins) {
+                *hold = Hold::Lasts(Arc::new(span));
+            }
         }
     }
 
@@ -120,7 +155,10 @@ impl HoldSpan {
         if LevelFilter::current() < LevelFilter::DEBUG {
             return work();
         }
-        let span = lock(&self.0).clone();
+        let span = match &*lock(&self.0) {
+            Hold::Lasts(span) => Some(span.clone()),
+            Hold::Begins | Hold::Over => None,
+        };
         match span {
             Some(span) => span.in_scope(work),
             None => work(),
@@ -128,7 +166,7 @@ impl HoldSpan {
     }
 
     pub(super) fn ended(&self, loss: Option<Loss>) {
-        let Some(span) = lock(&self.0).take() else {
+        let Hold::Lasts(span) = mem::replace(&mut *lock(&self.0), Hold::Over) else {
             return;
         };
         match loss {
@@ -149,9 +187,12 @@ pub(crate) struct ReleaseSpan(Span);
 
 impl ReleaseSpan {
     pub(crate) fn begin(guard: &LockGuard) -> Self {
+        let view = guard.view();
         Self(debug_span!(
             "lock.release",
+            lock.name = view.name.as_deref(),
             lock.key = %guard.key(),
+            lock.mode = label(view.mode),
             lock.fence = %guard.fence(),
             outcome = Empty,
             error.r#type = Empty,

@@ -37,10 +37,13 @@ fn each_example_is_valid_and_changes_the_settings() {
         if CERTIFICATES.contains(&variable.name) {
             continue;
         }
+        #[cfg(feature = "redis")]
         let others: &[_] = match variable.name {
             "LOCK_REPLICA_TIMEOUT" => &[("LOCK_MIN_REPLICAS", "1")],
             _ => &[],
         };
+        #[cfg(not(feature = "redis"))]
+        let others: &[_] = &[];
         let with = [others, &[(variable.name, variable.example)]].concat();
         #[cfg(not(feature = "redis"))]
         if [
@@ -183,6 +186,16 @@ fn a_certificate_file_is_read_or_reported() {
         let error = read(vars).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
     }
+    let file = std::env::temp_dir().join(format!("from-env-{}.pem", std::process::id()));
+    let text = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(&file, text).unwrap();
+    let certificate = ("LOCK_ROOT_CERTIFICATE", file.to_str().unwrap());
+    let plain = read(&[("LOCK_URL", "redis://a"), certificate]).unwrap_err();
+    let expected =
+        "LOCK_ROOT_CERTIFICATE: it has no effect, as LOCK_URL does not begin with rediss://";
+    assert_eq!(plain.to_string(), expected);
+    read(&[("LOCK_URL", "rediss+cluster://a"), certificate]).unwrap();
+    std::fs::remove_file(file).unwrap();
 }
 
 #[cfg(unix)]

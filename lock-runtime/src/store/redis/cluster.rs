@@ -179,7 +179,7 @@ impl Cluster {
                     drop(answers);
                     self.check_format(&slots).await?;
                     self.adopt(slots);
-                    self.unfound.end(Instant::now());
+                    self.unfound.end(0, Instant::now());
                     return Ok(());
                 }
                 // Prefer a permanent error, which says more than that no node is reachable.

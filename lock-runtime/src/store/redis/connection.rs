@@ -13,7 +13,7 @@ mod probe;
 
 use std::sync::{
     Arc, Mutex, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use redis::{
@@ -57,8 +57,8 @@ pub(super) struct Connection {
     /// The number of attempts to connect.
     attempts: AtomicU64,
     outage: Outage,
-    /// A task probes the server.
-    probing: AtomicBool,
+    /// The latest turn of the task that probes the server, if there is one.
+    probing: Mutex<Option<Instant>>,
     pub(super) groups: Groups,
 }
 
@@ -70,7 +70,7 @@ impl Connection {
             link: Mutex::default(),
             attempts: AtomicU64::new(0),
             outage: Outage::new(dial.unavailable_after, Instant::now()),
-            probing: AtomicBool::new(false),
+            probing: Mutex::default(),
             dial,
             groups: Groups::new(connection),
         });
@@ -384,7 +384,7 @@ impl Connection {
     fn link(&self) -> Arc<Link> {
         let mut current = lock(&self.link);
         match &*current {
-            Some(link) if !link.is_over() => link.clone(),
+            Some(link) if !link.is_over() && !link.has_stalled() => link.clone(),
             // The first call that finds the connection over dials for all.
             _ => {
                 let number = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;

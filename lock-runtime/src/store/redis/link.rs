@@ -51,6 +51,8 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The silence after which a connection is given up: calls have been sent, and none was answered.
 const SILENCE: Duration = Duration::from_secs(2);
+/// Longer than any attempt to connect takes on a runtime that is driven.
+pub(super) const STALLED: Duration = Duration::from_secs(10);
 /// The number of calls that may be on their way to the socket: enough that calls wait for the
 /// server, and not for the channel.
 const BUFFERED_CALLS: usize = 4096;
@@ -90,6 +92,7 @@ struct Membership {
 pub(super) struct Link {
     connected: Shared<BoxFuture<'static, Result<Connected, StoreError>>>,
     attempt: AbortHandle,
+    begun: Instant,
     life: Arc<Life>,
     /// The silence after which it is given up.
     patience: Duration,
@@ -251,6 +254,7 @@ impl Dial {
         Link {
             connected: connected.boxed().shared(),
             attempt,
+            begun: Instant::now(),
             life,
             patience: self
                 .unavailable_after
@@ -273,6 +277,7 @@ impl Dial {
         let connected = AssertUnwindSafe(connecting).catch_unwind().await;
         let connected = connected.unwrap_or_else(|panic| {
             if !is_missing_provider(panic.as_ref()) {
+                life.end();
                 resume_unwind(panic);
             }
             Err(error::unavailable(error::NO_PROVIDER).into())
@@ -289,7 +294,7 @@ impl Dial {
                 }
             };
             if let Some(owner) = life.owner.upgrade() {
-                owner.failed(&error);
+                owner.failed(life.number, &error);
             }
             life.end();
             error
@@ -336,7 +341,7 @@ impl Dial {
         if let Some(owner) = life.owner.upgrade() {
             // A caller that waits for it keeps an attempt going that has been given up.
             if !life.over.load(Ordering::Acquire) {
-                owner.established(named.as_ref().map(|(_, named)| named));
+                owner.established(life.number, named.as_ref().map(|(_, named)| named));
             }
             if life.over.load(Ordering::Acquire) {
                 owner.ended(life.number, true, Instant::now());
@@ -388,8 +393,6 @@ impl Dial {
         // Set the tenure before the clock: an acquire waits for the clock, and then
         // needs the tenure.
         let tenure = self.tenure_by(greeting, info)?;
-        #[cfg(feature = "metrics")]
-        super::metered::connected(self.server_label(), self.clock.get().is_none());
         let first = || ServerClock::new(micros, greeting.received);
         let clock = self.clock.get_or_init(first);
         clock.observe(micros, greeting.sent, greeting.received);
@@ -484,9 +487,20 @@ impl Link {
         })
     }
 
-    /// The outcome of the attempt, which does not keep the connection open.
-    pub(super) fn outcome(&self) -> impl Future<Output = bool> + Send + use<> {
-        self.connected.clone().map(|connected| connected.is_ok())
+    /// Waits for the outcome of the attempt, which does not keep the connection open.
+    pub(super) fn outcome(&self) -> impl Future<Output = ()> + Send + use<> {
+        let life = self.life.clone();
+        self.connected.clone().map(move |connected| {
+            // An attempt that ended with its runtime has not recorded that itself.
+            if connected.is_err() {
+                life.end();
+            }
+        })
+    }
+
+    /// Whether the attempt takes so long that its runtime cannot be driving it any more.
+    pub(super) fn has_stalled(&self) -> bool {
+        !self.life.stood.load(Ordering::Acquire) && self.begun.elapsed() > STALLED
     }
 
     pub(super) fn is_over(&self) -> bool {

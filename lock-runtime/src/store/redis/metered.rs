@@ -60,6 +60,8 @@ impl Metered {
                 let more = u64::from(known == outcome);
                 count(to, &Key::from_parts(CALLS, labels), more);
             }
+            let [server, _] = &labels;
+            count(to, &Key::from_parts(RECONNECTS, vec![server.clone()]), 0);
             let key = Key::from_parts(CALL, labels.to_vec());
             observe(to, &key, since.elapsed().as_secs_f64());
         });

@@ -54,6 +54,8 @@ struct State {
     stood: bool,
     /// The error of the latest attempt to connect, once one has failed.
     failed: Option<StoreError>,
+    /// The number of the latest attempt that has established a connection.
+    established: u64,
 }
 
 /// The end of an outage.
@@ -75,32 +77,41 @@ impl Outage {
                 since: now,
                 stood: false,
                 failed: None,
+                established: 0,
             }),
         }
     }
 
-    /// Records that the connection is over, and that the server has not answered since `since`.
-    /// Returns whether an outage begins.
-    pub(super) fn begin(&self, since: Instant) -> bool {
+    /// Records that the connection of this attempt is over, and that the server has not answered
+    /// since `since`. Returns whether an outage begins. An attempt that was given up may end after
+    /// a later one has established a connection, and says nothing about it.
+    pub(super) fn begin(&self, attempt: u64, since: Instant) -> bool {
         let mut state = lock(&self.state);
-        if self.lasts.load(Ordering::Relaxed) {
+        if attempt < state.established || self.lasts.load(Ordering::Relaxed) {
             return false;
         }
-        (state.since, state.failed) = (since, None);
+        state.since = since;
         self.lasts.store(true, Ordering::Release);
         true
     }
 
     /// Records that an attempt to connect has failed. Returns whether the cause is new.
-    pub(super) fn failed(&self, error: &StoreError) -> bool {
+    pub(super) fn failed(&self, attempt: u64, error: &StoreError) -> bool {
         let mut state = lock(&self.state);
+        if attempt < state.established {
+            return false;
+        }
         let before = state.failed.replace(error.clone());
         before.is_none_or(|before| before.kind() != error.kind())
     }
 
-    /// Records an established connection; `None` if no outage lasted.
-    pub(super) fn end(&self, now: Instant) -> Option<Restored> {
+    /// Records the connection that an attempt has established; `None` if no outage lasted.
+    pub(super) fn end(&self, attempt: u64, now: Instant) -> Option<Restored> {
         let mut state = lock(&self.state);
+        if attempt < state.established {
+            return None;
+        }
+        state.established = attempt;
         let stood = std::mem::replace(&mut state.stood, true);
         let (silent, failed) = (
             now.saturating_duration_since(state.since),
@@ -206,7 +217,7 @@ mod tests {
         let refuses = |in_outage, at| outage.refuses(in_outage, &"a", at).is_some();
         // The first attempt has not failed yet.
         assert!(!refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
-        assert!(outage.failed(&refused()) && !outage.failed(&refused()));
+        assert!(outage.failed(0, &refused()) && !outage.failed(0, &refused()));
         assert!(refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
         assert!(!refuses(InOutage::Wait, now + AFTER - MS));
         assert!(refuses(InOutage::Wait, now + AFTER));
@@ -224,12 +235,12 @@ mod tests {
     fn an_outage_counts_from_the_last_answer_to_the_next_connection() {
         let now = Instant::now();
         let outage = Outage::new(Some(AFTER), now);
-        assert_eq!(outage.end(now), Some(Restored::First));
-        assert_eq!(outage.end(now), None);
+        assert_eq!(outage.end(0, now), Some(Restored::First));
+        assert_eq!(outage.end(0, now), None);
         let late = Outage::new(Some(AFTER), now);
-        assert_eq!(late.end(now + AFTER), Some(Restored::After(AFTER)));
+        assert_eq!(late.end(0, now + AFTER), Some(Restored::After(AFTER)));
         assert!(!outage.lasts() && outage.opens_at().is_none());
-        assert!(outage.begin(now + AFTER) && !outage.begin(now + 2 * AFTER));
+        assert!(outage.begin(0, now + AFTER) && !outage.begin(0, now + 2 * AFTER));
         assert!(outage.lasts());
         // A silence counts even before an attempt has failed.
         let silent = outage
@@ -239,13 +250,13 @@ mod tests {
             silent.to_string(),
             "a has not answered for 1.0s; refused without a call"
         );
-        outage.failed(&refused());
+        outage.failed(0, &refused());
         assert_eq!(
-            outage.end(now + 3 * AFTER),
+            outage.end(0, now + 3 * AFTER),
             Some(Restored::After(2 * AFTER))
         );
         // The error of an earlier outage does not count.
-        assert!(outage.begin(now + 4 * AFTER));
+        assert!(outage.begin(0, now + 4 * AFTER));
         assert!(
             outage
                 .refuses(InOutage::Refuse, &"a", now + 4 * AFTER)
@@ -254,13 +265,27 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_an_attempt_that_was_replaced_is_no_outage() {
+        let now = Instant::now();
+        let outage = Outage::new(Some(AFTER), now);
+        assert_eq!(outage.end(2, now), Some(Restored::First));
+        assert!(!outage.begin(1, now) && !outage.failed(1, &refused()));
+        assert!(!outage.lasts());
+        assert!(outage.begin(2, now));
+        assert_eq!(outage.end(1, now), None);
+        assert!(outage.lasts());
+        assert!(outage.failed(3, &refused()) && outage.error().is_some());
+        assert!(outage.end(4, now).is_some() && outage.error().is_none());
+    }
+
+    #[test]
     fn a_server_that_refuses_the_client_is_asked_each_time() {
         let outage = Outage::new(None, Instant::now());
         let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
-        outage.failed(&wrong);
+        outage.failed(0, &wrong);
         assert!(outage.admits(InOutage::Refuse, &"a").is_ok());
         assert!(outage.pause(0.0) > PAUSE);
-        outage.failed(&refused());
+        outage.failed(0, &refused());
         assert!(outage.admits(InOutage::Refuse, &"a").is_err());
         assert!(outage.pause(1.0) <= PAUSE && outage.pause(0.0) >= PAUSE / 2);
     }

@@ -205,7 +205,7 @@ impl RedisOptions {
         {
             return Client::build_with_tls(info, certificates).map_err(|error| {
                 // The error names the position of invalid PEM, and does not repeat the text.
-                let message = format!("the certificates cannot be used: {error}");
+                let message = format!("`root_certificate`, `client_certificate`: the certificates cannot be used: {error}");
                 LockError::new(LockErrorKind::InvalidSpec, message)
             });
         }

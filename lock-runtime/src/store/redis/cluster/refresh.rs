@@ -113,6 +113,8 @@ impl Cluster {
         // Calls are refused while a node does not answer, so none of them would find the node that
         // takes its place.
         let is_unsettled = self.unfound.lasts() || self.has_silent_owner();
+        let error = self.unfound.error();
+        let is_refused = error.is_some_and(|error| !error.is_transient());
         let mut refresh = lock(&self.refresh);
         let now = Instant::now();
         let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
@@ -121,7 +123,11 @@ impl Cluster {
         } else {
             (refresh.pause * 2).min(LONGEST_PAUSE)
         };
-        refresh.not_before = now + refresh.pause;
+        let pause = match is_refused {
+            true => self.unfound.pause(rand::random()),
+            false => refresh.pause,
+        };
+        refresh.not_before = now + pause;
         refresh.running = refresh.wanted || is_unsettled;
         !refresh.running
     }
@@ -131,7 +137,7 @@ impl Cluster {
         let found = timeout(CONNECT, self.find()).await;
         let found = found.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         if let Err(error) = &found
-            && self.unfound.failed(error)
+            && self.unfound.failed(0, error)
         {
             tracing::warn!(server = %self.address(), %error, "the cluster was not found; trying again in the background");
         }

@@ -1,10 +1,7 @@
 //! The outage of the server of a connection: notices from its links, probes in the background, and
 //! calls that are refused meanwhile. [`Outage`](super::Outage) decides.
 
-use std::{
-    future::pending,
-    sync::{Weak, atomic::Ordering},
-};
+use std::{future::pending, sync::Weak};
 
 use tokio::{
     runtime::Handle,
@@ -13,16 +10,20 @@ use tokio::{
 
 use super::{
     super::{
+        link::STALLED,
         on_drop::OnDrop,
         outage::{InOutage, Restored},
         sentinel::Named,
     },
     Connection, Failed,
 };
+#[cfg(feature = "metrics")]
+use crate::store::redis::metered;
 use crate::{
     error::LockErrorKind,
     log,
     store::{StoreError, StoreEvent},
+    sync::lock,
 };
 
 impl Connection {
@@ -43,13 +44,15 @@ impl Connection {
     }
 
     /// Records an established connection, to the primary that the Sentinels have `named`.
-    pub(in crate::store::redis) fn established(&self, named: Option<&Named>) {
-        let Some(restored) = self.outage.end(Instant::now()) else {
+    pub(in crate::store::redis) fn established(&self, attempt: u64, named: Option<&Named>) {
+        let Some(restored) = self.outage.end(attempt, Instant::now()) else {
             return;
         };
         if !self.dial.listens {
             return;
         }
+        #[cfg(feature = "metrics")]
+        metered::connected(self.dial.server_label(), restored == Restored::First);
         let (server, primary) = (&self.dial.target, named.map(tracing::field::display));
         match restored {
             Restored::First => tracing::info!(%server, primary, "connected"),
@@ -68,8 +71,8 @@ impl Connection {
     }
 
     /// Records a failed attempt to connect.
-    pub(in crate::store::redis) fn failed(&self, error: &StoreError) {
-        if self.outage.failed(error) && self.dial.listens {
+    pub(in crate::store::redis) fn failed(&self, attempt: u64, error: &StoreError) {
+        if self.outage.failed(attempt, error) && self.dial.listens {
             let error = error.clone();
             let code = LockErrorKind::from(error.kind()).code();
             self.log("no connection", code, move |server, left_out| {
@@ -79,13 +82,9 @@ impl Connection {
     }
 
     /// Records the end of a connection that `stood`, or of a failed attempt. The server has not
-    /// answered since `since`. The end of an attempt that another one has replaced says nothing
-    /// about the server.
+    /// answered since `since`.
     pub(in crate::store::redis) fn ended(&self, attempt: u64, stood: bool, since: Instant) {
-        if attempt != self.attempts() {
-            return;
-        }
-        if self.outage.begin(since) && stood && self.dial.listens {
+        if self.outage.begin(attempt, since) && stood && self.dial.listens {
             self.log("connection lost", "lost", |server, left_out| {
                 tracing::warn!(server, left_out, "connection lost");
             });
@@ -111,13 +110,19 @@ impl Connection {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        if self.probing.swap(true, Ordering::AcqRel) {
-            return;
+        let now = Instant::now();
+        {
+            let mut probing = lock(&self.probing);
+            // A task on a runtime that is not driven any more takes no turns.
+            if probing.is_some_and(|turn| now < turn + STALLED) {
+                return;
+            }
+            *probing = Some(now);
         }
         let (this, ended) = (self.this.clone(), self.this.clone());
         let ended = OnDrop::new(move || {
             if let Some(connection) = ended.upgrade() {
-                connection.probing.store(false, Ordering::Release);
+                *lock(&connection.probing) = None;
             }
         });
         runtime.spawn(async move {
@@ -134,11 +139,13 @@ impl Connection {
 /// Attempts to connect until one succeeds or the connection is dropped, one attempt at a time. Once
 /// the circuit breaker is open, waiting requests are notified.
 async fn probe_until_connected(connection: &Weak<Connection>) {
-    let mut has_opened = false;
+    // The opening that waiting requests were notified of.
+    let mut announced = None;
     loop {
         // The connection is not kept alive while this waits.
         let Some((outcome, opens_at)) = connection.upgrade().and_then(|it| {
-            let opens_at = it.outage.opens_at().filter(|_| !has_opened);
+            let opens_at = it.outage.opens_at().filter(|at| announced != Some(*at));
+            *lock(&it.probing) = Some(Instant::now());
             it.is_in_outage().then(|| (it.link().outcome(), opens_at))
         }) else {
             return;
@@ -159,7 +166,7 @@ async fn probe_until_connected(connection: &Weak<Connection>) {
         tokio::select! {
             () = attempt => {}
             () = opens => {
-                has_opened = true;
+                announced = opens_at;
                 if let Some(connection) = connection.upgrade().filter(|it| it.is_in_outage()) {
                     // Waiting requests make a call, and are refused.
                     connection.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
