@@ -12,7 +12,9 @@ use lock_runtime::{
 };
 use lock_tests::{Captured, RedisServer, unique};
 use lock_tower::LockLayer;
-use metrics::LocalRecorderGuard;
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, LocalRecorderGuard, Metadata, SharedString, Unit,
+};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt as _;
@@ -450,4 +452,47 @@ async fn spans_have_the_token_and_the_outcome() {
     held.in_scope(|| tracing::info!("afterwards"));
     let event = wanted("afterwards").await;
     assert!(event.spans.is_empty());
+}
+
+/// A recorder that panics in each call.
+struct Panics(#[expect(dead_code, reason = "gives it a size")] u8);
+
+impl metrics::Recorder for Panics {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        panic!("a counter")
+    }
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        panic!("a gauge")
+    }
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        panic!("a histogram")
+    }
+}
+
+#[tokio::test]
+async fn a_recorder_that_panics_harms_no_connection_and_no_lock() {
+    // Without a size it would stand for none.
+    let recorder: &'static Panics = Box::leak(Box::new(Panics(1)));
+    let _recording = metrics::set_default_local_recorder(recorder);
+    let redis = RedisServer::start().await;
+    let locks = LockClient::connect(&redis.url()).await.unwrap();
+    for name in ["a", "b"] {
+        let guard = locks.exclusive("k").name(name).acquire().await.unwrap();
+        let waiting = locks.exclusive("k").name(name).no_wait().acquire().await;
+        assert_eq!(waiting.unwrap_err().kind(), LockErrorKind::Contended);
+        guard.release().await.unwrap();
+        drop(locks.read("k").name(name).acquire().await.unwrap());
+        let next = locks.exclusive("k").acquire();
+        timeout(PROMPTLY, next)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    timeout(PROMPTLY, locks.shutdown()).await.unwrap();
 }

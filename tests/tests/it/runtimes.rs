@@ -15,7 +15,9 @@ use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock,
     store::MemoryStore,
 };
-use lock_tests::{FaultyStore, RedisServer, chain, faulty_store::Operation, shared_server, unique};
+use lock_tests::{
+    FaultyStore, Proxy, RedisServer, chain, faulty_store::Operation, shared_server, unique,
+};
 use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
@@ -483,5 +485,39 @@ fn shutdown_outside_of_a_runtime_panics_with_the_callers_line() {
             LockErrorKind::ShuttingDown,
             "it is shut down all the same"
         );
+    }
+}
+
+/// The connection belongs to the client, and the attempt to connect to a runtime that has ended, or
+/// that exists and is not driven any more.
+#[test]
+fn another_runtime_connects_when_the_first_one_ends_or_idles_while_it_connects() {
+    let place = runtime();
+    let proxy = place.block_on(async { Proxy::to(shared_server().await).await });
+    for ends in [true, false] {
+        proxy.black_hole();
+        let first = Builder::new_current_thread().enable_all().build().unwrap();
+        let after = Duration::from_millis(100);
+        let builder = LockClient::builder().without_identity();
+        let builder = builder.namespace(unique("ns")).unavailable_after(after);
+        let locks = first.block_on(async {
+            let locks = builder.connect_lazy(&proxy.url()).unwrap();
+            let request = locks.exclusive("k").wait(LONG).acquire();
+            let error = timeout(LONG, request).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
+            locks
+        });
+        let idle = match ends {
+            true => None,
+            false => Some(first),
+        };
+        place.block_on(async {
+            proxy.cut();
+            proxy.let_through().await;
+        });
+        runtime().block_on(eventually("the client is connected", async || {
+            locks.exclusive("k").no_wait().acquire().await.is_ok()
+        }));
+        drop(idle);
     }
 }
