@@ -1,6 +1,11 @@
 //! What an operator sees of four servers of `flash-sale`: the holders of the lock, metrics in
 //! Prometheus, log lines and readiness, while all is well, after a revocation and in an outage.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "as in the other tests, whose helpers are not in test functions either"
+)]
+
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use futures_util::{StreamExt as _, future::join_all};

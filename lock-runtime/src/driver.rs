@@ -1,9 +1,9 @@
 //! The driver: the background task of a client. It makes the calls that no other task awaits:
 //! renewals, releases of dropped guards, abandonments. It also detects losses.
 //!
-//! The task starts with the first use of the client. It ends when the last clone of its client is gone and no
-//! work is left. When the Tokio runtime that it runs on ends, it continues on a runtime on which
-//! a held lock was acquired, or on the next one on which the client is used.
+//! The task starts with the first use of the client. It ends when the last clone of its client is
+//! gone and no work is left. When the Tokio runtime that it runs on ends, it continues on a runtime
+//! on which a held lock was acquired, or on the next one on which the client is used.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},

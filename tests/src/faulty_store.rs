@@ -31,8 +31,8 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     FencingToken, Health, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Inspection, KeyPart,
-        KeyRequest, Limits, Listener, Page, PollReply, QuorumMember, RaiseReply, Release,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
+        KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember, RaiseReply, Release,
         ReleaseReply, RenewReply, Renewal, Store, StoreError,
     },
 };
@@ -219,6 +219,10 @@ impl Store for FaultyStore {
 
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
         Box::pin(self.call(Operation::Inspect(key.clone(), kind)))
+    }
+
+    fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Vec<Holder>> {
+        Box::pin(async move { Ok(self.inspect(key, kind).await?.holders) })
     }
 
     fn revoke<'a>(

@@ -79,12 +79,15 @@
 //!
 //! These alerts of `docs/prometheus/alerts.yml` are worth waking an operator:
 //!
-//! | alert | meaning | what to do |
-//! |---|---|---|
-//! | `LockLost` | a lock ended while its holder was at work | check the data, unless writes are [fenced](super::limits); then look for pauses of the process (`expired`), or for a server that lost its data or was flushed (`taken`) |
-//! | `LockStoreUnavailable`, `LockStoreSilent` | requests fail, or wait, because a server does not answer | [`LockClient::health`](crate::LockClient::health) names the server and the remedy |
-//! | `LockRenewalsFail` | held locks will be lost when their leases end | as above; the remaining lease is the time that is left |
-//! | `LockStoreRefuses` | the server refuses calls: password, rights, a replica, other data under a key | the `outcome` and the log line name the cause; no retry helps |
+//! - `LockLost`: a lock ended while its holder was at work. Check the data, unless writes are
+//!   [fenced](super::limits). Then look for pauses of the process (`expired`), or for a server that
+//!   lost its data or was flushed (`taken`).
+//! - `LockStoreUnavailable`, `LockStoreSilent`: requests fail, or wait, because a server does not
+//!   answer. [`LockClient::health`](crate::LockClient::health) names the server and the remedy.
+//! - `LockRenewalsFail`: held locks will be lost when their leases end. As above; the remaining
+//!   lease is the time that is left.
+//! - `LockStoreRefuses`: the server refuses calls because of a password, a right, its role or other
+//!   data under a key. The `outcome` and the log line name the cause; no retry helps.
 //!
 //! The others can wait for the morning: `LockWaitTimeouts` and `LockRequestsShed` (too much work
 //! for one lock: shorten the critical section or split the key), `LockHeldTooLong` (work that
@@ -105,12 +108,12 @@
 //! | `lock.release` | the call of `release` | the reply of the store |
 //!
 //! Their fields are `lock.name`, `lock.key`, `lock.mode`, `lock.fence`, `outcome`, for a request
-//! `lock.waited_ms` and, for a refusal or a loss, `error.type`: the [code](crate::LockError::code) of the
-//! error. The body of `run`, of the attribute and of a layer runs within the span of its hold; the
-//! code beside a guard does not. The events of a request (it waits, the store did not reply) are in
-//! its `lock.acquire`, a hand-off is in the `lock.release` of the former holder, and a loss in the
-//! `lock.hold`. Without the feature the events are the same, and the spans of the application are
-//! around them.
+//! `lock.waited_ms` and, for a refusal or a loss, `error.type`: the [code](crate::LockError::code)
+//! of the error. The body of `run`, of the attribute and of a layer runs within the span of its
+//! hold; the code beside a guard does not. The events of a request (it waits, the store did not
+//! reply) are in its `lock.acquire`, a hand-off is in the `lock.release` of the former holder, and
+//! a loss in the `lock.hold`. Without the feature the events are the same, and the spans of the
+//! application are around them.
 //!
 //! For OpenTelemetry, the layer of the crate `tracing-opentelemetry` exports them:
 //!
