@@ -309,7 +309,7 @@ impl Round {
         let answer = match answer {
             Answer::Renew(_) if has_ended && state.held().is_some() => Answer::Gone,
             Answer::Renew(_) if has_ended => {
-                state.pushed = None;
+                state.push_ended();
                 answer
             }
             answer => answer,
@@ -391,7 +391,7 @@ impl Round {
         if !(renewed && state.is_name) {
             state.straggler_until = None;
         }
-        state.pushed = None;
+        state.push_ended();
         state.standing = standing;
         // A writer in a wait queue may be named as the heir.
         let is_queued = standing == Standing::Queued && self.hold.mode == Mode::Exclusive;

@@ -351,7 +351,13 @@ impl Round {
                 (Standing::Holds(vote), _) | (_, Passed::Vote(vote)) => Some(vote.end),
                 // An acquire is granted in a reply.
                 (Standing::Asked, _) => None,
-                _ => state.pushed.map(|grant| grant.fence).or(self.fence),
+                // The number of this vote is larger than one that has ended. It may be smaller than
+                // that of the hold all the same.
+                _ => state
+                    .pushed
+                    .map(|grant| grant.fence)
+                    .or(state.ended)
+                    .or(self.fence),
             };
             let is_late = false;
             self.passed[alias.server] = Passed::Releasing { is_late, end };

@@ -23,6 +23,8 @@ pub(super) struct VoteState {
     pub(super) renewed: bool,
     /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
+    /// The number of a pushed grant that may have ended unverified.
+    pub(super) ended: Option<FencingToken>,
     /// The deadline of an acquire whose reply is outstanding.
     pub(super) straggler_until: Option<Instant>,
     /// The start of the exchange in which an acquire was sent under this alias first.
@@ -43,12 +45,18 @@ impl VoteState {
             standing: Standing::Outside,
             renewed: false,
             pushed: None,
+            ended: None,
             straggler_until: None,
             asked_since: None,
             is_name: false,
             as_of: None,
             status: Status::None,
         }
+    }
+
+    /// Forgets a pushed grant, except for its number.
+    pub(super) fn push_ended(&mut self) {
+        self.ended = self.pushed.take().map(|grant| grant.fence).or(self.ended);
     }
 
     /// The alias as it is abandoned, if this server may know it.
