@@ -55,9 +55,7 @@ pub(crate) async fn connect(
     longest_lease: Duration,
     settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
-    let servers = connecting(urls, namespace, settings)?;
-    stand(&servers).await?;
-    QuorumStore::new(each(servers, namespace), longest_lease)
+    QuorumStore::new(members(urls, namespace, settings).await?, longest_lease)
 }
 
 /// Connects to all servers in the background.
