@@ -21,6 +21,7 @@ pub use self::{
     list::{ListedLock, LockList},
 };
 use crate::{
+    activity::Activity,
     call::within,
     core::Core,
     driver,
@@ -362,6 +363,15 @@ impl LockClient {
             RevokeReply::NotHeld | RevokeReply::Changed | RevokeReply::Endless => {}
         }
         Ok(reply)
+    }
+
+    /// Returns the contention and the losses of this client since it was created, by the names of
+    /// its requests.
+    ///
+    /// It keeps at most 256 names and 64 losses, with or without the feature `metrics`. Locks that
+    /// are granted at the first attempt are not counted.
+    pub fn activity(&self) -> Activity {
+        self.core.activity.since(self.core.epoch)
     }
 
     /// Lists the locks that are held, and the permits, whose names begin with `prefix`, with their

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    activity::Recorded,
     clients::ClientNames,
     driver,
     error::{LockError, LockErrorKind, Loss},
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) own_name: Option<(ClientId, Arc<str>)>,
     /// The names of other clients.
     pub(crate) names: ClientNames,
+    pub(crate) activity: Recorded,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _listener: Arc<dyn Listener>,
 }
@@ -111,6 +113,7 @@ impl Core {
             listeners: AtomicU64::new(0),
             own_name: own_name.map(|name| (ClientId::random(), name)),
             names: ClientNames::default(),
+            activity: Recorded::default(),
             _listener: listener,
         }
     }
@@ -222,6 +225,9 @@ impl Core {
         }
         for (view, loss) in ended {
             view.watch.ended(loss);
+            if let Some(loss) = loss {
+                self.activity.lost(&view, loss);
+            }
         }
     }
 

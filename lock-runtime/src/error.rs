@@ -86,6 +86,11 @@ pub enum LockErrorKind {
 
 /// How a lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Loss {
     /// No renewal succeeded before the lease expired by the holder's own clock.

@@ -37,7 +37,7 @@
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
 //! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
-//! | `serde` | | serialization of `LockSpec`, `LockKey`, `FencingToken`, and of `Health` |
+//! | `serde` | | serialization of `LockSpec`, `LockKey`, `FencingToken`, and of what [`LockClient`] shows to operators |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Links to items of features that are not enabled.
@@ -53,6 +53,7 @@ pub mod store;
 pub mod web;
 
 mod acquire;
+mod activity;
 mod ambient;
 mod call;
 mod client;
@@ -61,6 +62,8 @@ mod core;
 mod driver;
 mod error;
 mod fence;
+#[cfg(feature = "serde")]
+mod fields;
 mod guard;
 mod health;
 mod key;
@@ -94,6 +97,7 @@ pub use __rt::FromLockError;
 #[doc(hidden)]
 pub use __rt::{LockKeys, Skipped};
 pub use acquire::AcquireFuture;
+pub use activity::{Activity, LossSeen, NameActivity};
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
 pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList};
 pub use error::{LockError, LockErrorKind, Loss};

@@ -190,6 +190,7 @@ impl LockRequest {
             }),
             Err(error) => {
                 watch::refused(name.as_ref(), spec.mode(), &error);
+                core.activity.ended(name.as_ref(), error.key(), Err(&error));
                 Err(error.with_name(name.as_ref()))
             }
         }
@@ -225,6 +226,7 @@ pub(crate) fn granted(
                 let watched = (name.as_ref(), &attempt);
                 let outcome = attempt.within(acquire(core, keys, terms, watched)).await;
                 attempt.ended(&outcome);
+                (core.activity).ended(name.as_ref(), keys.first(), outcome.as_ref());
                 outcome.map_err(|error| error.with_name(name.as_ref()))
             }
             Err(error) => Err(error.clone()),

@@ -50,10 +50,24 @@ impl Mode {
             Self::Permits(_) => LockKind::Permits,
         }
     }
+
+    /// Returns the name: `exclusive`, `shared` or `permits`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Permits(_) => "permits",
+        }
+    }
 }
 
 /// The two independent kinds of locks that share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 #[non_exhaustive]
 pub enum LockKind {
     /// Exclusive and shared locks, which exclude each other.

@@ -101,13 +101,3 @@ impl Watch {
         self.span.ended(loss);
     }
 }
-
-/// Returns the label of a mode.
-#[cfg(any(feature = "metrics", feature = "tracing"))]
-fn label(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Permits(_) => "permits",
-    }
-}

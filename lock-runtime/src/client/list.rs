@@ -36,7 +36,10 @@ const MOVING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// A lock in a [`LockList`].
+///
+/// With the feature `serde` it is serialized, with the fields of `state` beside the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ListedLock {
     /// The name of the lock.
@@ -44,6 +47,7 @@ pub struct ListedLock {
     /// Whether it is a lock, or permits of this name.
     pub kind: LockKind,
     /// Its holders and waiters.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub state: Inspection,
 }
 

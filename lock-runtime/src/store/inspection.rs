@@ -1,5 +1,8 @@
 //! The requests of operators: inspection and revocation.
 
+#[cfg(feature = "serde")]
+mod fields;
+
 use std::time::Duration;
 
 use super::identity::{HolderId, Identity};
@@ -36,7 +39,10 @@ pub enum RevokeReply {
 }
 
 /// The state of a lock at one moment, as the store sees it.
+///
+/// With the feature `serde` it is serialized, with times in ms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Inspection {
     /// The holders, in order of expiry. Empty if the lock is free.
@@ -52,20 +58,31 @@ pub struct Inspection {
 
 /// A holder of a lock, as the store sees it, without its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
     /// The identifier of the holder, with which [`RevokeScope::Holder`] takes the lock away from
     /// it alone.
     pub id: HolderId,
     /// The mode in which it holds the lock.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::mode"))]
     pub mode: Mode,
     /// The remaining lease. `None` if it has no expiry.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "ttl_ms", serialize_with = "crate::fields::known_millis")
+    )]
     pub ttl: Option<Duration>,
     /// The client that holds the lock.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::client"))]
     pub client: Identity,
     /// The time since the client acquired the lock, by the clock of the store, or, with a majority,
     /// by that of the client. Hand-offs within the client do not count. `None` for readers, permits
     /// and foreign holders, whose beginning the store does not keep, and after a day.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "held_for_ms", serialize_with = "crate::fields::known_millis")
+    )]
     pub held_for: Option<Duration>,
     /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
     pub is_reservation: bool,
@@ -102,18 +119,37 @@ impl Holder {
 
 /// An entry in the wait queue of a lock, as the store sees it, without its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiter {
     /// The requested mode.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::mode"))]
     pub mode: Mode,
     /// The requested lease.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "lease_ms", serialize_with = "crate::fields::millis")
+    )]
     pub lease: Duration,
     /// The time since its last call. The entry is skipped after
     /// [`ENTRY_STALE_AFTER`](super::ENTRY_STALE_AFTER) and removed after
     /// [`ENTRY_TTL`](super::ENTRY_TTL).
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "silent_ms", serialize_with = "crate::fields::millis")
+    )]
     pub silent: Duration,
     /// The client that waits.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::client"))]
     pub client: Identity,
+    /// The time since the process entered the queue, by the clock of the store. `None` for clients
+    /// of earlier versions, for an entry with over a thousand others behind it, and where the queue
+    /// has been compacted since.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "waited_ms", serialize_with = "crate::fields::known_millis")
+    )]
+    pub waited: Option<Duration>,
 }
 
 impl Waiter {
@@ -124,6 +160,13 @@ impl Waiter {
             lease,
             silent,
             client,
+            waited: None,
         }
+    }
+
+    /// Sets the time since the process entered the queue.
+    #[must_use]
+    pub fn waited(self, waited: Option<Duration>) -> Self {
+        Self { waited, ..self }
     }
 }

@@ -12,7 +12,6 @@ use std::{
 use metrics::{Key, Label, Level, Metadata, Recorder, SharedString, with_recorder};
 use tokio::time::Instant;
 
-use super::label;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     guard::LockGuard,
@@ -150,7 +149,7 @@ impl Meters {
             Mode::Shared => 1,
             Mode::Permits(_) => 2,
         };
-        by_mode[index].get_or_init(|| Self::new(text, label(mode)))
+        by_mode[index].get_or_init(|| Self::new(text, mode.as_str()))
     }
 
     fn new(name: SharedString, mode: &'static str) -> Self {

@@ -12,7 +12,6 @@ use tracing::{
     level_filters::LevelFilter,
 };
 
-use super::label;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
@@ -38,7 +37,7 @@ impl AttemptSpan {
             "lock.acquire",
             lock.name = name.map(|name| &**name),
             lock.key = keys.first().map(field::display),
-            lock.mode = label(mode),
+            lock.mode = mode.as_str(),
             lock.fence = Empty,
             lock.waited_ms = Empty,
             outcome = Empty,
@@ -134,7 +133,7 @@ impl HoldSpan {
             "lock.hold",
             lock.name = name.map(|name| &**name),
             lock.key = %key,
-            lock.mode = label(mode),
+            lock.mode = mode.as_str(),
             lock.fence = %fence,
             outcome = Empty,
             error.r#type = Empty,
@@ -192,7 +191,7 @@ impl ReleaseSpan {
             "lock.release",
             lock.name = view.name.as_deref(),
             lock.key = %guard.key(),
-            lock.mode = label(view.mode),
+            lock.mode = view.mode.as_str(),
             lock.fence = %guard.fence(),
             outcome = Empty,
             error.r#type = Empty,

@@ -439,7 +439,8 @@ impl Table {
         let waiter = |place: &Place| {
             let silent = now.saturating_duration_since(place.seen);
             let client = Identity::unnamed(place.request.token.client());
-            Waiter::new(place.mode, place.request.lease, silent, client)
+            let waited = now.saturating_duration_since(place.came);
+            Waiter::new(place.mode, place.request.lease, silent, client).waited(Some(waited))
         };
         Inspection {
             holders,

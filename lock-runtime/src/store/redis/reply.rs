@@ -106,10 +106,11 @@ impl Reply {
 
     /// Reads the waiters: the rest of the reply.
     pub(super) fn waiters(&mut self) -> Result<Vec<Waiter>, StoreError> {
-        let mut waiters = Vec::with_capacity(self.rest.len() / 4);
+        let mut waiters = Vec::with_capacity(self.rest.len() / 5);
         while self.rest.len() > 0 {
             let (mode, lease, silent) = (self.mode()?, self.ttl()?, self.ttl()?);
-            waiters.push(Waiter::new(mode, lease, silent, self.client()?));
+            let waiter = Waiter::new(mode, lease, silent, self.client()?);
+            waiters.push(waiter.waited(self.known_ttl()?));
         }
         Ok(waiters)
     }

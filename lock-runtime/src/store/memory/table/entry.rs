@@ -52,6 +52,7 @@ pub(super) struct Place {
     pub(super) mode: Mode,
     pub(super) request: NextHolder,
     pub(super) seen: Instant,
+    pub(super) came: Instant,
 }
 
 impl Place {
@@ -248,6 +249,7 @@ impl Entry {
                 mode: hold.mode,
                 request,
                 seen: now,
+                came: now,
             }),
         }
     }

@@ -2,9 +2,10 @@
 -- KEYS: lock, fence, queue. ARGV: 'lock' or 'permits'; the name of the lock; 'all', or 'holders'
 -- without the waiters.
 -- Returns {'holders', counter, number of holders, mode, ttl, id, client, reserved, age, ...,
--- mode, lease, silent, client, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
+-- mode, lease, silent, client, waited, ...} | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 -- The holders come first, by expiry (ttl -1: no expiry; age -1: unknown), followed by the waiters
--- in queue order, each with the time since its last request (silent, ms).
+-- in queue order, each with the time since its last request and since it came (silent, waited, ms;
+-- waited -1: unknown).
 local lock, permits, name = KEYS[1], ARGV[1] == 'permits', ARGV[2]
 local kind, last = look(lock, 'exclusive')
 local latest = counter(KEYS[2])
@@ -46,8 +47,10 @@ for place = line.first, ARGV[3] == 'all' and line.last or 0 do
   local seen, mode, lease, member = string.match(entry or '', '^(%d+) (%w+) (%d+) %d+ (%S+) ')
   local silent = seen and math.max(now - tonumber(seen), 0)
   if silent and silent < ENTRY_TTL then
-    local client = client_of(member)
-    for _, word in ipairs({mode, tonumber(lease), silent, client}) do
+    local arrival = redis.call('HGET', line.queue, 'at' .. place % ARRIVALS)
+    local arrived, came = string.match(arrival or '', '^(%S+) (%d+)$')
+    local waited = arrived == member and math.max(now - tonumber(came), 0) or -1
+    for _, word in ipairs({mode, tonumber(lease), silent, client_of(member), waited}) do
       table.insert(reply, word)
     end
   end

@@ -3,8 +3,10 @@
 --   <number>  'seen mode lease reserved member channel': the entry at this position, and the time
 --             of its last request (ms)
 --   <member>  the position of the member
+--   at<slot>  'member time': when the member came (ms). One slot for all positions with the same
+--             remainder, so that nothing has to remove it. For operators only
 -- The hash expires once no waiter can come back: each request of a waiter renews its time to live.
-local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE = 3000, 10000, 3000
+local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, ARRIVALS = 3000, 10000, 3000, 1024
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
 -- lock to be free.
 local POLL_INTERVAL = 1000
@@ -133,7 +135,8 @@ local function enqueue(line, member, mode, lease, reserved, channel)
   line.count = line.count + 1
   line.changed = false
   local entry = table.concat({whole(now), mode, whole(lease), whole(reserved), member, channel}, ' ')
-  redis.call('HSET', line.queue, 'ends', ends_of(line), line.last, entry, member, line.last)
+  redis.call('HSET', line.queue, 'ends', ends_of(line), line.last, entry, member, line.last,
+    'at' .. line.last % ARRIVALS, member .. ' ' .. whole(now))
   local kept = redis.pcall('PEXPIRE', line.queue, ENTRY_TTL)
   if type(kept) == 'table' then
     -- Forbidden by the server's access rules. Do not leave a queue that never expires.
