@@ -18,7 +18,7 @@ use tokio::time::timeout;
 pub use self::{
     builder::LockClientBuilder,
     from_env::EnvVariable,
-    list::{ListedLock, LockList},
+    list::{ListedLock, LockList, LockPage},
 };
 use crate::{
     activity::Activity,

@@ -33,3 +33,11 @@ pub(crate) fn known_text<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     text.as_deref().serialize(serializer)
 }
+
+/// Writes a list of texts.
+pub(crate) fn texts<S: Serializer>(
+    texts: &[impl std::fmt::Display],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(texts.iter().map(ToString::to_string))
+}

@@ -99,7 +99,7 @@ pub use __rt::{LockKeys, Skipped};
 pub use acquire::AcquireFuture;
 pub use activity::{Activity, LossSeen, NameActivity};
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
-pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList};
+pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList, LockPage};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::{FencingToken, InvalidFencingToken};
 pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};

@@ -39,6 +39,8 @@ pub mod redis;
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use hand_off::{HandOff, Heir};
+#[doc(hidden)]
+pub use identity::visible;
 pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
 pub(crate) use identity::{default_name, presentable};
 pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};

@@ -161,6 +161,8 @@
 //!   any time.
 //! - `metrics`: metrics of all locks, labelled by policy name, through the `metrics` crate; see
 //!   `lock_runtime::metrics`.
+//! - `inspector`: pages for operators that show the locks, who holds them and who waits, the
+//!   contention of the process and the health of the store.
 //! - `tracing`: a span `lock` at level debug around each request, from its acquire attempt on,
 //!   with the fields `lock.name`, `lock.key`, `lock.fence`, `lock.waited_ms` and `outcome`.
 //!   Events are emitted without this feature, too.
@@ -173,6 +175,8 @@
 #[macro_use]
 mod macros;
 
+#[cfg(feature = "inspector")]
+pub mod inspector;
 pub mod key;
 #[cfg(feature = "metrics")]
 pub mod metrics;

@@ -1,5 +1,7 @@
 //! [`LockList`], the locks of a store as a stream.
 
+mod page;
+
 use std::{
     collections::{HashSet, VecDeque},
     fmt,
@@ -17,6 +19,7 @@ use futures_util::{
 };
 use tokio::time::{Instant, sleep};
 
+pub use self::page::LockPage;
 use super::LockClient;
 use crate::{
     error::{LockError, LockErrorKind},
@@ -59,15 +62,7 @@ pub struct LockList(BoxStream<'static, Result<ListedLock, LockError>>);
 
 impl LockList {
     pub(super) fn new(client: LockClient, prefix: String) -> Self {
-        let listing = Listing {
-            client,
-            prefix,
-            place: Place::At(None),
-            found: VecDeque::new(),
-            ready: VecDeque::new(),
-            seen: Seen::default(),
-            is_away: false,
-        };
+        let listing = Listing::new(client, prefix);
         let each = |mut listing: Listing| async move { Some((listing.next().await?, listing)) };
         Self(unfold(listing, each).boxed())
     }
@@ -119,6 +114,18 @@ struct Listing {
 }
 
 impl Listing {
+    fn new(client: LockClient, prefix: String) -> Self {
+        Self {
+            client,
+            prefix,
+            place: Place::At(None),
+            found: VecDeque::new(),
+            ready: VecDeque::new(),
+            seen: Seen::default(),
+            is_away: false,
+        }
+    }
+
     async fn next(&mut self) -> Option<Result<ListedLock, LockError>> {
         loop {
             if let Some(lock) = self.ready.pop_front() {

@@ -1,6 +1,6 @@
 //! The identities of clients, and the identifiers of holders.
 
-use std::{fmt, fmt::Write as _, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use sha1_smol::Sha1;
 
@@ -203,18 +203,30 @@ pub(crate) fn presentable(name: &str) -> Arc<str> {
     let mut shown = String::with_capacity(name.len().min(MAX_IDENTITY_BYTES));
     for c in name.chars() {
         let begin = shown.len();
-        let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}');
-        let _ = match c.is_control() || is_hidden {
-            true => write!(shown, "{}", c.escape_unicode()),
-            false => shown.write_char(c),
-        };
+        push_visible(c, &mut shown);
         if shown.len() > MAX_IDENTITY_BYTES {
             shown.truncate(begin);
             break;
         }
     }
     shown.into()
+}
+
+/// Escapes control characters and those that are invisible or change the direction of the text, for
+/// terminals and pages.
+pub fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    text.chars().for_each(|c| push_visible(c, &mut shown));
+    shown
+}
+
+fn push_visible(c: char, shown: &mut String) {
+    let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}');
+    match c.is_control() || is_hidden {
+        true => shown.extend(c.escape_unicode()),
+        false => shown.push(c),
+    }
 }
 
 /// Returns the name of a client that was given none: `<program>@<host>:<process>`.

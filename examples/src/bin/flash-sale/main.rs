@@ -136,7 +136,9 @@ async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience
     if cfg!(feature = "observed") {
         println!("Locks: {}", RedisStock::lock_namespace(run));
         for address in &addresses {
-            println!("Server: http://{address}/metrics http://{address}/ready");
+            println!(
+                "Server: http://{address}/metrics http://{address}/ready http://{address}/locks"
+            );
         }
     }
     let experience = tokio::select! {

@@ -192,6 +192,7 @@ impl Server {
         // A small response must not wait for the acknowledgement of the previous one. A
         // connection that rejects this option is already dead.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
+        let app = app.into_make_service_with_connect_info::<SocketAddr>();
         let serving = axum::serve(listener, app).with_graceful_shutdown(stop);
         let serving = tokio::spawn(serving.into_future());
         // An error means that the sender was dropped: serving has failed, and its error follows.

@@ -13,7 +13,7 @@ use anyhow::Context;
 use clap::Parser;
 use lock_examples::{run_id, start, stopped};
 use lock_runtime::LockClient;
-use lock_tower::{LockPolicies, PolicyError};
+use lock_tower::{LockPolicies, PolicyError, inspector::Inspector};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -85,7 +85,8 @@ async fn serve(
         "orders serves at http://{address} until Ctrl-C or SIGTERM.\n\n  \
          curl -i -X POST http://{address}/orders/7/pay\n  \
          curl -i http://{address}/orders/7\n  \
-         curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'"
+         curl -N http://{address}/reports/2026-11 -H 'x-tenant: acme'\n  \
+         http://{address}/locks         in a browser: who holds which lock, and who waits"
     );
     if let Some(file) = &file {
         println!(
@@ -98,7 +99,10 @@ async fn serve(
         Ok(()) => eprintln!("orders: policies reloaded"),
         Err(error) => eprintln!("orders: the policies were not changed:\n{error}"),
     })?;
-    let app = app(Orders::default(), locks, policies);
+    // In production, behind a middleware that admits operators only.
+    let inspector = Inspector::new(locks.clone()).allow_revoke();
+    let app = app(Orders::default(), locks, policies).nest_service("/locks", inspector);
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, app)
         .with_graceful_shutdown(stopped)
         .await?;

@@ -1,0 +1,113 @@
+//! [`LockPage`], a part of the list of locks in the order of their names.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{ListedLock, Listing, Place};
+use crate::{LockClient, error::LockError, key::LockKey, spec::LockKind};
+
+/// Some of the locks of a store in the order of their names, returned by
+/// [`LockClient::list_page`].
+///
+/// With the feature `serde` it is serialized; errors as text.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct LockPage {
+    /// The locks. Fewer than were asked for, if some became free in the meantime.
+    pub locks: Vec<ListedLock>,
+    /// The number of locks with the prefix, and of free ones that have a wait queue. About right
+    /// beyond a million.
+    pub in_all: usize,
+    /// The number of those before this page.
+    pub before: usize,
+    /// Where the next page begins: behind this lock. `None` on the last page.
+    pub next: Option<(LockKey, LockKind)>,
+    /// Whether the store was read to its end. If not, there may be locks that are not counted, also
+    /// between those of this page.
+    pub is_complete: bool,
+    /// The errors of locks and of parts of the store that could not be read.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::texts"))]
+    pub errors: Vec<LockError>,
+}
+
+impl LockClient {
+    /// Returns the first `at_most` locks behind `after`, in the order of their names, whose names
+    /// begin with `prefix`.
+    ///
+    /// Each page reads the names of all locks in the store, as [`list`](Self::list) does, and the
+    /// state of those on the page. It keeps no more than these in memory. Reading ends after
+    /// `patience`, or a call later.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # use {lock_runtime::LockClient, std::time::Duration};
+    /// let locks = LockClient::in_memory();
+    /// let guard = locks.all(["order:1", "order:2", "order:3"]).acquire().await?;
+    /// let page = locks.list_page("order:", None, 2, Duration::from_secs(2)).await;
+    /// assert_eq!(page.in_all, 3);
+    /// assert_eq!(page.locks[1].key.as_str(), "order:2");
+    /// let page = locks.list_page("order:", page.next.as_ref(), 2, Duration::from_secs(2)).await;
+    /// assert_eq!(page.locks[0].key.as_str(), "order:3");
+    /// # assert_eq!((page.before, page.next), (2, None));
+    /// # guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LockPage::errors`] has those of [`list`](Self::list).
+    ///
+    /// # Cancellation
+    /// Dropping the future has no effect.
+    pub async fn list_page(
+        &self,
+        prefix: impl Into<String>,
+        after: Option<&(LockKey, LockKind)>,
+        at_most: usize,
+        patience: Duration,
+    ) -> LockPage {
+        let mut listing = Listing::new(self.clone(), prefix.into());
+        let until = Instant::now() + patience;
+        let mut page = LockPage {
+            is_complete: true,
+            ..LockPage::default()
+        };
+        // One more than the page has, to know whether there is a next one.
+        let mut first = BTreeSet::new();
+        while let Place::At(cursor) = &listing.place {
+            if Instant::now() > until {
+                page.is_complete = false;
+                break;
+            }
+            let cursor = cursor.clone();
+            listing.turn_page(cursor).await;
+            for lock in listing.found.drain(..) {
+                page.in_all += 1;
+                if after.is_some_and(|after| lock <= *after) {
+                    page.before += 1;
+                } else if first.len() <= at_most || first.last().is_some_and(|last| lock < *last) {
+                    first.insert(lock);
+                    if first.len() > at_most + 1 {
+                        first.pop_last();
+                    }
+                }
+            }
+        }
+        let has_next = first.len() > at_most;
+        listing.found.extend(first.into_iter().take(at_most));
+        page.next = listing.found.back().filter(|_| has_next).cloned();
+        while !listing.found.is_empty() {
+            listing.inspect_some().await;
+        }
+        page.is_complete &= !listing.ready.iter().any(Result::is_err);
+        for lock in listing.ready {
+            match lock {
+                Ok(lock) => page.locks.push(lock),
+                Err(error) => page.errors.push(error),
+            }
+        }
+        page
+    }
+}

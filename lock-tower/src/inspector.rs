@@ -1,0 +1,338 @@
+//! [`Inspector`]: pages for operators about the locks of a store.
+//!
+//! | view | query | shows |
+//! |---|---|---|
+//! | locks | none, or `?prefix=order:` | the locks that are held, with holders and waiters, 100 on a page |
+//! | a lock | `?key=order:42`, and `&kind=permits` for permits | each holder and each waiter, and buttons to revoke |
+//! | activity | `?view=activity` | contention and losses of this process |
+//! | health | `?view=health` | the servers of the store, with findings and their remedies |
+//!
+//! Each view refreshes itself, and is JSON with `&format=json`. All of them have the path of the
+//! service, so it works below every path, whether or not the router strips it.
+//!
+//! ```
+//! # #[cfg(feature = "axum")] {
+//! use axum::Router;
+//! use lock_tower::{inspector::Inspector, runtime::LockClient};
+//!
+//! let locks = LockClient::in_memory();
+//! let app: Router = Router::new().nest_service("/locks", Inspector::new(locks));
+//! # drop(app);
+//! # }
+//! ```
+//!
+//! # Access
+//!
+//! **Everyone who can reach the service sees the names of all locks of the namespace, and those of
+//! the clients.** It has no access control of its own: put the middleware of the application around
+//! it, or serve it on an address that only operators reach. The [recipe](crate::recipes) has an
+//! example.
+//!
+//! The pages are read only unless [`allow_revoke`](Inspector::allow_revoke) is called. They contain
+//! no tokens of holders, load nothing from elsewhere, cannot be framed, and allow no inline script.
+//! Tables and buttons work without JavaScript, which only refreshes them.
+//!
+//! # Limits
+//!
+//! - Each page reads the names of all locks in the namespace. While a page is open, at most a tenth
+//!   of the time is spent on this, however many keys the store has, and at most one page reads at a
+//!   time.
+//! - The state of the locks is that of the store. It is known for all processes; contention and
+//!   losses are those of this process and client.
+//! - How long readers and holders of permits have held their lock is not known, nor is the time
+//!   since a lock was handed off within a process.
+//! - A waiter is a process: its other requests for the same lock wait in the process.
+
+mod assets;
+mod content;
+mod events;
+mod html;
+mod query;
+mod revoke;
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{Either, Full};
+use lock_runtime::LockClient;
+use pin_project::pin_project;
+use tower_service::Service;
+
+use self::{
+    assets::Asset,
+    content::Content,
+    events::{Events, Streams},
+    query::{Format, Query, View},
+};
+use crate::body::BoxError;
+
+/// The number of pages that may refresh themselves at the same time, by default.
+pub const DEFAULT_MAX_STREAMS: usize = 16;
+
+const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                   form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// Describes the sender of a request for the log.
+type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// A service with pages for operators about the locks of a store. See the
+/// [module](crate::inspector) for its views, and for access control.
+///
+/// Clones share the limit of pages that refresh themselves.
+#[derive(Clone)]
+pub struct Inspector {
+    locks: LockClient,
+    may_revoke: bool,
+    origins: Vec<HeaderValue>,
+    caller: Arc<Caller>,
+    streams: Arc<Streams>,
+}
+
+impl Inspector {
+    /// Creates a service that shows the locks of the client's namespace.
+    pub fn new(locks: LockClient) -> Self {
+        Self {
+            locks,
+            may_revoke: false,
+            origins: Vec::new(),
+            caller: Arc::new(peer),
+            streams: Arc::new(Streams::new(DEFAULT_MAX_STREAMS)),
+        }
+    }
+
+    /// Adds a button to revoke the lock of a holder, which calls
+    /// [`LockClient::revoke`](lock_runtime::LockClient::revoke) with the holder that was shown: a
+    /// lock that has changed hands since is left untouched.
+    ///
+    /// The request is a `POST` whose header `Origin` names the host that it was sent to, or an
+    /// [allowed one](Self::allow_origin), so that no other site can send it through the browser of
+    /// an operator. Each revocation is logged at level warn, with the address of the caller.
+    #[must_use]
+    pub fn allow_revoke(mut self) -> Self {
+        self.may_revoke = true;
+        self
+    }
+
+    /// Accepts revocations from pages of this origin, such as `https://ops.example.com`. Needed
+    /// behind a proxy that changes the header `Host`.
+    ///
+    /// # Panics
+    /// If the origin has characters that no header has.
+    #[must_use]
+    pub fn allow_origin(mut self, origin: &str) -> Self {
+        let origin = HeaderValue::from_str(origin).expect("an origin is a valid header");
+        self.origins.push(origin);
+        self
+    }
+
+    /// Sets the number of pages that may refresh themselves at the same time,
+    /// [`DEFAULT_MAX_STREAMS`] by default. Further pages are shown and do not refresh themselves.
+    #[must_use]
+    pub fn max_streams(mut self, max_streams: usize) -> Self {
+        self.streams = Arc::new(Streams::new(max_streams));
+        self
+    }
+
+    /// Sets how the log names the caller of a revocation, such as by a user name that the
+    /// application's middleware has put into the extensions. By default it is the peer address, if
+    /// axum provides it (`into_make_service_with_connect_info::<SocketAddr>`).
+    #[must_use]
+    pub fn caller(
+        mut self,
+        caller: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.caller = Arc::new(caller);
+        self
+    }
+
+    async fn respond<B>(self, request: Request<B>) -> Response<InspectorBody>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let (parts, body) = request.into_parts();
+        match parts.method {
+            Method::GET | Method::HEAD => self.show(&parts).await,
+            Method::POST => revoke::respond(&self, &parts, body).await,
+            _ => {
+                let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and POST");
+                let allowed = HeaderValue::from_static("GET, HEAD, POST");
+                response.headers_mut().insert(header::ALLOW, allowed);
+                response
+            }
+        }
+    }
+
+    async fn show(self, parts: &Parts) -> Response<InspectorBody> {
+        if let Some(asset) = Asset::requested(&parts.uri) {
+            return respond(StatusCode::OK, asset.content_type(), asset.text());
+        }
+        let query = match Query::parse(parts) {
+            Ok(query) => query,
+            Err(mistake) => return text(StatusCode::BAD_REQUEST, mistake),
+        };
+        let Query { view, format } = query;
+        match format {
+            Format::Html => {
+                let content = Content::load(&self.locks, &view).await;
+                self.page(&view, &content, None)
+            }
+            Format::Json => {
+                let content = Content::load(&self.locks, &view).await;
+                json(content.status(), &content.json())
+            }
+            Format::Events => match self.streams.enter() {
+                Some(ticket) => {
+                    let events = Events::new(self, view, ticket);
+                    let body = InspectorBody(Either::Right(events));
+                    with_headers(StatusCode::OK, "text/event-stream", body)
+                }
+                None => {
+                    let message = "too many pages refresh themselves";
+                    let mut response = text(StatusCode::SERVICE_UNAVAILABLE, message);
+                    let later = HeaderValue::from_static("10");
+                    response.headers_mut().insert(header::RETRY_AFTER, later);
+                    response
+                }
+            },
+        }
+    }
+
+    /// A whole page, with a message about a revocation.
+    fn page(
+        &self,
+        view: &View,
+        content: &Content,
+        outcome: Option<(StatusCode, &str)>,
+    ) -> Response<InspectorBody> {
+        let status = outcome.map_or_else(|| content.status(), |(status, _)| status);
+        let message = outcome.map(|(_, message)| message);
+        let page = html::page(view, content, message, self.may_revoke);
+        respond(status, "text/html; charset=utf-8", page.into_string())
+    }
+}
+
+impl fmt::Debug for Inspector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inspector")
+            .field("may_revoke", &self.may_revoke)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B> Service<Request<B>> for Inspector
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<InspectorBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let inspector = self.clone();
+        Box::pin(async move { Ok(inspector.respond(request).await) })
+    }
+}
+
+/// Response body for [`Inspector`].
+#[pin_project]
+pub struct InspectorBody(#[pin] Either<Full<Bytes>, Events>);
+
+impl fmt::Debug for InspectorBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InspectorBody").finish_non_exhaustive()
+    }
+}
+
+impl Body for InspectorBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.project().0.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+/// The address of the peer.
+fn peer(parts: &Parts) -> Option<String> {
+    #[cfg(feature = "axum")]
+    {
+        use std::net::SocketAddr;
+
+        use axum::extract::ConnectInfo;
+
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
+        Some(peer.0.to_string())
+    }
+    #[cfg(not(feature = "axum"))]
+    {
+        let _ = parts;
+        None
+    }
+}
+
+fn text(status: StatusCode, text: &'static str) -> Response<InspectorBody> {
+    respond(status, "text/plain; charset=utf-8", text)
+}
+
+fn json(status: StatusCode, value: &serde_json::Value) -> Response<InspectorBody> {
+    respond(status, "application/json", value.to_string())
+}
+
+fn respond(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<InspectorBody> {
+    let body = InspectorBody(Either::Left(Full::new(body.into())));
+    with_headers(status, content_type, body)
+}
+
+fn with_headers(
+    status: StatusCode,
+    content_type: &'static str,
+    body: InspectorBody,
+) -> Response<InspectorBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    for (name, value) in [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, CSP),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // With `no-referrer`, browsers would hide the origin of a form as well.
+        (header::REFERRER_POLICY, "same-origin"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().insert(name, value);
+    }
+    response
+}

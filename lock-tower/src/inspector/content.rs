@@ -1,0 +1,77 @@
+//! The content of a view, before it is written as HTML or JSON.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use lock_runtime::{
+    Activity, Health, Inspection, LockClient, LockError, LockKind, LockPage, web::ErrorClass,
+};
+use serde_json::{Value, json};
+
+use super::query::{View, kind_name};
+
+/// The number of locks on a page.
+const PER_PAGE: usize = 100;
+/// The time for which the names of the locks are read.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) enum Content {
+    Locks(LockPage),
+    Lock(Result<Inspection, LockError>),
+    Activity(Activity),
+    Health(Health),
+}
+
+impl Content {
+    pub(super) async fn load(locks: &LockClient, view: &View) -> Self {
+        match view {
+            View::Locks { prefix, after } => {
+                let page = locks.list_page(prefix, after.as_ref(), PER_PAGE, PATIENCE);
+                Self::Locks(page.await)
+            }
+            View::Lock { key, kind } => Self::Lock(match kind {
+                LockKind::Permits => locks.inspect_permits(key).await,
+                _ => locks.inspect(key).await,
+            }),
+            View::Activity => Self::Activity(locks.activity()),
+            View::Health => Self::Health(locks.health().await),
+        }
+    }
+
+    /// An error of the store, unless a part of the content could be read.
+    pub(super) fn status(&self) -> StatusCode {
+        let error = match self {
+            Self::Locks(page) if page.locks.is_empty() => page.errors.first(),
+            Self::Lock(Err(error)) => Some(error),
+            _ => None,
+        };
+        error.map_or(StatusCode::OK, status_of)
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let written = match self {
+            Self::Locks(page) => {
+                let mut value = serde_json::to_value(page);
+                if let (Ok(Value::Object(fields)), Some((key, kind))) = (&mut value, &page.next) {
+                    let next = format!("{}:{key}", kind_name(*kind));
+                    fields.insert("next".into(), next.into());
+                }
+                value
+            }
+            Self::Lock(Ok(state)) => serde_json::to_value(state),
+            Self::Lock(Err(error)) => Ok(error_json(error)),
+            Self::Activity(activity) => serde_json::to_value(activity),
+            Self::Health(health) => serde_json::to_value(health),
+        };
+        written.unwrap_or_else(|error| json!({ "error": error.to_string() }))
+    }
+}
+
+pub(super) fn status_of(error: &LockError) -> StatusCode {
+    let status = ErrorClass::from(error.kind()).http_status();
+    StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+pub(super) fn error_json(error: &LockError) -> Value {
+    json!({ "code": error.code(), "error": format!("{error:#}") })
+}

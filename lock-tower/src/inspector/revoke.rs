@@ -1,0 +1,228 @@
+//! Revocations.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, Uri, header, request::Parts};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
+use lock_runtime::{
+    HolderId, LockError, LockKey, LockKind, RevokeReply, RevokeScope, store::visible,
+};
+use serde_json::json;
+
+use super::{
+    Content, Inspector, InspectorBody, View,
+    content::{error_json, status_of},
+    json as respond_json,
+    query::{accepts_json, parse_key, parse_kind},
+    text,
+};
+use crate::body::BoxError;
+
+/// More than the longest key takes when each of its bytes is escaped.
+const MAX_FORM_BYTES: usize = 4096;
+
+/// The holder that was shown.
+struct Form {
+    key: LockKey,
+    kind: LockKind,
+    holder: HolderId,
+}
+
+pub(super) async fn respond<B>(
+    inspector: &Inspector,
+    parts: &Parts,
+    body: B,
+) -> Response<InspectorBody>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let caller = (inspector.caller)(parts);
+    let caller = visible(caller.as_deref().unwrap_or("unknown"));
+    if !inspector.may_revoke {
+        return text(
+            StatusCode::FORBIDDEN,
+            "this page is read only; `allow_revoke` changes that",
+        );
+    }
+    if !is_own_origin(parts, &inspector.origins) {
+        let origin = parts.headers.get(header::ORIGIN);
+        tracing::warn!(
+            caller,
+            ?origin,
+            "revocation refused: sent by a page of another origin"
+        );
+        let message = "the header Origin has to name the host of this page; behind a proxy that changes Host, \
+                       set `allow_origin`";
+        return text(StatusCode::FORBIDDEN, message);
+    }
+    let Ok(body) = Limited::new(body, MAX_FORM_BYTES).collect().await else {
+        return text(
+            StatusCode::BAD_REQUEST,
+            "the form is too long or incomplete",
+        );
+    };
+    let form = match Form::parse(parts, &body.to_bytes()) {
+        Ok(form) => form,
+        Err(mistake) => return text(StatusCode::BAD_REQUEST, mistake),
+    };
+    let outcome = form.revoke(inspector).await;
+    let Form { key, kind, holder } = form;
+    let code = match &outcome {
+        Ok(reply) => reply_code(*reply),
+        Err(error) => error.code(),
+    };
+    tracing::warn!(lock.key = %visible(key.as_str()), %holder, caller, outcome = code, "revocation by an operator");
+    if accepts_json(parts) {
+        return match outcome {
+            Ok(reply) => respond_json(status_of_reply(reply), &json!({ "outcome": code })),
+            Err(error) => respond_json(status_of(&error), &error_json(&error)),
+        };
+    }
+    let (status, message) = match &outcome {
+        Ok(reply) => (status_of_reply(*reply), message(*reply).to_owned()),
+        Err(error) => (status_of(error), format!("Not revoked: {error:#}")),
+    };
+    let view = View::Lock { key, kind };
+    let content = Content::load(&inspector.locks, &view).await;
+    inspector.page(&view, &content, Some((status, &message)))
+}
+
+impl Form {
+    fn parse(parts: &Parts, body: &Bytes) -> Result<Self, &'static str> {
+        let content_type = parts.headers.get(header::CONTENT_TYPE);
+        let content_type = content_type.and_then(|value| value.to_str().ok());
+        let media_type = content_type.unwrap_or_default().split(';').next();
+        if media_type.map(str::trim) != Some("application/x-www-form-urlencoded") {
+            return Err("the content type is application/x-www-form-urlencoded");
+        }
+        let (mut key, mut kind, mut holder) = (None, LockKind::Lock, None);
+        for (name, value) in form_urlencoded::parse(body) {
+            match &*name {
+                "key" => key = Some(parse_key(&value)?),
+                "kind" => kind = parse_kind(&value)?,
+                "holder" => holder = value.parse().ok(),
+                _ => {}
+            }
+        }
+        let (Some(key), Some(holder)) = (key, holder) else {
+            return Err("the fields are key, holder (as shown), and kind (lock or permits)");
+        };
+        Ok(Self { key, kind, holder })
+    }
+
+    async fn revoke(&self, inspector: &Inspector) -> Result<RevokeReply, LockError> {
+        let locks = &inspector.locks;
+        match self.kind {
+            LockKind::Permits => locks.revoke_permit(&self.key, self.holder).await,
+            _ => {
+                let scope = RevokeScope::Holder(self.holder);
+                locks.revoke(&self.key, scope).await
+            }
+        }
+    }
+}
+
+fn reply_code(reply: RevokeReply) -> &'static str {
+    match reply {
+        RevokeReply::Revoked => "revoked",
+        RevokeReply::NotHeld => "not_held",
+        _ => "changed",
+    }
+}
+
+fn status_of_reply(reply: RevokeReply) -> StatusCode {
+    match reply {
+        RevokeReply::Revoked => StatusCode::OK,
+        _ => StatusCode::CONFLICT,
+    }
+}
+
+fn message(reply: RevokeReply) -> &'static str {
+    match reply {
+        RevokeReply::Revoked => "Revoked. The holder notices at once, or at its next renewal.",
+        RevokeReply::NotHeld => "Not revoked: the lock was not held any more.",
+        _ => "Not revoked: this holder no longer had the lock.",
+    }
+}
+
+/// Whether the request was sent by a page of this service, or of an allowed origin. Browsers add
+/// the header `Origin` to each `POST`, and no script can change it.
+fn is_own_origin(parts: &Parts, allowed: &[HeaderValue]) -> bool {
+    let Some(origin) = parts.headers.get(header::ORIGIN) else {
+        return false;
+    };
+    if allowed.contains(origin) {
+        return true;
+    }
+    // The URI has the host in HTTP/2.
+    let host = parts.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let host = host.or_else(|| Some(parts.uri.authority()?.as_str().as_bytes()));
+    let (Some(host), Ok(origin)) = (host, Uri::try_from(origin.as_bytes())) else {
+        return false;
+    };
+    let default_port = match origin.scheme_str() {
+        Some("http") => ":80",
+        Some("https") => ":443",
+        _ => return false,
+    };
+    let (Some(origin), Ok(host)) = (origin.authority(), std::str::from_utf8(host)) else {
+        return false;
+    };
+    let without_port = |host: &str| {
+        let host = host.strip_suffix(default_port).unwrap_or(host);
+        host.to_ascii_lowercase()
+    };
+    without_port(origin.as_str()) == without_port(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn accepts(uri: &str, headers: &[(&str, &str)], allowed: &[&'static str]) -> bool {
+        let mut request = Request::post(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let allowed: Vec<_> = allowed
+            .iter()
+            .map(|it| HeaderValue::from_static(it))
+            .collect();
+        is_own_origin(&request.body(()).unwrap().into_parts().0, &allowed)
+    }
+
+    #[test]
+    fn the_origin_has_to_be_the_host() {
+        for (origin, host, is_accepted) in [
+            ("http://127.0.0.1:8080", "127.0.0.1:8080", true),
+            ("https://ops.example.com", "ops.example.com", true),
+            ("https://ops.example.com", "OPS.example.com:443", true),
+            ("http://[::1]:8080", "[::1]:8080", true),
+            ("http://127.0.0.1:8081", "127.0.0.1:8080", false),
+            ("https://evil.example", "ops.example.com", false),
+            (
+                "https://ops.example.com.evil.example",
+                "ops.example.com",
+                false,
+            ),
+            ("null", "ops.example.com", false),
+            ("", "", false),
+            ("file://ops.example.com", "ops.example.com", false),
+        ] {
+            let headers = [("origin", origin), ("host", host)];
+            assert_eq!(accepts("/", &headers, &[]), is_accepted, "{origin} {host}");
+        }
+        assert!(!accepts("/", &[("host", "a")], &[]), "no origin");
+        let http2 = "https://ops.example.com/locks";
+        assert!(accepts(
+            http2,
+            &[("origin", "https://ops.example.com")],
+            &[]
+        ));
+        let proxied = [("origin", "https://ops.example.com"), ("host", "10.0.0.1")];
+        assert!(accepts("/", &proxied, &["https://ops.example.com"]));
+    }
+}

@@ -1,0 +1,68 @@
+// Refreshes the page by server-sent events. Without it the page works, and does not change.
+"use strict";
+
+const live = document.getElementById("live");
+const state = document.getElementById("state");
+
+// Changes `old` into `next`. Nodes that stay keep the focus, and whether they are open.
+function update(old, next) {
+  if (old.nodeType !== next.nodeType || old.nodeName !== next.nodeName || old.id !== next.id) {
+    old.replaceWith(next);
+    return;
+  }
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== next.nodeValue) old.nodeValue = next.nodeValue;
+    return;
+  }
+  for (const { name } of [...old.attributes]) {
+    if (!next.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  }
+  for (const { name, value } of next.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  updateChildren(old, next);
+}
+
+function updateChildren(old, next) {
+  // Elements that have gone are removed first, as moving the others would take their focus.
+  const wantedIds = new Set([...next.children].map((child) => child.id));
+  const byId = new Map();
+  for (const child of [...old.children]) {
+    if (!wantedIds.has(child.id)) child.remove();
+    else if (child.id) byId.set(child.id, child);
+  }
+  let place = old.firstChild;
+  for (const wanted of [...next.childNodes]) {
+    const known = wanted.id ? byId.get(wanted.id) : place && !place.id && place;
+    if (!known) {
+      old.insertBefore(wanted, place);
+      continue;
+    }
+    if (known === place) place = place.nextSibling;
+    else old.insertBefore(known, place);
+    update(known, wanted);
+  }
+  while (place) {
+    const gone = place;
+    place = place.nextSibling;
+    gone.remove();
+  }
+}
+
+function listen() {
+  const events = new EventSource(live.dataset.events);
+  events.onmessage = ({ data }) => {
+    const next = document.createElement("div");
+    next.innerHTML = data;
+    updateChildren(live, next);
+    state.textContent = "Live";
+  };
+  events.onerror = () => {
+    // The service ends each stream after some seconds, and the browser opens the next one.
+    if (events.readyState !== EventSource.CLOSED) return;
+    state.textContent = "Not live: the service does not answer, or too many pages are open";
+    setTimeout(listen, 5000);
+  };
+}
+
+listen();
