@@ -14,6 +14,7 @@ mod exclusion;
 mod faults;
 mod fixture;
 mod health;
+mod inspector;
 mod layer;
 mod loss;
 mod model;

@@ -15,6 +15,7 @@ use crate::place::{LONG, Place, begun, cluster_url, in_time, on_every_store};
 on_every_store! {
     a_list_has_the_locks_of_a_prefix_with_their_holders_and_waiters,
     each_of_many_locks_is_listed_once,
+    pages_have_each_lock_once_in_order,
     a_prefix_is_no_pattern,
     ; with permits:
     permits_are_listed_beside_locks_of_the_same_name,
@@ -95,6 +96,32 @@ async fn each_of_many_locks_is_listed_once(place: Place) {
     assert_eq!(names(&all(locks.list("k:")).await), expected);
     let some = all(locks.list("k:29")).await;
     assert_eq!(some.len(), 11, "{:?}", names(&some));
+}
+
+async fn pages_have_each_lock_once_in_order(place: Place) {
+    let locks = place.client().await;
+    let guards = held(&locks, 250).await;
+    let other = locks.exclusive("other").acquire().await.unwrap();
+    let mut expected: Vec<_> = guards.iter().map(|guard| guard.key().to_string()).collect();
+    expected.sort();
+
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = locks.list_page("k:", after.as_ref(), 100, LONG).await;
+        assert!(page.is_complete && page.errors.is_empty(), "{page:?}");
+        assert_eq!((page.in_all, page.before), (250, found.len()));
+        assert_eq!(page.locks.len(), 100.min(250 - found.len()));
+        let keys = page.locks.iter().map(|lock| lock.key.to_string());
+        found.extend(keys);
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, expected);
+    let nothing = locks.list_page("none:", None, 100, LONG).await;
+    assert_eq!((nothing.locks.len(), nothing.in_all), (0, 0));
+    other.release().await.unwrap();
 }
 
 async fn a_prefix_is_no_pattern(place: Place) {
