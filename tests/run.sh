@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs all tests of the workspace, documentation included, against real servers. Where they are missing, it installs
-# redis-server and unpacks Prometheus below the target directory. More arguments go to cargo:
+# redis-server and unpacks Prometheus below the target directory. `--browser` also runs the tests of the pages for operators
+# in Chromium, and installs it. More arguments go to cargo:
 # tests/run.sh -p lock-tests --test it fixture
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -49,13 +50,26 @@ unpack_prometheus() {
     command -v prometheus >/dev/null || fail 'the package prometheus contains no usr/bin/prometheus'
 }
 
+install_browser() {
+    on_debian chromium chromium
+    as_root chromium env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium chromium-driver
+    command -v chromedriver >/dev/null || fail 'apt-get has installed chromium-driver, but chromedriver is not in the PATH'
+}
+
 tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
 PATH=$PATH:$tools/usr/bin
 command -v cargo >/dev/null || fail 'cargo is missing; install Rust from https://rustup.rs'
 command -v redis-server >/dev/null || install_redis
 command -v prometheus >/dev/null || unpack_prometheus
 
+with_browser=
+if [ "${1-}" = --browser ]; then
+    shift
+    with_browser=1
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null || install_browser
+fi
 if [ $# -eq 0 ]; then
     set -- --workspace
+    [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
 fi
 exec cargo test --all-features --locked "$@"

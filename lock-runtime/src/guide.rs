@@ -13,6 +13,7 @@
 //! | [`recipes`] | Scheduled jobs, tests, blocking code, a lock shared by two services |
 //! | [`migration`] | Moving from Redisson, ShedLock or redsync |
 //!
+//! The page for operators, with who holds which lock and who waits, is `lock_tower::inspector`.
 //! Recipes for axum and tonic (keys from a body, a cookie or a user, and graceful shutdown) are on
 //! the page `lock_tower::recipes`.
 

@@ -8,6 +8,7 @@
 //! | [Graceful shutdown of axum](#graceful-shutdown-of-axum) | [`LockClient::shutdown`] |
 //! | [Graceful shutdown of tonic](#graceful-shutdown-of-tonic) | [`LockClient::shutdown`] |
 //! | [Readiness and liveness](#readiness-and-liveness) | [`readiness`], [`LockClient::health`] |
+//! | [A page for operators](#a-page-for-operators) | `Inspector` (feature `inspector`) |
 //!
 //! Scheduled jobs, tests, blocking code and locks shared by services are in the guide of
 //! lock-runtime, on the page [`recipes`](crate::runtime::guide::recipes).
@@ -275,3 +276,52 @@
 //! **Caveat:** if all processes share one store, an outage makes all of them unready at the same
 //! time, and also requests that need no lock are refused. If those are many, or the layer is set
 //! to `fail_open`, leave the store out of `/ready`, and alert on the verdict instead.
+//!
+//! # A page for operators
+//!
+//! `Inspector` (feature `inspector`) shows all locks and can revoke them, so only operators may
+//! reach it. It has no access control of its own: put the middleware of the application around it.
+//! This one admits operators by a token, and passes on who they are, for the log of revocations:
+//!
+#![cfg_attr(feature = "inspector", doc = "```")]
+#![cfg_attr(not(feature = "inspector"), doc = "```ignore")]
+//! use axum::{
+//!     Router,
+//!     extract::Request,
+//!     http::{StatusCode, header},
+//!     middleware::{self, Next},
+//!     response::Response,
+//! };
+//! use lock_tower::{inspector::Inspector, runtime::LockClient};
+//!
+//! #[derive(Clone)]
+//! struct Operator(String);
+//!
+//! async fn operators_only(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+//!     // In an application: its sessions, or the header of an authenticating proxy.
+//!     let token = request.headers().get(header::AUTHORIZATION);
+//!     let operator = match token.map(|token| token.as_bytes()) {
+//!         Some(b"Bearer night-shift") => Operator("alice".into()),
+//!         _ => return Err(StatusCode::UNAUTHORIZED),
+//!     };
+//!     request.extensions_mut().insert(operator);
+//!     Ok(next.run(request).await)
+//! }
+//!
+//! # use {axum::body::Body, tower::ServiceExt as _};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockClient::in_memory();
+//! let inspector = Inspector::new(locks)
+//!     .allow_revoke()
+//!     .caller(|request| Some(request.extensions.get::<Operator>()?.0.clone()));
+//! let operators: Router = Router::new()
+//!     .nest_service("/locks", inspector)
+//!     .layer(middleware::from_fn(operators_only));
+//! # let get = || Request::get("/locks");
+//! # let response = operators.clone().oneshot(get().body(Body::empty())?).await?;
+//! # assert_eq!(response.status(), 401);
+//! # let request = get().header("authorization", "Bearer night-shift").body(Body::empty())?;
+//! # assert_eq!(operators.oneshot(request).await?.status(), 200);
+//! # Ok(()) }
+//! ```

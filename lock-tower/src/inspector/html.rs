@@ -178,7 +178,7 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
         }
         @if !state.holders.is_empty() {
             table {
-                caption { (state.holders.len()) " holders" }
+                caption { "Holders: " (state.holders.len()) }
                 thead { tr {
                     th scope="col" { "Client" } th scope="col" { "Mode" } th scope="col" { "Held for" }
                     th scope="col" { "Time left" } th scope="col" { "Holder" }
@@ -198,7 +198,7 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
         }
         @if !state.waiters.is_empty() {
             table {
-                caption { (state.waiters.len()) " waiters" @if state.waiters.len() > SHOWN_WAITERS { ", the first " (SHOWN_WAITERS) } }
+                caption { "Waiters: " (state.waiters.len()) @if state.waiters.len() > SHOWN_WAITERS { ", the first " (SHOWN_WAITERS) } }
                 thead { tr {
                     th scope="col" { "Client" } th scope="col" { "Mode" } th scope="col" { "Waits for" }
                     th scope="col" { "Last call" } th scope="col" { "Lease" }

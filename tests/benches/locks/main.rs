@@ -25,6 +25,7 @@ mod layer;
 mod list;
 mod memory;
 mod overhead;
+mod page;
 mod raw;
 mod redlock;
 mod report;
@@ -80,6 +81,8 @@ enum Scenario {
     Layer,
     /// The list of many locks, and the calls beside it.
     List,
+    /// A page of the inspector with many locks.
+    Page,
     /// Five servers with agreement by majority.
     Redlock,
     /// A primary monitored by Sentinels.
@@ -108,6 +111,7 @@ async fn main() {
             Scenario::Overhead => overhead::measure(slice).await,
             Scenario::Layer => layer::measure().await,
             Scenario::List => list::measure().await,
+            Scenario::Page => page::measure().await,
             Scenario::Redlock => redlock::measure(slice).await,
             Scenario::Sentinel => sentinel::measure(slice).await,
             Scenario::Cluster => cluster::measure(slice).await,

@@ -1,0 +1,1 @@
+//! The pages for operators in a real browser. See `tests/inspector.rs`.

@@ -1,0 +1,404 @@
+//! The pages for operators in Chromium, which `tests/run.sh --browser` installs.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions only, and not in what they share"
+)]
+
+mod browser;
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{Router, response::Html, routing::get};
+use fantoccini::{Client, Locator, key::Key};
+use lock_runtime::{LockClient, LockErrorKind, Loss};
+use lock_tests::RedisServer;
+use lock_tower::inspector::Inspector;
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
+
+use self::browser::{Browser, WIDTHS};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Serves until the process ends.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+/// Serves the pages. Returns their URL.
+async fn pages(inspector: Inspector) -> String {
+    let app = Router::new().nest_service("/locks", inspector);
+    format!("http://{}/locks", serve(app).await)
+}
+
+/// The text of the page, at one moment: an element that is found may be gone when it is read.
+async fn text(page: &Client) -> String {
+    let shown = "return document.body ? document.body.innerText : ''";
+    let shown = page.execute(shown, Vec::new()).await;
+    shown.map_or_else(
+        |_| String::new(),
+        |shown| shown.as_str().unwrap_or_default().to_owned(),
+    )
+}
+
+/// Clicks an element once it is there.
+async fn click(page: &Client, element: Locator<'_>) {
+    let found = page.wait().at_most(LONG).for_element(element).await;
+    found.unwrap().click().await.unwrap();
+}
+
+async fn becomes(page: &Client, what: &str, is_so: impl Fn(&str) -> bool) {
+    let until = Instant::now() + LONG;
+    loop {
+        let shown = text(page).await;
+        if is_so(&shown) {
+            return;
+        }
+        assert!(
+            Instant::now() < until,
+            "not within {LONG:?}: {what}: {shown}"
+        );
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn evaluate(page: &Client, script: &str) -> serde_json::Value {
+    page.execute(script, Vec::new()).await.unwrap()
+}
+
+fn named(name: &str) -> LockClient {
+    let builder = LockClient::builder().identity(name);
+    builder.build_in_memory().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_lock_appears_and_disappears_without_a_reload() {
+    let locks = named("orders@web-1:4711");
+    let url = pages(Inspector::new(locks.clone())).await;
+    Browser::run(async |page| {
+        page.goto(&url).await.unwrap();
+        becomes(page, "nothing is held", |shown| {
+            shown.contains("No lock is held")
+        })
+        .await;
+        evaluate(page, "window.isTheSamePage = true").await;
+        let guard = locks.exclusive("order:42").acquire().await.unwrap();
+        becomes(page, "the lock appears", |shown| {
+            shown.contains("order:42") && shown.contains("orders@web-1:4711")
+        })
+        .await;
+        guard.release().await.unwrap();
+        becomes(page, "it disappears", |shown| !shown.contains("order:42")).await;
+        assert_eq!(
+            evaluate(page, "return window.isTheSamePage").await,
+            json!(true)
+        );
+
+        // The service ends its streams after ten seconds, and the browser opens the next one.
+        sleep(Duration::from_secs(11)).await;
+        let _guard = locks.exclusive("order:43").acquire().await.unwrap();
+        becomes(page, "it is still live", |shown| shown.contains("order:43")).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_names_are_harmless() {
+    let attack =
+        "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
+    let locks = named(attack);
+    let url = pages(Inspector::new(locks.clone()).allow_revoke()).await;
+    let keys = [
+        attack.to_owned(),
+        "</title><script>document.title='owned'</script>".to_owned(),
+        "'\"><svg onload=document.title='owned'>".to_owned(),
+        "safe\u{202e}evil\u{2066}".to_owned(),
+        "W".repeat(512),
+    ];
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(locks.exclusive(key.as_str()).acquire().await.unwrap());
+    }
+    Browser::run(async |page| {
+        for key in &keys {
+            page.goto(&url).await.unwrap();
+            // Also written by the script of the page.
+            becomes(page, "it is live", |shown| shown.contains("Live")).await;
+            let shown = key
+                .replace('\u{202e}', "\\u{202e}")
+                .replace('\u{2066}', "\\u{2066}");
+            let mut link = None;
+            for one in page.find_all(Locator::Css("tbody a")).await.unwrap() {
+                if one.text().await.unwrap() == shown {
+                    link = Some(one);
+                }
+            }
+            link.unwrap_or_else(|| panic!("{shown} is not shown"))
+                .click()
+                .await
+                .unwrap();
+            becomes(page, "the lock is live", |shown| shown.contains("Live")).await;
+            assert_ne!(page.title().await.unwrap(), "owned");
+            let elements =
+                "return document.querySelectorAll('img, svg, script:not([src]), iframe').length";
+            assert_eq!(evaluate(page, elements).await, json!(0));
+            // The form sends exactly this key.
+            click(page, Locator::Css("summary")).await;
+            click(page, Locator::Css("details button")).await;
+            becomes(page, "it is revoked", |shown| shown.contains("Revoked.")).await;
+        }
+    })
+    .await;
+    for guard in guards {
+        assert_eq!(
+            guard.lost().await.kind(),
+            LockErrorKind::Lost(Loss::Revoked)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_of_an_older_page_is_refused() {
+    let locks = named("orders");
+    // Without streams, the page stays as it is.
+    let url = pages(Inspector::new(locks.clone()).allow_revoke().max_streams(0)).await;
+    let guard = locks.exclusive("order:42").acquire().await.unwrap();
+    Browser::run(async |page| {
+        page.goto(&format!("{url}?key=order%3A42")).await.unwrap();
+        becomes(page, "it says so", |shown| shown.contains("Not live")).await;
+        guard.release().await.unwrap();
+        let guard = locks.exclusive("order:42").acquire().await.unwrap();
+        let press = async || {
+            click(page, Locator::Css("summary")).await;
+            click(page, Locator::Css("details button")).await;
+        };
+        press().await;
+        becomes(page, "refused", |shown| {
+            shown.contains("no longer had the lock")
+        })
+        .await;
+        guard.verify().await.unwrap();
+        // The page shows the present holder now.
+        press().await;
+        becomes(page, "revoked", |shown| shown.contains("Revoked.")).await;
+        assert_eq!(
+            guard.lost().await.kind(),
+            LockErrorKind::Lost(Loss::Revoked)
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_origin_cannot_revoke_nor_frame() {
+    let locks = named("orders");
+    let url = pages(Inspector::new(locks.clone()).allow_revoke()).await;
+    let guard = locks.exclusive("order:42").acquire().await.unwrap();
+    let seen = locks.inspect("order:42").await.unwrap().holders[0].id;
+    let attack = format!(
+        "<form method=post action='{url}?'><input name=key value='order:42'><input name=holder value='{seen}'>\
+         <button>Win a prize</button></form><iframe src='{url}'></iframe>"
+    );
+    let app = Router::new().route("/", get(async move || Html(attack)));
+    let evil = serve(app).await;
+    Browser::run(async |page| {
+        page.goto(&format!("http://{evil}/")).await.unwrap();
+        let frame = page.find(Locator::Css("iframe")).await.unwrap();
+        frame.enter_frame().await.unwrap();
+        assert!(!text(page).await.contains("No lock is held"));
+        assert!(
+            page.find(Locator::Css("#live")).await.is_err(),
+            "it is framed"
+        );
+        page.enter_parent_frame().await.unwrap();
+        click(page, Locator::Css("button")).await;
+        becomes(page, "refused", |shown| {
+            shown.contains("has to name the host")
+        })
+        .await;
+        guard.verify().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_locks_have_pages() {
+    let server = RedisServer::builder().start().await;
+    let locks = LockClient::connect(&server.url()).await.unwrap();
+    let mut guards = tokio::task::JoinSet::new();
+    for number in 0..10_000 {
+        let lock = locks.exclusive(format!("order:{number:05}"));
+        guards.spawn(async move { lock.acquire().await.unwrap() });
+    }
+    let guards = guards.join_all().await;
+    let url = pages(Inspector::new(locks.clone())).await;
+    Browser::run(async |page| {
+        page.goto(&url).await.unwrap();
+        assert!(text(page).await.contains("1 to 100 of 10000 locks"));
+        click(page, Locator::LinkText("Next page")).await;
+        becomes(page, "the second page", |shown| {
+            shown.contains("101 to 200 of 10000 locks") && shown.contains("order:00199")
+        })
+        .await;
+        becomes(page, "it is live", |shown| shown.contains("Live")).await;
+        let search = page.find(Locator::Css("#prefix")).await.unwrap();
+        search.send_keys("order:0999").await.unwrap();
+        search.send_keys(&Key::Enter.to_string()).await.unwrap();
+        becomes(page, "the search", |shown| {
+            shown.contains("1 to 10 of 10 locks")
+        })
+        .await;
+    })
+    .await;
+    drop(guards);
+}
+
+/// A page that is written anew each second must not take the focus away, nor close a button.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_revoked_by_keyboard_while_the_page_changes() {
+    let locks = named("orders");
+    let url = pages(Inspector::new(locks.clone()).allow_revoke()).await;
+    let guard = locks.read("order:42").acquire().await.unwrap();
+    Browser::run(async |page| {
+        page.goto(&format!("{url}?key=order%3A42")).await.unwrap();
+        becomes(page, "it is live", |shown| shown.contains("Live")).await;
+        let press = async |key: Key| {
+            let active = page.active_element().await.unwrap();
+            active.send_keys(&key.to_string()).await.unwrap();
+        };
+        for _ in 0..10 {
+            press(Key::Tab).await;
+            if page
+                .active_element()
+                .await
+                .unwrap()
+                .tag_name()
+                .await
+                .unwrap()
+                == "summary"
+            {
+                break;
+            }
+        }
+        press(Key::Enter).await;
+        press(Key::Tab).await;
+        let tag = "return document.activeElement.tagName";
+        assert_eq!(evaluate(page, tag).await, json!("BUTTON"));
+        // Another reader comes before it and leaves again.
+        let other = locks.read("order:42").acquire().await.unwrap();
+        becomes(page, "two holders", |shown| shown.contains("Holders: 2")).await;
+        other.release().await.unwrap();
+        becomes(page, "one holder", |shown| shown.contains("Holders: 1")).await;
+        assert_eq!(
+            evaluate(page, tag).await,
+            json!("BUTTON"),
+            "the focus is kept"
+        );
+        press(Key::Enter).await;
+        becomes(page, "revoked", |shown| shown.contains("Revoked.")).await;
+        assert_eq!(
+            guard.lost().await.kind(),
+            LockErrorKind::Lost(Loss::Revoked)
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_revoked_without_javascript() {
+    let locks = named("orders");
+    let url = pages(Inspector::new(locks.clone()).allow_revoke()).await;
+    let guard = locks.exclusive("order:42").acquire().await.unwrap();
+    Browser::without_javascript(async |page| {
+        page.goto(&url).await.unwrap();
+        click(page, Locator::LinkText("order:42")).await;
+        click(page, Locator::Css("summary")).await;
+        click(page, Locator::Css("details button")).await;
+        let until = Instant::now() + LONG;
+        loop {
+            let shown = page.source().await.unwrap();
+            assert!(!shown.contains(">Live<"), "{shown}");
+            if shown.contains("Revoked.") {
+                break;
+            }
+            assert!(Instant::now() < until, "{shown}");
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(
+        guard.lost().await.kind(),
+        LockErrorKind::Lost(Loss::Revoked)
+    );
+}
+
+/// At each width nothing is cut off. With `LOCK_TESTS_SCREENSHOTS`, a directory, the pages are kept
+/// as pictures.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pages_fit_a_telephone() {
+    let server = RedisServer::builder().start().await;
+    let client = async |name: &str| {
+        let builder = LockClient::builder().identity(name);
+        builder.connect(&server.url()).await.unwrap()
+    };
+    let (one, other) = (
+        client("orders@web-1:4711").await,
+        client("orders@web-2:822").await,
+    );
+    let long = format!("tenant:{}:order:{}", "a".repeat(100), "7".repeat(100));
+    let guards = [
+        one.exclusive("stock:sneaker")
+            .name("sell")
+            .acquire()
+            .await
+            .unwrap(),
+        one.read("report:2026-11").acquire().await.unwrap(),
+        other.read("report:2026-11").acquire().await.unwrap(),
+        other.exclusive(long.as_str()).acquire().await.unwrap(),
+        one.permits("exports", 3.try_into().unwrap())
+            .acquire()
+            .await
+            .unwrap(),
+    ];
+    let waiting = tokio::spawn(other.exclusive("stock:sneaker").wait(LONG * 3).acquire());
+    let refused = one
+        .exclusive("stock:sneaker")
+        .name("shop::sell")
+        .no_wait()
+        .acquire();
+    refused.await.unwrap_err();
+    let url = pages(Inspector::new(one.clone()).allow_revoke()).await;
+    Browser::run(async |page| {
+        for (name, query) in [
+            ("locks", ""),
+            ("lock", "?key=stock%3Asneaker"),
+            ("long", &format!("?key={}", long.replace(':', "%3A"))),
+            ("activity", "?view=activity"),
+            ("health", "?view=health"),
+        ] {
+            for width in WIDTHS {
+                page.goto(&format!("{url}{query}")).await.unwrap();
+                browser::resize(page, width).await;
+                becomes(page, "it is live", |shown| shown.contains("Live")).await;
+                let is_cut = "return document.documentElement.scrollWidth > window.innerWidth";
+                assert_eq!(
+                    evaluate(page, is_cut).await,
+                    json!(false),
+                    "{name} at {width}"
+                );
+                browser::keep_picture(page, &format!("{name}-{width}")).await;
+            }
+        }
+    })
+    .await;
+    waiting.abort();
+    drop(guards);
+}
