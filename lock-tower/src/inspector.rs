@@ -2,8 +2,8 @@
 //!
 //! | view | query | shows |
 //! |---|---|---|
-//! | locks | none, or `?prefix=order:` | the locks that are held, with holders and waiters, 100 on a page |
-//! | a lock | `?key=order:42`, and `&kind=permits` for permits | each holder and each waiter, and buttons to revoke |
+//! | locks | none, or `?prefix=order:` | locks with holders and waiters, 100 on a page |
+//! | a lock | `?key=order:42`, `&kind=permits` | holders with buttons to revoke, and waiters |
 //! | activity | `?view=activity` | contention and losses of this process |
 //! | health | `?view=health` | the servers of the store, with findings and their remedies |
 //!
