@@ -170,7 +170,20 @@ impl LockClientBuilder {
     /// `InvalidUrl` if `LOCK_URL` is missing, and `InvalidSpec` for an invalid value. The message
     /// names the variable.
     pub fn from_env() -> Result<(Self, String), LockError> {
-        let settings = Settings::read(std::env::vars_os())?;
+        Self::from_env_with([])
+    }
+
+    /// Same as [`from_env`](Self::from_env), with values that replace those of the environment, such
+    /// as from the options of a command line.
+    ///
+    /// # Errors
+    /// Same as [`from_env`](Self::from_env).
+    pub fn from_env_with(
+        values: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Result<(Self, String), LockError> {
+        let given = values.into_iter();
+        let given = given.map(|(name, value)| (name.into(), value.into()));
+        let settings = Settings::read(std::env::vars_os().chain(given))?;
         Ok((settings.builder, settings.url))
     }
 }

@@ -1,0 +1,177 @@
+//! `lockctl`: the locks of a store on the command line. See `lock_runtime::guide::lockctl`.
+
+#[cfg(not(unix))]
+compile_error!("lockctl needs process groups and signals, which only Unix has");
+
+mod args;
+mod doctor;
+mod inspect;
+mod ls;
+mod revoke;
+mod run;
+mod table;
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use clap::{CommandFactory as _, Parser as _};
+use lock_runtime::{LockClient, LockClientBuilder, LockError, LockErrorKind};
+
+use crate::args::{Args, Command, Store};
+
+/// The exit statuses of lockctl itself, as in sysexits.h where it has one.
+pub(crate) mod status {
+    /// Done, and the answer is no: nothing was revoked, or the store is degraded.
+    pub(crate) const NO: u8 = 1;
+    /// An invalid command line.
+    pub(crate) const USAGE: u8 = 2;
+    /// The store does not answer.
+    pub(crate) const UNAVAILABLE: u8 = 69;
+    /// Any other error.
+    pub(crate) const ERROR: u8 = 70;
+    /// The lock is held by others.
+    pub(crate) const BUSY: u8 = 75;
+    /// The lock was lost while the command ran.
+    pub(crate) const LOST: u8 = 76;
+    /// The command cannot be executed, or was not found.
+    pub(crate) const NOT_EXECUTABLE: u8 = 126;
+    pub(crate) const NOT_FOUND: u8 = 127;
+}
+
+/// An error that ends lockctl, with its exit status.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: u8,
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self {
+            status: status::USAGE,
+            code: "usage".into(),
+            message: message.into(),
+        }
+    }
+
+    /// Prints the error. A closed terminal is no reason to end otherwise.
+    pub(crate) fn print(&self, as_json: bool) {
+        let Self { code, message, .. } = self;
+        let line = match as_json {
+            true => serde_json::json!({ "code": code, "error": message }).to_string(),
+            false => format!("lockctl: {}", lock_runtime::store::visible(message)),
+        };
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        use LockErrorKind as Kind;
+        let status = match error.kind() {
+            Kind::Contended | Kind::WaitTimeout | Kind::Overloaded => status::BUSY,
+            Kind::Lost(_) => status::LOST,
+            Kind::Unavailable | Kind::ReadOnly => status::UNAVAILABLE,
+            Kind::InvalidKey | Kind::InvalidSpec | Kind::InvalidUrl => status::USAGE,
+            _ => status::ERROR,
+        };
+        Self {
+            status,
+            code: error.code().into(),
+            message: format!("{error:#}"),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self {
+            status: match error.kind() {
+                // As a program that SIGPIPE ends.
+                io::ErrorKind::BrokenPipe => 141,
+                _ => status::ERROR,
+            },
+            code: "io".into(),
+            message: error.to_string(),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let as_json = args.store.json;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let ended = runtime
+        .map_err(Failure::from)
+        .and_then(|runtime| runtime.block_on(execute(args)));
+    ExitCode::from(ended.unwrap_or_else(|failure| {
+        if failure.status != 141 {
+            failure.print(as_json);
+        }
+        failure.status
+    }))
+}
+
+async fn execute(args: Args) -> Result<u8, Failure> {
+    let Args { store, command } = args;
+    match command {
+        Command::Ls { prefix } => ls::print(&store, prefix).await,
+        Command::Inspect { key, permits } => inspect::print(&store, &key, permits).await,
+        Command::Revoke(revocation) => revoke::revoke(&store, revocation).await,
+        Command::Doctor { url } => doctor::report(&store, url).await,
+        Command::Run(run) => run::run(&store, run).await,
+        Command::Keep(lock) => run::keep(&store, lock).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "lockctl", &mut script);
+            io::stdout().write_all(&script)?;
+            Ok(0)
+        }
+        Command::Man { directory } => {
+            match directory {
+                Some(directory) => clap_mangen::generate_to(Args::command(), directory)?,
+                None => clap_mangen::Man::new(Args::command()).render(&mut io::stdout())?,
+            }
+            Ok(0)
+        }
+    }
+}
+
+impl Store {
+    /// The settings in the options and the environment, and the URL.
+    pub(crate) fn settings(&self) -> Result<(LockClientBuilder, String), Failure> {
+        let given = [("LOCK_URL", &self.url), ("LOCK_NAMESPACE", &self.namespace)];
+        let given = given.into_iter().filter_map(|(name, value)| {
+            let value = value.clone()?;
+            Some((name, value))
+        });
+        let (builder, url) = LockClientBuilder::from_env_with(given).map_err(|error| {
+            let mut failure = Failure::from(error);
+            if failure.message.contains("LOCK_URL is not set") {
+                failure.message =
+                    "no store: give --url redis://127.0.0.1:6379/0, or set LOCK_URL".into();
+            }
+            failure
+        })?;
+        if url
+            .trim_start()
+            .get(..6)
+            .is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory"))
+        {
+            let message = "memory: is a new, empty store in this process; give the URL of the store that the services use";
+            return Err(Failure::usage(message));
+        }
+        Ok((builder, url))
+    }
+
+    /// Connects to the store.
+    pub(crate) async fn connect(&self) -> Result<LockClient, Failure> {
+        let (builder, url) = self.settings()?;
+        Ok(builder.connect(&url).await?)
+    }
+}

@@ -1,0 +1,106 @@
+//! `lockctl revoke`.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+
+use lock_runtime::{HolderId, LockClient, LockError, RevokeReply, RevokeScope, store::visible};
+
+use crate::{
+    Failure,
+    args::{Revocation, Store},
+    inspect, status,
+};
+
+pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, Failure> {
+    let Revocation {
+        ref key,
+        holder,
+        all,
+        permits,
+        ..
+    } = revocation;
+    if holder.is_none() && !all && !io::stdin().is_terminal() {
+        let message =
+            "without a terminal to ask at, give --holder ID (as `inspect` shows it) or --all";
+        return Err(Failure::usage(message));
+    }
+    let locks = store.connect().await?;
+    let replies = match holder {
+        Some(holder) => vec![of_holder(&locks, key, permits, holder).await?],
+        None if all => vec![of_all(&locks, &revocation).await?],
+        None => {
+            let state = inspect::read(&locks, key, permits).await?;
+            inspect::write(key, &state, &mut io::stderr())?;
+            if state.holders.is_empty() {
+                return Ok(status::NO);
+            }
+            if !confirmed()? {
+                return Ok(status::NO);
+            }
+            let mut replies = Vec::new();
+            for holder in &state.holders {
+                replies.push(of_holder(&locks, key, permits, holder.id).await?);
+            }
+            replies
+        }
+    };
+    locks.shutdown().await;
+    let is_revoked = replies.contains(&RevokeReply::Revoked);
+    for reply in replies {
+        let (code, sentence) = describe(reply);
+        if store.json {
+            writeln!(
+                io::stdout(),
+                "{}",
+                serde_json::json!({ "key": key, "outcome": code })
+            )?;
+        } else {
+            writeln!(io::stdout(), "{}: {sentence}", visible(key))?;
+        }
+    }
+    Ok(if is_revoked { 0 } else { status::NO })
+}
+
+async fn of_holder(
+    locks: &LockClient,
+    key: &str,
+    permits: bool,
+    holder: HolderId,
+) -> Result<RevokeReply, LockError> {
+    match permits {
+        true => locks.revoke_permit(key, holder).await,
+        false => locks.revoke(key, RevokeScope::Holder(holder)).await,
+    }
+}
+
+async fn of_all(locks: &LockClient, revocation: &Revocation) -> Result<RevokeReply, LockError> {
+    let key = revocation.key.as_str();
+    match (revocation.permits, revocation.endless) {
+        (true, _) => locks.revoke_permits(key).await,
+        (false, true) => locks.revoke(key, RevokeScope::AlsoEndless).await,
+        (false, false) => locks.revoke(key, RevokeScope::Leased).await,
+    }
+}
+
+/// Asks at the terminal.
+fn confirmed() -> io::Result<bool> {
+    write!(
+        io::stderr(),
+        "Revoke? The holders may still be at work. [y/N] "
+    )?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn describe(reply: RevokeReply) -> (&'static str, &'static str) {
+    match reply {
+        RevokeReply::Revoked => ("revoked", "revoked"),
+        RevokeReply::NotHeld => ("not_held", "not held"),
+        RevokeReply::Changed => ("changed", "not revoked: that holder no longer has the lock"),
+        RevokeReply::Endless => (
+            "endless",
+            "not revoked: the key has no expiry, so it may not be a lock; --endless revokes it",
+        ),
+        _ => ("unknown", "not revoked"),
+    }
+}

@@ -1,0 +1,244 @@
+//! `lockctl run`: a command under a lock.
+//!
+//! Two processes watch each other, since a process that was killed or stopped cannot end its
+//! command. This one starts the command in a process group of its own. Its *keeper* holds the lock,
+//! in another process:
+//!
+//! - If the keeper dies, or its last message has run out, this process ends the command.
+//! - If this process dies, the keeper kills the command, and leaves the lock to its lease.
+
+mod group;
+mod keeper;
+mod message;
+mod signals;
+
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitStatus},
+    time::Duration,
+};
+
+use lock_runtime::store::visible;
+use tokio::time::{Instant, sleep_until};
+
+pub(crate) use self::keeper::keep;
+use self::{
+    group::{Change, Group},
+    keeper::Keeper,
+    message::{Order, Report},
+    signals::Signals,
+};
+use crate::{
+    Failure,
+    args::{Run, Store},
+    status,
+};
+
+/// The time for the release of the lock, and for the end of the keeper.
+const PARTING: Duration = Duration::from_secs(5);
+
+pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
+    let Run { lock, command } = run;
+    let (_, url) = store.settings()?;
+    lock.spec().check()?;
+    let mut signals = Signals::new()?;
+    let mut keeper = Keeper::start(store, &url, &lock)?;
+    let (fence, until) = tokio::select! {
+        granted = granted(&mut keeper) => granted?,
+        signal = signals.ending() => {
+            keeper.leave(PARTING).await;
+            return Ok(128 + signal);
+        }
+    };
+    if keeper.order(&Order::Starting).is_err() || until <= Instant::now() {
+        return Err(lost("the lock was lost before the command was started"));
+    }
+    let group = match start(&command, &lock.key, fence) {
+        Ok(group) => group,
+        Err(error) => {
+            keeper.dismiss(PARTING).await;
+            return Err(not_started(&command, &error));
+        }
+    };
+    // If the keeper is gone, its end is the next report.
+    let _ = keeper.order(&Order::Started { group: group.id() });
+    let running = Running {
+        group,
+        keeper,
+        signals,
+        until,
+        grace: lock.grace,
+        loss: None,
+        kill_at: None,
+        is_suspended: false,
+    };
+    running.until_ended().await
+}
+
+/// Waits for the lock. Returns the fencing token, and the time until which the lock is held.
+async fn granted(keeper: &mut Keeper) -> Result<(u64, Instant), Failure> {
+    match keeper.report().await {
+        Some(Report::Granted { fence, until }) => Ok((fence, message::instant(until))),
+        Some(Report::Refused {
+            status,
+            code,
+            message,
+        }) => Err(Failure {
+            status,
+            code,
+            message,
+        }),
+        _ => Err(Failure {
+            status: status::ERROR,
+            code: "keeper".into(),
+            message: "the process that was to hold the lock has ended".into(),
+        }),
+    }
+}
+
+fn start(command: &[OsString], key: &str, fence: u64) -> io::Result<Group> {
+    let [program, arguments @ ..] = command else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let started = Command::new(program)
+        .args(arguments)
+        .env("LOCK_KEY", key)
+        .env("LOCK_FENCE", fence.to_string())
+        .process_group(0)
+        .spawn()?;
+    Ok(Group::of(started))
+}
+
+fn not_started(command: &[OsString], error: &io::Error) -> Failure {
+    let program = command.first().map(|program| program.to_string_lossy());
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    Failure {
+        status: match is_missing {
+            true => status::NOT_FOUND,
+            false => status::NOT_EXECUTABLE,
+        },
+        code: if is_missing {
+            "not_found"
+        } else {
+            "not_executable"
+        }
+        .into(),
+        message: format!("cannot start {}: {error}", program.unwrap_or_default()),
+    }
+}
+
+fn lost(message: &str) -> Failure {
+    Failure {
+        status: status::LOST,
+        code: "lost".into(),
+        message: message.into(),
+    }
+}
+
+/// A command that runs under its lock.
+struct Running {
+    group: Group,
+    keeper: Keeper,
+    signals: Signals,
+    /// The end of the time for which the keeper has reported the lock as held.
+    until: Instant,
+    grace: Duration,
+    loss: Option<Failure>,
+    /// When the processes are killed that have survived the loss.
+    kill_at: Option<Instant>,
+    /// The command was stopped at the terminal, and this process with it. It goes on once the
+    /// keeper confirms that the lock is still held.
+    is_suspended: bool,
+}
+
+impl Running {
+    async fn until_ended(mut self) -> Result<u8, Failure> {
+        let ended = loop {
+            // The state may have changed before the signals were watched.
+            match self.group.change()? {
+                Some(Change::Ended) => break self.group.end()?,
+                Some(Change::Stopped(signal)) => {
+                    self.stopped(signal);
+                    continue;
+                }
+                None => {}
+            }
+            let deadline = self.kill_at.unwrap_or(self.until);
+            tokio::select! {
+                signal = self.signals.next() => {
+                    if let Some(signal) = signal {
+                        self.group.signal(signal);
+                    }
+                }
+                report = self.keeper.report(), if self.loss.is_none() => self.reported(report),
+                () = sleep_until(deadline) => self.deadline_passed(),
+            }
+        };
+        self.conclude(ended).await
+    }
+
+    fn reported(&mut self, report: Option<Report>) {
+        match report {
+            Some(Report::Granted { until, .. } | Report::Valid { until }) => {
+                self.until = message::instant(until);
+                if self.is_suspended && Instant::now() < self.until {
+                    self.is_suspended = false;
+                    self.group.resume();
+                }
+            }
+            Some(Report::Lost { code, message }) => self.lost(Failure {
+                status: status::LOST,
+                code,
+                message,
+            }),
+            _ => self.lost(lost("the process that held the lock has ended")),
+        }
+    }
+
+    fn lost(&mut self, loss: Failure) {
+        if self.loss.is_none() {
+            self.loss = Some(loss);
+            self.group.terminate();
+            self.kill_at = Some(Instant::now() + self.grace);
+        }
+    }
+
+    fn deadline_passed(&mut self) {
+        if self.kill_at.is_some() {
+            self.group.kill();
+            self.kill_at = Some(Instant::now() + self.grace.max(Duration::from_secs(1)));
+        } else {
+            self.lost(lost(
+                "the lease has ended, and the process that held the lock does not answer",
+            ));
+        }
+    }
+
+    fn stopped(&mut self, signal: i32) {
+        if self.group.stop_with(signal) {
+            self.is_suspended = true;
+        } else if group::wants_terminal(signal) {
+            let hint = "lockctl: the command waits for the terminal; give it another input, such as </dev/null";
+            let _ = writeln!(io::stderr(), "{hint}");
+        }
+    }
+
+    async fn conclude(mut self, ended: ExitStatus) -> Result<u8, Failure> {
+        if self.loss.is_some() {
+            // Processes that have outlived the command.
+            self.group.kill();
+        }
+        let released = self.keeper.dismiss(PARTING).await;
+        // Until here its number could not become that of another process.
+        self.group.reap()?;
+        if let Some(loss) = self.loss {
+            return Err(loss);
+        }
+        if let Some(warning) = released {
+            let _ = writeln!(io::stderr(), "lockctl: {}", visible(&warning));
+        }
+        Ok(group::status_of(ended))
+    }
+}

@@ -1,0 +1,145 @@
+//! The process group of a command.
+
+use std::{
+    io,
+    os::unix::process::ExitStatusExt as _,
+    process::{Child, ExitStatus},
+};
+
+use rustix::{
+    process::{
+        Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group,
+        waitid,
+    },
+    stdio::{stdin, stdout},
+    termios::{isatty, tcgetpgrp, tcsetpgrp},
+};
+
+pub(super) struct Group {
+    /// The leader. It is waited for last, so that its number, which is that of the group, stays
+    /// reserved.
+    leader: Child,
+    pid: Pid,
+    /// The group has the terminal.
+    has_terminal: bool,
+}
+
+/// A change of the state of the leader.
+pub(super) enum Change {
+    Ended,
+    /// By this signal.
+    Stopped(i32),
+}
+
+impl Group {
+    pub(super) fn of(leader: Child) -> Self {
+        let pid = Pid::from_child(&leader);
+        // A job of a shell gives the terminal to its command, unless it is one of a pipeline, whose
+        // other processes need it as well.
+        let has_terminal = is_foreground_job() && tcsetpgrp(stdin(), pid).is_ok();
+        Self {
+            leader,
+            pid,
+            has_terminal,
+        }
+    }
+
+    pub(super) fn id(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Returns the change since the last call. The end is returned each time.
+    pub(super) fn change(&self) -> io::Result<Option<Change>> {
+        let now = WaitIdOptions::NOHANG | WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        let of_leader = |options| waitid(WaitId::Pid(self.pid), options);
+        let Some(status) = of_leader(now | WaitIdOptions::NOWAIT)? else {
+            return Ok(None);
+        };
+        let Some(signal) = status.stopping_signal() else {
+            return Ok(Some(Change::Ended));
+        };
+        of_leader(WaitIdOptions::NOHANG | WaitIdOptions::STOPPED)?;
+        Ok(Some(Change::Stopped(signal)))
+    }
+
+    /// Returns the status of a leader that has ended, which is still not waited for.
+    pub(super) fn end(&self) -> io::Result<ExitStatus> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let ended = waitid(WaitId::Pid(self.pid), options)?;
+        let ended = ended.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(match (ended.exit_status(), ended.terminating_signal()) {
+            (Some(status), _) => ExitStatus::from_raw((status & 0xff) << 8),
+            (None, signal) => ExitStatus::from_raw(signal.unwrap_or(0)),
+        })
+    }
+
+    pub(super) fn reap(&mut self) -> io::Result<()> {
+        self.leader.wait().map(drop)
+    }
+
+    /// Sends a signal to all processes of the group.
+    pub(super) fn signal(&self, signal: Signal) {
+        // The group may have ended.
+        let _ = kill_process_group(self.pid, signal);
+    }
+
+    pub(super) fn terminate(&self) {
+        self.signal(Signal::TERM);
+        // Processes that are stopped receive it when they go on.
+        self.signal(Signal::CONT);
+    }
+
+    pub(super) fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// Stops this process as well, if the group was stopped at its terminal: the shell then
+    /// continues. Returns whether that was so, after this process has been continued.
+    pub(super) fn stop_with(&self, signal: i32) -> bool {
+        if !self.has_terminal {
+            return false;
+        }
+        if wants_terminal(signal) {
+            // It asked for the terminal before it was given.
+            self.signal(Signal::CONT);
+            return false;
+        }
+        let _ = kill_process(getpid(), Signal::STOP);
+        true
+    }
+
+    /// Continues the group, with the terminal if this process was continued in the foreground.
+    pub(super) fn resume(&self) {
+        if is_foreground_job() {
+            let _ = tcsetpgrp(stdin(), self.pid);
+        }
+        self.signal(Signal::CONT);
+    }
+}
+
+/// Kills a process group whose leader may have ended.
+pub(super) fn kill(group: i32) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+pub(super) fn wants_terminal(signal: i32) -> bool {
+    signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw()
+}
+
+fn is_foreground_job() -> bool {
+    isatty(stdin())
+        && isatty(stdout())
+        && getpgrp() == getpid()
+        && tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp())
+}
+
+/// Returns the exit status of a shell for a command that ended like this.
+pub(super) fn status_of(ended: ExitStatus) -> u8 {
+    let status = match ended.signal() {
+        Some(signal) => 128 + signal,
+        None => ended.code().unwrap_or(0),
+    };
+    u8::try_from(status).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,303 @@
+//! The process that holds the lock of a command, seen from both sides.
+
+use std::{
+    io::{self, BufRead as _},
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{self, Stdio},
+    thread,
+    time::Duration,
+};
+
+use lock_runtime::{LockError, LockGuard};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::mpsc,
+    time::{interval, timeout},
+};
+
+use super::{
+    group,
+    message::{self, Order, Report},
+    signals,
+};
+use crate::{
+    Failure,
+    args::{Lock, Store},
+};
+
+/// The interval at which the keeper reports how long the lock is held. A renewal shows in the next
+/// report.
+const REPORTS: Duration = Duration::from_millis(200);
+
+/// The keeper, in the process of the command.
+pub(super) struct Keeper {
+    process: Child,
+    orders: Option<ChildStdin>,
+    reports: Lines<BufReader<ChildStdout>>,
+}
+
+impl Keeper {
+    pub(super) fn start(store: &Store, url: &str, lock: &Lock) -> io::Result<Self> {
+        // Also if the file was replaced by a newer version in the meantime.
+        let own = PathBuf::from("/proc/self/exe");
+        let program = if own.exists() {
+            own
+        } else {
+            std::env::current_exe()?
+        };
+        let mut command = process::Command::new(program);
+        command
+            .arg0("lockctl")
+            .arg("keep")
+            .args(lock.arguments())
+            // Not an argument: it may have a password.
+            .env("LOCK_URL", url)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C reaches the whole process group of the terminal.
+            .process_group(0);
+        if let Some(namespace) = &store.namespace {
+            command.env("LOCK_NAMESPACE", namespace);
+        }
+        if std::env::var_os("LOCK_IDENTITY").is_none_or(|name| name.is_empty()) {
+            let host = gethostname::gethostname();
+            let host: String = host.to_string_lossy().chars().take(64).collect();
+            let name = format!("lockctl@{host}:{}", process::id());
+            command.env("LOCK_IDENTITY", name);
+        }
+        let mut process = Command::from(command).spawn()?;
+        let (Some(orders), Some(reports)) = (process.stdin.take(), process.stdout.take()) else {
+            unreachable!("both were asked for as pipes just above");
+        };
+        Ok(Self {
+            process,
+            orders: Some(orders),
+            reports: BufReader::new(reports).lines(),
+        })
+    }
+
+    /// The next report. `None` once the keeper has ended.
+    pub(super) async fn report(&mut self) -> Option<Report> {
+        let line = self.reports.next_line().await.ok()??;
+        message::parse(&line)
+    }
+
+    pub(super) fn order(&mut self, order: &Order) -> io::Result<()> {
+        use std::io::Write as _;
+
+        let Some(orders) = &self.orders else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let mut line = Vec::new();
+        message::write(order, &mut line)?;
+        // A few short lines fit into the pipe: this does not block.
+        let mut pipe = PipeEnd(orders);
+        pipe.write_all(&line)
+    }
+
+    /// Lets the keeper release the lock, and returns the reason if it did not.
+    pub(super) async fn dismiss(&mut self, patience: Duration) -> Option<String> {
+        if self.order(&Order::Ended).is_err() {
+            return Some(
+                "not released: the process that held the lock has ended; its lease will end".into(),
+            );
+        }
+        let released = async {
+            loop {
+                match self.report().await {
+                    Some(Report::Released { warning }) => return warning,
+                    Some(_) => {}
+                    None => return Some("not released: its lease will end".into()),
+                }
+            }
+        };
+        let late = || Some("not released in time: its lease will end".to_owned());
+        let warning = timeout(patience, released).await.unwrap_or_else(|_| late());
+        self.leave(patience).await;
+        warning
+    }
+
+    /// Closes the pipe, and waits for the end of the keeper.
+    pub(super) async fn leave(&mut self, patience: Duration) {
+        self.orders = None;
+        let _ = timeout(patience, self.process.wait()).await;
+    }
+}
+
+/// Writes to the pipe without a task.
+struct PipeEnd<'a>(&'a ChildStdin);
+
+impl io::Write for PipeEnd<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        use std::os::fd::AsFd as _;
+
+        Ok(rustix::io::write(self.0.as_fd(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Holds a lock for the process at the other end of standard input and output.
+pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
+    let _ignored = signals::ignore()?;
+    let mut orders = orders();
+    let (builder, url) = store.settings()?;
+    let connecting = builder.connect(&url);
+    let Some(locks) = unless_dismissed(&mut orders, connecting).await else {
+        return Ok(0);
+    };
+    let acquiring = locks.request(&*lock.key, lock.spec()).name("lockctl run");
+    let granted = unless_dismissed(&mut orders, acquiring.acquire()).await;
+    let Some(guard) = granted else {
+        // The request leaves the wait queue.
+        locks.shutdown().await;
+        return Ok(0);
+    };
+    report(&Report::Granted {
+        fence: guard.fence().into(),
+        until: message::time_after(guard.validity()),
+    });
+    let released = Keeping {
+        guard,
+        orders,
+        grace: lock.grace,
+        command: Started::No,
+    };
+    released.until_ended().await;
+    locks.shutdown().await;
+    Ok(0)
+}
+
+/// Waits for a result, which is reported if it is an error, unless the other process gives up.
+async fn unless_dismissed<T>(
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+    result: impl IntoFuture<Output = Result<T, LockError>>,
+) -> Option<T> {
+    tokio::select! {
+        result = result.into_future() => match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let Failure { status, code, message } = error.into();
+                report(&Report::Refused { status, code, message });
+                None
+            }
+        },
+        _ = orders.recv() => None,
+    }
+}
+
+struct Keeping {
+    guard: LockGuard,
+    orders: mpsc::UnboundedReceiver<Order>,
+    grace: Duration,
+    command: Started,
+}
+
+/// Whether the command runs.
+enum Started {
+    No,
+    /// Perhaps.
+    Soon,
+    Yes {
+        group: i32,
+    },
+}
+
+impl Keeping {
+    async fn until_ended(mut self) {
+        let lost = self.guard.lost();
+        tokio::pin!(lost);
+        let mut reports = interval(REPORTS);
+        loop {
+            tokio::select! {
+                error = &mut lost => {
+                    let Failure { code, message, .. } = error.into();
+                    report(&Report::Lost { code, message });
+                    return self.lost().await;
+                }
+                order = self.orders.recv() => match order {
+                    Some(Order::Ended) => return self.release().await,
+                    Some(order) => self.note(&order),
+                    None => return self.abandoned().await,
+                },
+                _ = reports.tick() => report(&Report::Valid {
+                    until: message::time_after(self.guard.validity()),
+                }),
+            }
+        }
+    }
+
+    fn note(&mut self, order: &Order) {
+        match order {
+            Order::Starting => self.command = Started::Soon,
+            Order::Started { group } => self.command = Started::Yes { group: *group },
+            Order::Ended => {}
+        }
+    }
+
+    async fn release(self) {
+        let released = self.guard.release().await;
+        let warning = released
+            .err()
+            .map(|error| format!("not released: {error:#}"));
+        report(&Report::Released { warning });
+    }
+
+    /// The other process ends the command. If it does not, it was stopped or killed.
+    async fn lost(mut self) {
+        let patience = self.grace + Duration::from_secs(2);
+        let ended = async {
+            while let Some(order) = self.orders.recv().await {
+                match order {
+                    Order::Ended => return true,
+                    order => self.note(&order),
+                }
+            }
+            false
+        };
+        if !timeout(patience, ended).await.unwrap_or(false) {
+            self.kill();
+        }
+    }
+
+    /// The other process was killed. Processes that have left the group of the command may still
+    /// be at work, so the lock is left to its lease.
+    async fn abandoned(self) {
+        if let Started::No = self.command {
+            return self.release().await;
+        }
+        self.kill();
+        // Without destructors, which would release the lock.
+        process::exit(1);
+    }
+
+    fn kill(&self) {
+        if let Started::Yes { group } = self.command {
+            group::kill(group);
+        }
+    }
+}
+
+/// The other process may be gone: then its end of standard input shows it.
+fn report(report: &Report) {
+    let _ = message::write(report, &mut io::stdout());
+}
+
+/// Reads orders on a thread, since a task that waits for input would delay the end of the process.
+fn orders() -> mpsc::UnboundedReceiver<Order> {
+    let (sender, orders) = mpsc::unbounded_channel();
+    thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let order = line.ok().and_then(|line| message::parse(&line));
+            let Some(order) = order else { return };
+            if sender.send(order).is_err() {
+                return;
+            }
+        }
+    });
+    orders
+}

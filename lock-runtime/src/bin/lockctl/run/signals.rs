@@ -1,0 +1,70 @@
+//! The signals that are forwarded to the command.
+
+use std::{
+    future::poll_fn,
+    io,
+    task::{Context, Poll},
+};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
+
+const FORWARDED: [Signal; 7] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::WINCH,
+];
+/// Those that end a wait.
+const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+
+pub(super) struct Signals {
+    forwarded: Vec<(Signal, unix::Signal)>,
+    child: unix::Signal,
+}
+
+impl Signals {
+    /// Receives the signals from now on, in place of their default actions.
+    pub(super) fn new() -> io::Result<Self> {
+        let received = |of: Signal| Ok((of, signal(SignalKind::from_raw(of.as_raw()))?));
+        Ok(Self {
+            forwarded: FORWARDED
+                .into_iter()
+                .map(received)
+                .collect::<io::Result<_>>()?,
+            child: signal(SignalKind::child())?,
+        })
+    }
+
+    /// The next signal to forward. `None` if a child has changed its state.
+    pub(super) async fn next(&mut self) -> Option<Signal> {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    /// The number of the next signal that ends a wait.
+    pub(super) async fn ending(&mut self) -> u8 {
+        loop {
+            let signal = self.next().await;
+            if let Some(signal) = signal.filter(|signal| ENDING.contains(signal)) {
+                return u8::try_from(signal.as_raw()).unwrap_or(0);
+            }
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Signal>> {
+        for (of, received) in &mut self.forwarded {
+            if received.poll_recv(cx).is_ready() {
+                return Poll::Ready(Some(*of));
+            }
+        }
+        self.child.poll_recv(cx).map(|_| None)
+    }
+}
+
+/// Ignores the signals that end a process: the keeper of a lock ends with its command.
+pub(super) fn ignore() -> io::Result<Signals> {
+    Signals::new()
+}

@@ -1,0 +1,86 @@
+//! Tables for people and for `awk`: columns of text, without borders.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use lock_runtime::{Holder, store::visible};
+
+/// Rows of columns that are as wide as their widest text.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(titles: &[&str]) -> Self {
+        Self {
+            rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()],
+        }
+    }
+
+    /// Adds a row. Control characters are escaped: names come from other programs.
+    pub(crate) fn row<'a>(&mut self, cells: impl IntoIterator<Item = &'a str>) {
+        self.rows.push(cells.into_iter().map(visible).collect());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Writes the rows, and removes them.
+    pub(crate) fn write(&mut self, to: &mut impl Write) -> io::Result<()> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width_of = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<_> = (0..columns).map(width_of).collect();
+        for row in self.rows.drain(..) {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                line.push_str(cell);
+                let missing = width - cell.chars().count() + 2;
+                line.extend(std::iter::repeat_n(' ', missing));
+            }
+            writeln!(to, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A duration in one word, to a tenth of a second below ten.
+pub(crate) fn time(duration: Duration) -> String {
+    match duration.as_secs() {
+        0..10 => format!("{:.1}s", duration.as_secs_f64()),
+        seconds => {
+            let whole = humantime::format_duration(Duration::from_secs(seconds));
+            whole.to_string().replace(' ', "")
+        }
+    }
+}
+
+pub(crate) fn known(duration: Option<Duration>) -> String {
+    duration.map_or_else(|| "-".into(), time)
+}
+
+pub(crate) fn left(holder: &Holder) -> String {
+    holder.ttl.map_or_else(|| "endless".into(), time)
+}
+
+/// The name of the client, and whether it has released the lock.
+pub(crate) fn client(holder: &Holder) -> String {
+    let reserved = if holder.is_reservation {
+        " (reserved)"
+    } else {
+        ""
+    };
+    format!("{}{reserved}", holder.client)
+}
+
+pub(crate) fn mode(mode: lock_runtime::Mode) -> String {
+    match mode {
+        lock_runtime::Mode::Permits(permits) => format!("permits/{permits}"),
+        _ => mode.as_str().into(),
+    }
+}
