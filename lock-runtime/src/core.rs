@@ -199,6 +199,11 @@ impl Core {
         let discarded = std::mem::take(&mut state.discarded);
         drop(state);
         drop(discarded);
+        for (view, loss) in &ended {
+            if let Some(loss) = loss {
+                self.activity.lost(view, *loss);
+            }
+        }
         wakers.into_iter().for_each(Waker::wake);
         if has_work {
             self.work.notify_one();
@@ -225,9 +230,6 @@ impl Core {
         }
         for (view, loss) in ended {
             view.watch.ended(loss);
-            if let Some(loss) = loss {
-                self.activity.lost(&view, loss);
-            }
         }
     }
 

@@ -4,6 +4,8 @@ use std::{ops::Deref, time::Duration};
 
 use serde::{Serialize, Serializer};
 
+use crate::error::LockError;
+
 /// Writes whole milliseconds.
 pub(crate) fn millis<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     known_millis(&Some(*time), serializer)
@@ -34,10 +36,18 @@ pub(crate) fn known_text<S: Serializer>(
     text.as_deref().serialize(serializer)
 }
 
-/// Writes a list of texts.
-pub(crate) fn texts<S: Serializer>(
-    texts: &[impl std::fmt::Display],
+/// Writes the code and the text of each error.
+pub(crate) fn errors<S: Serializer>(
+    errors: &[LockError],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(texts.iter().map(ToString::to_string))
+    #[derive(Serialize)]
+    struct Fields {
+        code: &'static str,
+        error: String,
+    }
+    serializer.collect_seq(errors.iter().map(|error| Fields {
+        code: error.code(),
+        error: format!("{error:#}"),
+    }))
 }

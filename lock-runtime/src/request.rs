@@ -226,7 +226,9 @@ pub(crate) fn granted(
                 let watched = (name.as_ref(), &attempt);
                 let outcome = attempt.within(acquire(core, keys, terms, watched)).await;
                 attempt.ended(&outcome);
-                (core.activity).ended(name.as_ref(), keys.first(), outcome.as_ref());
+                let refused = outcome.as_ref().err().and_then(LockError::key);
+                let key = refused.or(keys.first());
+                core.activity.ended(name.as_ref(), key, outcome.as_ref());
                 outcome.map_err(|error| error.with_name(name.as_ref()))
             }
             Err(error) => Err(error.clone()),

@@ -34,11 +34,16 @@
 //!
 //! # Limits
 //!
-//! - Each page reads the names of all locks in the namespace. While a page is open, at most a tenth
-//!   of the time is spent on this, however many keys the store has, and at most one page reads at a
-//!   time.
+//! - The list reads the names of all locks in the namespace; on Redis the user needs `SCAN`. One
+//!   page reads at a time. Pages that refresh themselves spend at most a tenth of the time on it
+//!   together, however many keys the store has: with a million, the list is renewed each few
+//!   seconds.
+//! - A stream of events ends after 5 s, and the browser opens the next one. A graceful shutdown
+//!   waits for the streams that are open.
 //! - The state of the locks is that of the store. It is known for all processes; contention and
 //!   losses are those of this process and client.
+//! - The times of waiters that were in a queue when it was compacted, after many others had left it,
+//!   are not known.
 //! - How long readers and holders of permits have held their lock is not known, nor is the time
 //!   since a lock was handed off within a process.
 //! - A waiter is a process: its other requests for the same lock wait in the process.
@@ -113,24 +118,36 @@ impl Inspector {
     /// [`LockClient::revoke`](lock_runtime::LockClient::revoke) with the holder that was shown: a
     /// lock that has changed hands since is left untouched.
     ///
-    /// The request is a `POST` whose header `Origin` names the host that it was sent to, or an
-    /// [allowed one](Self::allow_origin), so that no other site can send it through the browser of
-    /// an operator. Each revocation is logged at level warn, with the address of the caller.
+    /// Tasks of one client that hand the lock to each other are one holder.
+    ///
+    /// The request is a `POST` whose header `Origin` names the host that it was sent to, or, if any
+    /// are set, one of the [allowed origins](Self::allow_origin), so that no other site can send it
+    /// through the browser of an operator. Other pages of the same origin can. Set the origin where
+    /// the page is reached without a login: the comparison with the host alone does not protect
+    /// against a site whose name is made to resolve to the address of this service (DNS rebinding).
+    ///
+    /// Each revocation is logged at level warn, with the address of the caller.
     #[must_use]
     pub fn allow_revoke(mut self) -> Self {
         self.may_revoke = true;
         self
     }
 
-    /// Accepts revocations from pages of this origin, such as `https://ops.example.com`. Needed
-    /// behind a proxy that changes the header `Host`.
+    /// Accepts revocations only from pages of this origin, such as `https://ops.example.com`, and
+    /// of others that are set. Needed behind a proxy that changes the header `Host`.
     ///
     /// # Panics
-    /// If the origin has characters that no header has.
+    /// If it is no origin: a scheme, a host, and a port if it is not that of the scheme.
     #[must_use]
     pub fn allow_origin(mut self, origin: &str) -> Self {
-        let origin = HeaderValue::from_str(origin).expect("an origin is a valid header");
-        self.origins.push(origin);
+        let lower_case = origin.trim_end_matches('/').to_ascii_lowercase();
+        let is_origin = lower_case.parse().is_ok_and(|uri: http::Uri| {
+            uri.scheme().is_some() && uri.authority().is_some() && uri.path() == "/"
+        });
+        match HeaderValue::from_str(&lower_case) {
+            Ok(header) if is_origin => self.origins.push(header),
+            _ => panic!("{origin:?} is no origin such as https://ops.example.com"),
+        }
         self
     }
 
@@ -174,8 +191,11 @@ impl Inspector {
     }
 
     async fn show(self, parts: &Parts) -> Response<InspectorBody> {
-        if let Some(asset) = Asset::requested(&parts.uri) {
-            return respond(StatusCode::OK, asset.content_type(), asset.text());
+        if let Some(requested) = Asset::requested(&parts.uri) {
+            return match requested {
+                Some(asset) => respond(StatusCode::OK, asset.content_type(), asset.text()),
+                None => text(StatusCode::NOT_FOUND, "there is no such asset"),
+            };
         }
         let query = match Query::parse(parts) {
             Ok(query) => query,
@@ -183,27 +203,26 @@ impl Inspector {
         };
         let Query { view, format } = query;
         match format {
-            Format::Html => {
-                let content = Content::load(&self.locks, &view).await;
-                self.page(&view, &content, None)
-            }
-            Format::Json => {
-                let content = Content::load(&self.locks, &view).await;
-                json(content.status(), &content.json())
-            }
             Format::Events => match self.streams.enter() {
                 Some(ticket) => {
                     let events = Events::new(self, view, ticket);
                     let body = InspectorBody(Either::Right(events));
-                    with_headers(StatusCode::OK, "text/event-stream", body)
-                }
-                None => {
-                    let message = "too many pages refresh themselves";
-                    let mut response = text(StatusCode::SERVICE_UNAVAILABLE, message);
-                    let later = HeaderValue::from_static("10");
-                    response.headers_mut().insert(header::RETRY_AFTER, later);
+                    let mut response = with_headers(StatusCode::OK, "text/event-stream", body);
+                    // nginx would keep the events until its buffer is full.
+                    let unbuffered = HeaderValue::from_static("no");
+                    response
+                        .headers_mut()
+                        .insert("x-accel-buffering", unbuffered);
                     response
                 }
+                None => busy("too many pages refresh themselves"),
+            },
+            Format::Html | Format::Json => match self.streams.load(&self.locks, &view).await {
+                Some(content) if format == Format::Json => {
+                    json(content.status(), &content.json(&view))
+                }
+                Some(content) => self.page(&view, &content, None),
+                None => busy("other pages are reading the store"),
             },
         }
     }
@@ -300,6 +319,13 @@ fn peer(parts: &Parts) -> Option<String> {
 
 fn text(status: StatusCode, text: &'static str) -> Response<InspectorBody> {
     respond(status, "text/plain; charset=utf-8", text)
+}
+
+fn busy(message: &'static str) -> Response<InspectorBody> {
+    let mut response = text(StatusCode::SERVICE_UNAVAILABLE, message);
+    let later = HeaderValue::from_static("10");
+    response.headers_mut().insert(header::RETRY_AFTER, later);
+    response
 }
 
 fn json(status: StatusCode, value: &serde_json::Value) -> Response<InspectorBody> {

@@ -281,7 +281,7 @@
 //!
 //! `Inspector` (feature `inspector`) shows all locks and can revoke them, so only operators may
 //! reach it. It has no access control of its own: put the middleware of the application around it.
-//! This one admits operators by a token, and passes on who they are, for the log of revocations:
+//! This one asks for a password, and passes on the name of the operator for the log of revocations:
 //!
 #![cfg_attr(feature = "inspector", doc = "```")]
 #![cfg_attr(not(feature = "inspector"), doc = "```ignore")]
@@ -290,22 +290,28 @@
 //!     extract::Request,
 //!     http::{StatusCode, header},
 //!     middleware::{self, Next},
-//!     response::Response,
+//!     response::{IntoResponse, Response},
 //! };
 //! use lock_tower::{inspector::Inspector, runtime::LockClient};
 //!
 //! #[derive(Clone)]
-//! struct Operator(String);
+//! struct Operator(&'static str);
 //!
-//! async fn operators_only(mut request: Request, next: Next) -> Result<Response, StatusCode> {
-//!     // In an application: its sessions, or the header of an authenticating proxy.
-//!     let token = request.headers().get(header::AUTHORIZATION);
-//!     let operator = match token.map(|token| token.as_bytes()) {
-//!         Some(b"Bearer night-shift") => Operator("alice".into()),
-//!         _ => return Err(StatusCode::UNAUTHORIZED),
-//!     };
-//!     request.extensions_mut().insert(operator);
-//!     Ok(next.run(request).await)
+//! async fn operators_only(mut request: Request, next: Next) -> Response {
+//!     // In an application: its sessions, or the header of an authenticating proxy. Browsers send
+//!     // these and passwords with event streams as well, but no bearer tokens.
+//!     let login = request.headers().get(header::AUTHORIZATION);
+//!     match login.map(|login| login.as_bytes()) {
+//!         // alice:night-shift, in base64
+//!         Some(b"Basic YWxpY2U6bmlnaHQtc2hpZnQ=") => {
+//!             request.extensions_mut().insert(Operator("alice"));
+//!             next.run(request).await
+//!         }
+//!         _ => {
+//!             let ask = [(header::WWW_AUTHENTICATE, "Basic realm=\"locks\"")];
+//!             (StatusCode::UNAUTHORIZED, ask).into_response()
+//!         }
+//!     }
 //! }
 //!
 //! # use {axum::body::Body, tower::ServiceExt as _};
@@ -314,14 +320,17 @@
 //! let locks = LockClient::in_memory();
 //! let inspector = Inspector::new(locks)
 //!     .allow_revoke()
-//!     .caller(|request| Some(request.extensions.get::<Operator>()?.0.clone()));
+//!     .caller(|request| Some(request.extensions.get::<Operator>()?.0.into()));
 //! let operators: Router = Router::new()
 //!     .nest_service("/locks", inspector)
 //!     .layer(middleware::from_fn(operators_only));
 //! # let get = || Request::get("/locks");
 //! # let response = operators.clone().oneshot(get().body(Body::empty())?).await?;
 //! # assert_eq!(response.status(), 401);
-//! # let request = get().header("authorization", "Bearer night-shift").body(Body::empty())?;
+//! # let request = get().header("authorization", "Basic YWxpY2U6bmlnaHQtc2hpZnQ=").body(Body::empty())?;
 //! # assert_eq!(operators.oneshot(request).await?.status(), 200);
 //! # Ok(()) }
 //! ```
+//!
+//! Behind a proxy that changes the header `Host`, add
+//! `.allow_origin("https://ops.example.com")`.

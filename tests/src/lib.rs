@@ -13,6 +13,7 @@
 //! | [`faulty_store`] | a `Store` whose operations a test fails, delays, holds back or replaces |
 //! | [`fenced`] | a resource that counts overlaps, stale fencing tokens and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
+//! | [`lockctl`] | the program of lock-runtime, built for the tests |
 //! | [`prometheus`] | a Prometheus server that scrapes the processes of a test |
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
@@ -22,6 +23,7 @@ pub mod cluster;
 pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
+pub mod lockctl;
 pub mod processes;
 pub mod prometheus;
 pub mod proxy;
@@ -39,6 +41,7 @@ pub use cluster::{RedisCluster, shared_cluster};
 pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
+pub use lockctl::lockctl;
 pub use processes::Worker;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

@@ -13,12 +13,15 @@ impl Asset {
     pub(super) const SCRIPT: &str = concat!("?asset=script&v=", env!("CARGO_PKG_VERSION"));
     pub(super) const STYLE: &str = concat!("?asset=style&v=", env!("CARGO_PKG_VERSION"));
 
-    pub(super) fn requested(uri: &Uri) -> Option<Self> {
-        let query = uri.query()?;
-        [(Self::Script, Self::SCRIPT), (Self::Style, Self::STYLE)]
-            .into_iter()
-            .find(|(_, link)| &link[1..] == query)
-            .map(|(asset, _)| asset)
+    /// Returns the asset that is requested, if one is. `Some(None)` for an unknown one.
+    pub(super) fn requested(uri: &Uri) -> Option<Option<Self>> {
+        let mut query = form_urlencoded::parse(uri.query()?.as_bytes());
+        let (_, asset) = query.find(|(name, _)| name == "asset")?;
+        Some(match &*asset {
+            "script" => Some(Self::Script),
+            "style" => Some(Self::Style),
+            _ => None,
+        })
     }
 
     pub(super) fn content_type(self) -> &'static str {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 use lock_runtime::{
-    Activity, Health, Inspection, LockClient, LockError, LockKind, LockPage, web::ErrorClass,
+    Activity, Health, Inspection, LockClient, LockError, LockErrorKind, LockKind, LockPage,
+    web::ErrorClass,
 };
 use serde_json::{Value, json};
 
@@ -42,28 +43,39 @@ impl Content {
     pub(super) fn status(&self) -> StatusCode {
         let error = match self {
             Self::Locks(page) if page.locks.is_empty() => page.errors.first(),
+            // The answer is that it is no lock.
+            Self::Lock(Err(error)) if error.kind() == LockErrorKind::ForeignKey => {
+                return StatusCode::CONFLICT;
+            }
             Self::Lock(Err(error)) => Some(error),
             _ => None,
         };
         error.map_or(StatusCode::OK, status_of)
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn json(&self, view: &View) -> Value {
         let written = match self {
-            Self::Locks(page) => {
-                let mut value = serde_json::to_value(page);
-                if let (Ok(Value::Object(fields)), Some((key, kind))) = (&mut value, &page.next) {
-                    let next = format!("{}:{key}", kind_name(*kind));
-                    fields.insert("next".into(), next.into());
-                }
-                value
-            }
+            Self::Locks(page) => serde_json::to_value(page),
             Self::Lock(Ok(state)) => serde_json::to_value(state),
             Self::Lock(Err(error)) => Ok(error_json(error)),
             Self::Activity(activity) => serde_json::to_value(activity),
             Self::Health(health) => serde_json::to_value(health),
         };
-        written.unwrap_or_else(|error| json!({ "error": error.to_string() }))
+        let mut value = written.unwrap_or_else(|error| json!({ "error": error.to_string() }));
+        match (self, view) {
+            // As in the link to the next page.
+            (Self::Locks(page), _) => {
+                let next = page.next.as_ref();
+                let next = next.map(|(key, kind)| format!("{}:{key}", kind_name(*kind)));
+                value["next"] = next.into();
+            }
+            (_, View::Lock { key, kind }) => {
+                value["key"] = key.as_str().into();
+                value["kind"] = kind_name(*kind).into();
+            }
+            _ => {}
+        }
+        value
     }
 }
 

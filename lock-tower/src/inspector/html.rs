@@ -15,8 +15,8 @@ use super::{
     query::{Format, View, kind_name},
 };
 
-/// The number of waiters of a lock that are shown.
-const SHOWN_WAITERS: usize = 200;
+/// The number of holders, and of waiters, that are shown.
+const SHOWN: usize = 200;
 
 /// A whole page.
 pub(super) fn page(
@@ -110,7 +110,7 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
     });
     html! {
         (errors(&page.errors))
-        @if page.locks.is_empty() && page.errors.is_empty() && page.is_complete {
+        @if page.in_all == 0 && page.errors.is_empty() && page.is_complete {
             p { "No lock is held" @if !prefix.is_empty() { " under this prefix" } "." }
         } @else {
             table {
@@ -119,7 +119,7 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
                         (page.before + 1) " to " (page.before + page.locks.len()) " of "
                     }
                     @if !page.is_complete { "at least " }
-                    (page.in_all) " locks"
+                    (page.in_all) " names"
                 }
                 thead { tr {
                     th scope="col" { "Key" } th scope="col" { "Mode" } th scope="col" { "Held by" }
@@ -129,9 +129,11 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
                 tbody { @for lock in &page.locks { (row(lock)) } }
             }
         }
-        nav.pages aria-label="Pages" {
-            @if page.before > 0 { a href=(first_page.link(Format::Html)) { "First page" } }
-            @if let Some(next) = next_page { a href=(next.link(Format::Html)) rel="next" { "Next page" } }
+        @if page.before > 0 || next_page.is_some() {
+            nav aria-label="Pages" {
+                @if page.before > 0 { a href=(first_page.link(Format::Html)) { "First page" } }
+                @if let Some(next) = next_page { a href=(next.link(Format::Html)) rel="next" { "Next page" } }
+            }
         }
     }
 }
@@ -178,13 +180,13 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
         }
         @if !state.holders.is_empty() {
             table {
-                caption { "Holders: " (state.holders.len()) }
+                caption { "Holders: " (state.holders.len()) (first_of(state.holders.len())) }
                 thead { tr {
                     th scope="col" { "Client" } th scope="col" { "Mode" } th scope="col" { "Held for" }
                     th scope="col" { "Time left" } th scope="col" { "Holder" }
                     @if may_revoke { th scope="col" { "Revoke" } }
                 } }
-                tbody { @for holder in &state.holders {
+                tbody { @for holder in state.holders.iter().take(SHOWN) {
                     tr id=(holder.id) {
                         th scope="row" data-label="Client" { (client(&holder.client)) (reserved(holder)) }
                         td data-label="Mode" { (mode(holder.mode)) }
@@ -198,14 +200,21 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
         }
         @if !state.waiters.is_empty() {
             table {
-                caption { "Waiters: " (state.waiters.len()) @if state.waiters.len() > SHOWN_WAITERS { ", the first " (SHOWN_WAITERS) } }
+                caption { "Waiters: " (state.waiters.len()) (first_of(state.waiters.len())) }
                 thead { tr {
                     th scope="col" { "Client" } th scope="col" { "Mode" } th scope="col" { "Waits for" }
                     th scope="col" { "Last call" } th scope="col" { "Lease" }
                 } }
-                tbody { @for waiter in state.waiters.iter().take(SHOWN_WAITERS) { (waiter_row(waiter)) } }
+                tbody { @for waiter in state.waiters.iter().take(SHOWN) { (waiter_row(waiter)) } }
             }
         }
+    }
+}
+
+fn first_of(all: usize) -> String {
+    match all > SHOWN {
+        true => format!(", the first {SHOWN} of them:"),
+        false => String::new(),
     }
 }
 
@@ -223,6 +232,10 @@ fn waiter_row(waiter: &Waiter) -> Markup {
 
 /// A button that has to be opened before it can be pressed.
 fn revoke(key: &LockKey, kind: LockKind, holder: &Holder) -> Markup {
+    if holder.ttl.is_none() {
+        // A revocation would delete data that may not be a lock.
+        return html! { "no expiry: see " code { "lockctl revoke --endless" } };
+    }
     html! {
         details {
             summary { "Revoke" }
@@ -368,6 +381,7 @@ fn left(holder: Option<&Holder>) -> Markup {
 /// A past time, with the date.
 fn since(ago: Option<Duration>) -> Markup {
     let date = ago.and_then(|ago| SystemTime::now().checked_sub(ago));
+    let date = date.filter(|date| *date >= SystemTime::UNIX_EPOCH);
     html! {
         @match (ago, date) {
             (Some(ago), Some(date)) => {

@@ -144,7 +144,12 @@ impl View {
         query.finish()
     }
 
-    /// Returns the link to the first page of the view.
+    /// Whether the view needs the names of all locks.
+    pub(super) fn reads_all_names(&self) -> bool {
+        matches!(self, Self::Locks { .. })
+    }
+
+    /// The first page of all locks.
     pub(super) fn all_locks() -> Self {
         Self::Locks {
             prefix: String::new(),

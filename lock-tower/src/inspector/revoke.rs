@@ -5,7 +5,8 @@ use http::{HeaderValue, Response, StatusCode, Uri, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use lock_runtime::{
-    HolderId, LockError, LockKey, LockKind, RevokeReply, RevokeScope, store::visible,
+    HolderId, LockClient, LockError, LockErrorKind, LockKey, LockKind, RevokeReply, RevokeScope,
+    store::visible,
 };
 use serde_json::json;
 
@@ -22,6 +23,7 @@ use crate::body::BoxError;
 const MAX_FORM_BYTES: usize = 4096;
 
 /// The holder that was shown.
+#[derive(Clone)]
 struct Form {
     key: LockKey,
     kind: LockKind,
@@ -66,13 +68,26 @@ where
         Ok(form) => form,
         Err(mistake) => return text(StatusCode::BAD_REQUEST, mistake),
     };
-    let outcome = form.revoke(inspector).await;
-    let Form { key, kind, holder } = form;
-    let code = match &outcome {
-        Ok(reply) => reply_code(*reply),
-        Err(error) => error.code(),
+    let Form { key, kind, .. } = form.clone();
+    // A task of its own: a caller that hangs up must not end it between the call and the log.
+    let locks = inspector.locks.clone();
+    let revoked = tokio::spawn(async move {
+        let outcome = form.revoke(&locks).await;
+        let Form { key, holder, .. } = form;
+        let code = match &outcome {
+            Ok(reply) => reply_code(*reply),
+            Err(error) => error.code(),
+        };
+        let key = visible(key.as_str());
+        tracing::warn!(lock.key = key, %holder, caller, outcome = code, "revocation by an operator");
+        (outcome, code)
+    });
+    let Ok((outcome, code)) = revoked.await else {
+        return text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the service is shutting down",
+        );
     };
-    tracing::warn!(lock.key = %visible(key.as_str()), %holder, caller, outcome = code, "revocation by an operator");
     if accepts_json(parts) {
         return match outcome {
             Ok(reply) => respond_json(status_of_reply(reply), &json!({ "outcome": code })),
@@ -81,7 +96,14 @@ where
     }
     let (status, message) = match &outcome {
         Ok(reply) => (status_of_reply(*reply), message(*reply).to_owned()),
-        Err(error) => (status_of(error), format!("Not revoked: {error:#}")),
+        Err(error) if error.kind() == LockErrorKind::Unavailable => {
+            let message = format!("It is not known whether it was revoked: {error:#}");
+            (status_of(error), visible(&message))
+        }
+        Err(error) => (
+            status_of(error),
+            visible(&format!("Not revoked: {error:#}")),
+        ),
     };
     let view = View::Lock { key, kind };
     let content = Content::load(&inspector.locks, &view).await;
@@ -111,8 +133,7 @@ impl Form {
         Ok(Self { key, kind, holder })
     }
 
-    async fn revoke(&self, inspector: &Inspector) -> Result<RevokeReply, LockError> {
-        let locks = &inspector.locks;
+    async fn revoke(&self, locks: &LockClient) -> Result<RevokeReply, LockError> {
         match self.kind {
             LockKind::Permits => locks.revoke_permit(&self.key, self.holder).await,
             _ => {
@@ -152,8 +173,12 @@ fn is_own_origin(parts: &Parts, allowed: &[HeaderValue]) -> bool {
     let Some(origin) = parts.headers.get(header::ORIGIN) else {
         return false;
     };
-    if allowed.contains(origin) {
-        return true;
+    let site = parts.headers.get("sec-fetch-site");
+    if site.is_some_and(|site| site != "same-origin") {
+        return false;
+    }
+    if !allowed.is_empty() {
+        return allowed.contains(origin);
     }
     // The URI has the host in HTTP/2.
     let host = parts.headers.get(header::HOST).map(HeaderValue::as_bytes);
@@ -224,5 +249,16 @@ mod tests {
         ));
         let proxied = [("origin", "https://ops.example.com"), ("host", "10.0.0.1")];
         assert!(accepts("/", &proxied, &["https://ops.example.com"]));
+        let rebound = [("origin", "http://evil.example"), ("host", "evil.example")];
+        assert!(!accepts("/", &rebound, &["https://ops.example.com"]));
+        let site = |site| {
+            [
+                ("origin", "http://a"),
+                ("host", "a"),
+                ("sec-fetch-site", site),
+            ]
+        };
+        assert!(accepts("/", &site("same-origin"), &[]));
+        assert!(!accepts("/", &site("same-site"), &[]));
     }
 }

@@ -34,6 +34,7 @@ function updateChildren(old, next) {
   let place = old.firstChild;
   for (const wanted of [...next.childNodes]) {
     const known = wanted.id ? byId.get(wanted.id) : place && !place.id && place;
+    byId.delete(wanted.id);
     if (!known) {
       old.insertBefore(wanted, place);
       continue;
@@ -49,20 +50,46 @@ function updateChildren(old, next) {
   }
 }
 
+// A connection can end without an event. While the page is live, there is one each few seconds.
+const SILENCE = 20000;
+let events, timer;
+
+function show(text) {
+  if (state.textContent !== text) state.textContent = text;
+}
+
+function pause() {
+  clearTimeout(timer);
+  if (events) events.close();
+}
+
+function retry(reason) {
+  pause();
+  show("Not live since " + new Date().toLocaleTimeString() + ": " + reason);
+  timer = setTimeout(listen, 4000 + Math.random() * 4000);
+}
+
 function listen() {
-  const events = new EventSource(live.dataset.events);
+  pause();
+  const silent = () => retry("the service does not answer");
+  timer = setTimeout(silent, SILENCE);
+  events = new EventSource(live.dataset.events);
   events.onmessage = ({ data }) => {
+    clearTimeout(timer);
+    timer = setTimeout(silent, SILENCE);
     const next = document.createElement("div");
     next.innerHTML = data;
     updateChildren(live, next);
-    state.textContent = "Live";
+    show("Live");
   };
   events.onerror = () => {
     // The service ends each stream after some seconds, and the browser opens the next one.
-    if (events.readyState !== EventSource.CLOSED) return;
-    state.textContent = "Not live: the service does not answer, or too many pages are open";
-    setTimeout(listen, 5000);
+    if (events.readyState === EventSource.CLOSED) {
+      retry("the service does not answer, or too many pages are open");
+    }
   };
 }
 
-listen();
+// Pages that are not looked at leave their place to others.
+document.addEventListener("visibilitychange", () => (document.hidden ? pause() : listen()));
+if (!document.hidden) listen();

@@ -106,13 +106,7 @@ async fn a_held_lock_is_shown_with_its_holder_and_waiter(place: Place) {
     .await;
     let list = get(&inspector, "?prefix=order:").await;
     assert_eq!(list.status, StatusCode::OK);
-    for shown in [
-        "order:42",
-        "orders@web-1",
-        "exclusive",
-        &fence,
-        "1, up to 0.",
-    ] {
+    for shown in ["order:42", "orders@web-1", "exclusive", &fence, "1, up to "] {
         assert!(list.text.contains(shown), "{shown}: {}", list.text);
     }
     assert!(
@@ -205,7 +199,7 @@ async fn many_locks_have_pages(place: Place) {
     loop {
         let page = get(&inspector, &query).await.text;
         pages += 1;
-        assert!(page.contains(" of 230 locks"), "{page}");
+        assert!(page.contains(" of 230 names"), "{page}");
         let rows = page.split(r#"<th scope="row""#).skip(1);
         let keys = rows.map(|row| {
             row.split("<bdi>")
@@ -462,7 +456,11 @@ async fn while_the_store_is_away_the_page_says_so() {
     );
     let page = revoke(&inspector, &seen).await;
     assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(page.text.contains("Not revoked: "), "{}", page.text);
+    assert!(
+        page.text.contains("not known whether it was revoked"),
+        "{}",
+        page.text
+    );
     drop(guard);
 }
 

@@ -16,6 +16,7 @@ mod fixture;
 mod health;
 mod inspector;
 mod layer;
+mod lockctl;
 mod loss;
 mod model;
 mod modes;

@@ -5,7 +5,6 @@ use std::{env, io, time::Duration};
 use anyhow::Context;
 use axum::{Router, routing::get};
 use lock_runtime::{LockClient, web::readiness};
-use lock_tower::inspector::Inspector;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::sleep;
 use tracing_subscriber::{filter::Targets, fmt, prelude::*};
@@ -41,10 +40,9 @@ pub(crate) fn observe() -> anyhow::Result<PrometheusHandle> {
     Ok(metrics)
 }
 
-/// `/metrics` for Prometheus, `/ready` for a readiness probe, `/locks` for operators.
+/// `GET /metrics` for Prometheus, `GET /ready` for a readiness probe.
 pub(crate) fn routes(metrics: PrometheusHandle, locks: &LockClient) -> Router {
     Router::new()
         .route("/metrics", get(async move || metrics.render()))
         .route("/ready", readiness(locks))
-        .nest_service("/locks", Inspector::new(locks.clone()).allow_revoke())
 }

@@ -16,6 +16,7 @@ use anyhow::Context;
 use axum::serve::ListenerExt;
 use lock_examples::{parent_hangs_up, run_id, say, stopped};
 use lock_runtime::{LockClient, LockClientBuilder};
+use lock_tower::inspector::Inspector;
 use tokio::{net::TcpListener, net::TcpSocket, time::timeout};
 
 #[cfg(feature = "observed")]
@@ -86,6 +87,7 @@ pub(crate) async fn serve_public(
         "flash-sale sells {} pieces, kept {store}, {how}; at most {files} open files.\n\n  \
          curl -X POST http://{address}/buy/{ITEM}         buys one\n  \
          curl http://{address}/stock/{ITEM}               shows how many are left\n  \
+         http://{address}/locks                   in a browser: who holds the lock, and who waits\n  \
          oha -m POST -n {} -c {} http://{address}/buy/{ITEM}\n\n\
          200 is sold, 410 is sold out, anything else is an error. Ctrl-C ends the sale.",
         options.stock, options.requests, options.concurrency,
@@ -179,7 +181,9 @@ impl Server {
         listener: TcpListener,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Account> {
-        let app = routes(self.shop.clone());
+        // In production, behind a middleware that admits operators only.
+        let inspector = Inspector::new(self.locks.clone()).allow_revoke();
+        let app = routes(self.shop.clone()).nest_service("/locks", inspector);
         #[cfg(feature = "observed")]
         let app = app.merge(observed::routes(self.metrics, &self.locks));
         let Self { shop, locks, .. } = self;

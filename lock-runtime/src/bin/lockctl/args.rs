@@ -82,6 +82,7 @@ pub(crate) enum Command {
         permits: bool,
     },
     /// Take a lock away from its holders
+    #[command(long_about = REVOKE)]
     Revoke(Revocation),
     /// Check the store and each of its servers, and name remedies
     Doctor {
@@ -89,6 +90,7 @@ pub(crate) enum Command {
         url: Option<String>,
     },
     /// Run a command under a lock
+    #[command(long_about = RUN)]
     Run(Run),
     /// Print a completion script for a shell
     Completions {
@@ -113,7 +115,6 @@ Without --holder and --all, the holders are shown, and exactly those are revoked
 then is left untouched.";
 
 #[derive(Debug, ClapArgs)]
-#[command(long_about = REVOKE)]
 pub(crate) struct Revocation {
     /// The name of the lock
     pub(crate) key: String,
@@ -143,7 +144,6 @@ The exit status is that of the command, or 128 + n if signal n ended it. It is 7
 was lost, 69 if the store did not answer, 126 or 127 if the command could not be started.";
 
 #[derive(Debug, ClapArgs)]
-#[command(long_about = RUN)]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,

@@ -21,7 +21,7 @@ use std::{
 };
 
 use lock_runtime::store::visible;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 pub(crate) use self::keeper::keep;
 use self::{
@@ -36,6 +36,8 @@ use crate::{
     status,
 };
 
+/// The time to read messages that have arrived.
+const READING: Duration = Duration::from_millis(20);
 /// The time for the release of the lock, and for the end of the keeper.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -53,7 +55,10 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
         }
     };
     if keeper.order(&Order::Starting).is_err() || until <= Instant::now() {
-        return Err(lost("the lock was lost before the command was started"));
+        return Err(lost(
+            "lost_expired",
+            "the lock was lost before the command was started",
+        ));
     }
     let group = match start(&command, &lock.key, fence) {
         Ok(group) => group,
@@ -129,12 +134,19 @@ fn not_started(command: &[OsString], error: &io::Error) -> Failure {
     }
 }
 
-fn lost(message: &str) -> Failure {
+fn lost(code: &str, message: impl Into<String>) -> Failure {
     Failure {
         status: status::LOST,
-        code: "lost".into(),
+        code: code.into(),
         message: message.into(),
     }
+}
+
+/// Waits until a time. Afterwards all messages have been read that were there a little before: this
+/// process may have been stopped for long.
+async fn passed(deadline: Instant) {
+    sleep_until(deadline.checked_sub(READING).unwrap_or(deadline)).await;
+    sleep(READING).await;
 }
 
 /// A command that runs under its lock.
@@ -167,13 +179,14 @@ impl Running {
             }
             let deadline = self.kill_at.unwrap_or(self.until);
             tokio::select! {
+                biased;
                 signal = self.signals.next() => {
                     if let Some(signal) = signal {
                         self.group.signal(signal);
                     }
                 }
                 report = self.keeper.report(), if self.loss.is_none() => self.reported(report),
-                () = sleep_until(deadline) => self.deadline_passed(),
+                () = passed(deadline) => self.deadline_passed(),
             }
         };
         self.conclude(ended).await
@@ -182,18 +195,18 @@ impl Running {
     fn reported(&mut self, report: Option<Report>) {
         match report {
             Some(Report::Granted { until, .. } | Report::Valid { until }) => {
-                self.until = message::instant(until);
+                // Those from before this process was stopped may be outdated.
+                self.until = message::instant(until).max(self.until);
                 if self.is_suspended && Instant::now() < self.until {
                     self.is_suspended = false;
                     self.group.resume();
                 }
             }
-            Some(Report::Lost { code, message }) => self.lost(Failure {
-                status: status::LOST,
-                code,
-                message,
-            }),
-            _ => self.lost(lost("the process that held the lock has ended")),
+            Some(Report::Lost { code, message }) => self.lost(lost(&code, message)),
+            _ => self.lost(lost(
+                "lost_keeper",
+                "the process that held the lock has ended",
+            )),
         }
     }
 
@@ -211,6 +224,7 @@ impl Running {
             self.kill_at = Some(Instant::now() + self.grace.max(Duration::from_secs(1)));
         } else {
             self.lost(lost(
+                "lost_expired",
                 "the lease has ended, and the process that held the lock does not answer",
             ));
         }
@@ -230,13 +244,13 @@ impl Running {
             // Processes that have outlived the command.
             self.group.kill();
         }
-        let released = self.keeper.dismiss(PARTING).await;
+        let dismissed = self.keeper.dismiss(PARTING).await;
         // Until here its number could not become that of another process.
         self.group.reap()?;
-        if let Some(loss) = self.loss {
+        if let Some(loss) = self.loss.or(dismissed.loss) {
             return Err(loss);
         }
-        if let Some(warning) = released {
+        if let Some(warning) = dismissed.warning {
             let _ = writeln!(io::stderr(), "lockctl: {}", visible(&warning));
         }
         Ok(group::status_of(ended))

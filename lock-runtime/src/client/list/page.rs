@@ -7,17 +7,20 @@ use tokio::time::Instant;
 use super::{ListedLock, Listing, Place};
 use crate::{LockClient, error::LockError, key::LockKey, spec::LockKind};
 
+/// Longer than any list takes.
+const MAX_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Some of the locks of a store in the order of their names, returned by
 /// [`LockClient::list_page`].
 ///
-/// With the feature `serde` it is serialized; errors as text.
+/// With the feature `serde` it is serialized; an error as its `code` and text.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockPage {
     /// The locks. Fewer than were asked for, if some became free in the meantime.
     pub locks: Vec<ListedLock>,
-    /// The number of locks with the prefix, and of free ones that have a wait queue. About right
+    /// The number of names with the prefix: locks, and foreign data in the namespace. About right
     /// beyond a million.
     pub in_all: usize,
     /// The number of those before this page.
@@ -28,16 +31,16 @@ pub struct LockPage {
     /// between those of this page.
     pub is_complete: bool,
     /// The errors of locks and of parts of the store that could not be read.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::texts"))]
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::errors"))]
     pub errors: Vec<LockError>,
 }
 
 impl LockClient {
-    /// Returns the first `at_most` locks behind `after`, in the order of their names, whose names
+    /// Returns the first `at_most` locks, at least one, behind `after`, in the order of their names, whose names
     /// begin with `prefix`.
     ///
     /// Each page reads the names of all locks in the store, as [`list`](Self::list) does, and the
-    /// state of those on the page. It keeps no more than these in memory. Reading ends after
+    /// state of those on the page. In the meantime it keeps a hash of each name. Reading ends after
     /// `patience`, or a call later.
     ///
     /// ```
@@ -69,7 +72,8 @@ impl LockClient {
         patience: Duration,
     ) -> LockPage {
         let mut listing = Listing::new(self.clone(), prefix.into());
-        let until = Instant::now() + patience;
+        let until = Instant::now() + patience.min(MAX_PATIENCE);
+        let at_most = at_most.clamp(1, usize::MAX - 1);
         let mut page = LockPage {
             is_complete: true,
             ..LockPage::default()

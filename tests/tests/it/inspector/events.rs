@@ -29,7 +29,7 @@ async fn event(body: &mut InspectorBody) -> Option<String> {
     let frame = body.frame().await?.unwrap();
     let event = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
     assert!(
-        event.starts_with("data:") && event.ends_with("\n\n"),
+        event.starts_with("data:") || event.starts_with("retry:") && event.ends_with("\n\n"),
         "{event}"
     );
     Some(event)
@@ -50,11 +50,7 @@ async fn a_lock_appears_and_disappears() {
     assert!(event(&mut body).await.unwrap().contains("No lock is held"));
     assert_eq!(since.elapsed().as_secs(), 3);
     while event(&mut body).await.is_some() {}
-    assert_eq!(
-        since.elapsed().as_secs(),
-        10,
-        "a shutdown waits for streams"
-    );
+    assert_eq!(since.elapsed().as_secs(), 5, "a shutdown waits for streams");
     assert!(body.frame().await.is_none(), "and it stays ended");
 }
 
@@ -138,7 +134,7 @@ async fn a_reader_that_stops_delays_no_other_page() {
     let mut body = stream(&inspector).await.into_body();
     for _ in 0..2 {
         let shown = timeout(LONG, event(&mut body)).await.unwrap().unwrap();
-        assert!(shown.contains("1 to 100 of 200 locks"));
+        assert!(shown.contains("1 to 100 of 200 names"));
     }
     drop(stopped);
     serving.abort();

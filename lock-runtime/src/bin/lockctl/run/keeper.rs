@@ -38,6 +38,15 @@ pub(super) struct Keeper {
     reports: Lines<BufReader<ChildStdout>>,
 }
 
+/// The last messages of the keeper.
+#[derive(Default)]
+pub(super) struct Dismissed {
+    /// The lock was lost before it could be released.
+    pub(super) loss: Option<Failure>,
+    /// The reason if the release was not confirmed.
+    pub(super) warning: Option<String>,
+}
+
 impl Keeper {
     pub(super) fn start(store: &Store, url: &str, lock: &Lock) -> io::Result<Self> {
         // Also if the file was replaced by a newer version in the meantime.
@@ -97,26 +106,26 @@ impl Keeper {
         pipe.write_all(&line)
     }
 
-    /// Lets the keeper release the lock, and returns the reason if it did not.
-    pub(super) async fn dismiss(&mut self, patience: Duration) -> Option<String> {
-        if self.order(&Order::Ended).is_err() {
-            return Some(
-                "not released: the process that held the lock has ended; its lease will end".into(),
-            );
-        }
+    /// Lets the keeper release the lock.
+    pub(super) async fn dismiss(&mut self, patience: Duration) -> Dismissed {
+        let _ = self.order(&Order::Ended);
+        let mut dismissed = Dismissed::default();
         let released = async {
             loop {
                 match self.report().await {
                     Some(Report::Released { warning }) => return warning,
+                    Some(Report::Lost { code, message }) => {
+                        dismissed.loss = Some(super::lost(&code, message));
+                    }
                     Some(_) => {}
-                    None => return Some("not released: its lease will end".into()),
+                    None => return Some("not released; its lease will end".into()),
                 }
             }
         };
-        let late = || Some("not released in time: its lease will end".to_owned());
-        let warning = timeout(patience, released).await.unwrap_or_else(|_| late());
+        let late = || Some("not released in time; its lease will end".to_owned());
+        dismissed.warning = timeout(patience, released).await.unwrap_or_else(|_| late());
         self.leave(patience).await;
-        warning
+        dismissed
     }
 
     /// Closes the pipe, and waits for the end of the keeper.

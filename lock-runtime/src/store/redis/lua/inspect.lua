@@ -43,11 +43,10 @@ elseif kind == 'set' then
   reply[3] = #holders / 2
 end
 for place = line.first, ARGV[3] == 'all' and line.last or 0 do
-  local entry = redis.call('HGET', line.queue, place)
+  local entry, arrival = unpack(redis.call('HMGET', line.queue, place, 'at' .. place % ARRIVALS))
   local seen, mode, lease, member = string.match(entry or '', '^(%d+) (%w+) (%d+) %d+ (%S+) ')
   local silent = seen and math.max(now - tonumber(seen), 0)
   if silent and silent < ENTRY_TTL then
-    local arrival = redis.call('HGET', line.queue, 'at' .. place % ARRIVALS)
     local arrived, came = string.match(arrival or '', '^(%S+) (%d+)$')
     local waited = arrived == member and math.max(now - tonumber(came), 0) or -1
     for _, word in ipairs({mode, tonumber(lease), silent, client_of(member), waited}) do

@@ -4,7 +4,7 @@
 --             of its last request (ms)
 --   <member>  the position of the member
 --   at<slot>  'member time': when the member came (ms). One slot for all positions with the same
---             remainder, so that nothing has to remove it. For operators only
+--             remainder: earlier versions do not remove it. For operators only
 -- The hash expires once no waiter can come back: each request of a waiter renews its time to live.
 local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, ARRIVALS = 3000, 10000, 3000, 1024
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
@@ -50,7 +50,7 @@ local function leave(line, place, member)
     line.last = place - 1
   end
   if line.count > 0 then
-    redis.call('HDEL', line.queue, place, member)
+    redis.call('HDEL', line.queue, place, member, 'at' .. place % ARRIVALS)
   else
     redis.call('DEL', line.queue)
   end
@@ -98,6 +98,7 @@ local function close_up(line)
       local seen, member = string.match(entry or '', '^(%d+) %w+ %d+ %d+ (%S+) ')
       if seen then
         table.insert(old, places[i])
+        table.insert(over, 'at' .. places[i] % ARRIVALS)
         if now - tonumber(seen) < ENTRY_TTL then
           last = last + 1
           for _, word in ipairs({last, entry, member, last}) do

@@ -102,8 +102,8 @@ async fn a_held_lock_appears_and_disappears_without_a_reload() {
             json!(true)
         );
 
-        // The service ends its streams after ten seconds, and the browser opens the next one.
-        sleep(Duration::from_secs(11)).await;
+        // The service ends its streams after five seconds, and the browser opens the next one.
+        sleep(Duration::from_secs(7)).await;
         let _guard = locks.exclusive("order:43").acquire().await.unwrap();
         becomes(page, "it is still live", |shown| shown.contains("order:43")).await;
     })
@@ -242,10 +242,10 @@ async fn ten_thousand_locks_have_pages() {
     let url = pages(Inspector::new(locks.clone())).await;
     Browser::run(async |page| {
         page.goto(&url).await.unwrap();
-        assert!(text(page).await.contains("1 to 100 of 10000 locks"));
+        assert!(text(page).await.contains("1 to 100 of 10000 names"));
         click(page, Locator::LinkText("Next page")).await;
         becomes(page, "the second page", |shown| {
-            shown.contains("101 to 200 of 10000 locks") && shown.contains("order:00199")
+            shown.contains("101 to 200 of 10000 names") && shown.contains("order:00199")
         })
         .await;
         becomes(page, "it is live", |shown| shown.contains("Live")).await;
@@ -253,7 +253,7 @@ async fn ten_thousand_locks_have_pages() {
         search.send_keys("order:0999").await.unwrap();
         search.send_keys(&Key::Enter.to_string()).await.unwrap();
         becomes(page, "the search", |shown| {
-            shown.contains("1 to 10 of 10 locks")
+            shown.contains("1 to 10 of 10 names")
         })
         .await;
     })
@@ -388,6 +388,12 @@ async fn the_pages_fit_a_telephone() {
                 page.goto(&format!("{url}{query}")).await.unwrap();
                 browser::resize(page, width).await;
                 becomes(page, "it is live", |shown| shown.contains("Live")).await;
+                let inner = "return window.innerWidth";
+                assert_eq!(
+                    evaluate(page, inner).await,
+                    json!(width),
+                    "the window is smaller"
+                );
                 let is_cut = "return document.documentElement.scrollWidth > window.innerWidth";
                 assert_eq!(
                     evaluate(page, is_cut).await,

@@ -1,0 +1,37 @@
+//! The program `lockctl`, built once for each process of tests.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// Returns the path of `lockctl`, after building it.
+///
+/// # Panics
+/// When it does not compile, with the output of Cargo.
+pub fn lockctl() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock-runtime/Cargo.toml");
+        let built = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--features=cli",
+                "--bin=lockctl",
+            ])
+            .args(["--message-format=json", "--manifest-path", manifest])
+            .output()
+            .expect("cargo has built this test as well");
+        let errors = String::from_utf8_lossy(&built.stderr);
+        assert!(built.status.success(), "lockctl does not compile: {errors}");
+        let messages = String::from_utf8_lossy(&built.stdout);
+        let mut messages = messages.lines().filter_map(|line| {
+            let message: serde_json::Value = serde_json::from_str(line).ok()?;
+            message["executable"].as_str().map(PathBuf::from)
+        });
+        messages.next().expect("cargo names the executable")
+    })
+}

@@ -1,0 +1,236 @@
+//! Faults while a command runs: a lost lock, processes that are killed or stopped, a store that is
+//! away.
+
+use std::time::Duration;
+
+use lock_runtime::{LockClient, RevokeScope};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Store, ends, is_running, send};
+use crate::place::LONG;
+
+const LEASE: Duration = Duration::from_secs(2);
+
+/// Prints its number, and the end of the command.
+const POLITE: &str = "trap 'echo ended; exit 3' TERM; echo $$; while :; do sleep 0.05; done";
+/// Ignores SIGTERM, as its child does.
+const STUBBORN: &str = "trap '' TERM; sleep 1000 & echo $!; echo $$; while :; do sleep 0.05; done";
+
+fn arguments<'a>(grace: &'a str, script: &'a str) -> [&'a str; 8] {
+    [
+        "run",
+        "--key=a",
+        "--lease=2s",
+        "--wait=1m",
+        grace,
+        "--",
+        "sh",
+        script,
+    ]
+}
+
+impl Store {
+    fn run(&self, grace: &str, script: &str) -> super::Running {
+        let mut arguments = arguments(grace, "-c").to_vec();
+        arguments.push(script);
+        self.running(&arguments)
+    }
+
+    async fn revoke(&self) {
+        let locks = self.client().await;
+        locks.revoke("a", RevokeScope::Leased).await.unwrap();
+    }
+}
+
+async fn number(running: &mut super::Running) -> u32 {
+    running.line().await.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_lost_lock_ends_the_command() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", POLITE);
+    let command = number(&mut running).await;
+    store.revoke().await;
+    assert_eq!(running.line().await, "ended");
+    let (status, errors) = running.ended().await;
+    assert_eq!(status, 76);
+    assert!(errors.contains("revoked"), "{errors}");
+    assert!(!is_running(command));
+}
+
+#[tokio::test]
+async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=500ms", STUBBORN);
+    let (child, command) = (number(&mut running).await, number(&mut running).await);
+    let since = Instant::now();
+    store.revoke().await;
+    sleep(Duration::from_millis(250)).await;
+    assert!(
+        is_running(command) && is_running(child),
+        "in the grace period"
+    );
+    assert_eq!(running.ended().await.0, 76);
+    assert!(
+        since.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        since.elapsed()
+    );
+    ends(child).await;
+}
+
+#[tokio::test]
+async fn children_that_outlive_a_lost_command_are_killed() {
+    let store = Store::start().await;
+    let script = "(trap '' TERM; echo $BASHPID; exec sleep 1000) & sleep 1000";
+    let mut arguments = arguments("--grace=1m", "-c").to_vec();
+    arguments[6] = "bash";
+    arguments.push(script);
+    let mut running = store.running(&arguments);
+    let child = number(&mut running).await;
+    store.revoke().await;
+    assert_eq!(running.ended().await.0, 76);
+    ends(child).await;
+}
+
+#[tokio::test]
+async fn a_signal_is_forwarded_to_the_whole_group() {
+    let store = Store::start().await;
+    for (signal, status) in [("TERM", 143), ("INT", 130), ("HUP", 129), ("USR1", 138)] {
+        let mut running = store.run("--grace=5s", "sleep 1000 & echo $!; wait");
+        let child = number(&mut running).await;
+        send(signal, running.id()).await;
+        let ended = running.ended().await;
+        assert_eq!(ended.0, status, "{signal}: {ended:?}");
+        if signal != "INT" {
+            // A shell lets its background processes ignore SIGINT.
+            ends(child).await;
+        } else {
+            send("KILL", child).await;
+        }
+        assert!(!store.is_held("a").await, "{signal}");
+    }
+}
+
+#[tokio::test]
+async fn when_lockctl_is_killed_its_command_dies_and_the_next_starts_when_the_lease_ends() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", STUBBORN);
+    let (child, command) = (number(&mut running).await, number(&mut running).await);
+    let mut next = store.run("--grace=10s", "echo started");
+    sleep(Duration::from_millis(300)).await;
+    let since = Instant::now();
+    send("KILL", running.id()).await;
+    ends(command).await;
+    ends(child).await;
+    assert!(
+        since.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        since.elapsed()
+    );
+    assert_eq!(next.line().await, "started");
+    let waited = since.elapsed();
+    assert!(
+        waited > LEASE / 2 && waited < LEASE + Duration::from_secs(2),
+        "{waited:?}"
+    );
+    assert_eq!(next.ended().await.0, 0);
+}
+
+#[tokio::test]
+async fn when_its_keeper_is_killed_the_command_ends() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", POLITE);
+    let command = number(&mut running).await;
+    send("KILL", running.keeper().await).await;
+    assert_eq!(running.line().await, "ended");
+    let (status, errors) = running.ended().await;
+    assert_eq!(status, 76);
+    assert!(errors.contains("has ended"), "{errors}");
+    assert!(!is_running(command));
+}
+
+#[tokio::test]
+async fn when_its_keeper_is_stopped_the_command_ends_with_the_lease() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", POLITE);
+    number(&mut running).await;
+    let keeper = running.keeper().await;
+    let next = store.client().await;
+    send("STOP", keeper).await;
+    // The next holder does not start before the command has its signal.
+    let (line, guard) = tokio::join!(async { (running.line().await, Instant::now()) }, async {
+        let guard = next.exclusive("a").wait(LONG).acquire().await.unwrap();
+        (guard, Instant::now())
+    });
+    assert_eq!(line.0, "ended");
+    assert!(
+        line.1 <= guard.1 + Duration::from_millis(50),
+        "{:?}",
+        line.1 - guard.1
+    );
+    assert_eq!(running.ended().await.0, 76);
+    send("KILL", keeper).await;
+    guard.0.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn when_lockctl_is_stopped_a_lost_command_is_killed() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=100ms", STUBBORN);
+    let (child, command) = (number(&mut running).await, number(&mut running).await);
+    send("STOP", running.id()).await;
+    // It is renewed by the keeper.
+    sleep(LEASE * 2).await;
+    assert!(store.is_held("a").await && is_running(command));
+    store.revoke().await;
+    ends(command).await;
+    ends(child).await;
+    send("CONT", running.id()).await;
+    assert_eq!(running.ended().await.0, 76);
+}
+
+#[tokio::test]
+async fn when_the_store_is_killed_the_command_ends_with_the_lease() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", POLITE);
+    number(&mut running).await;
+    let since = Instant::now();
+    store.server.kill();
+    let line = timeout(LEASE + Duration::from_secs(2), running.line()).await;
+    assert_eq!(line.unwrap(), "ended");
+    assert!(
+        since.elapsed() <= LEASE + Duration::from_secs(1),
+        "{:?}",
+        since.elapsed()
+    );
+    let (status, errors) = running.ended().await;
+    assert_eq!(status, 76, "{errors}");
+}
+
+/// systemd sends SIGTERM to all processes of a service.
+#[tokio::test]
+async fn a_keeper_ends_with_its_command_and_not_by_sigterm() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", POLITE);
+    number(&mut running).await;
+    send("TERM", running.keeper().await).await;
+    sleep(Duration::from_millis(200)).await;
+    assert!(store.is_held("a").await);
+    send("TERM", running.id()).await;
+    assert_eq!(running.line().await, "ended");
+    assert_eq!(running.ended().await.0, 3);
+    assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_while_the_command_runs() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", "sleep 5; echo done");
+    sleep(Duration::from_secs(4)).await;
+    let other = LockClient::connect(&store.server.url()).await.unwrap();
+    other.exclusive("a").no_wait().acquire().await.unwrap_err();
+    assert_eq!(running.line().await, "done");
+    assert_eq!(running.ended().await.0, 0);
+}

@@ -1,0 +1,142 @@
+//! A command at a terminal: Ctrl-C, Ctrl-Z, and a terminal that closes.
+
+use std::{process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Store, ends, is_running, send};
+use crate::place::{LONG, eventually};
+
+/// A program at a terminal of its own, which `script` makes.
+struct Terminal {
+    script: Child,
+    keys: ChildStdin,
+    screen: ChildStdout,
+    shown: String,
+}
+
+impl Terminal {
+    fn open(store: &Store, command: &str) -> Self {
+        let mut script = Command::new("script")
+            .args(["-qec", command, "/dev/null"])
+            .env("LOCK_URL", store.server.url())
+            .env("LOCKCTL", lock_tests::lockctl())
+            .env("SHELL", "/bin/sh")
+            .env("PS1", "$ ")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Self {
+            keys: script.stdin.take().unwrap(),
+            screen: script.stdout.take().unwrap(),
+            script,
+            shown: String::new(),
+        }
+    }
+
+    async fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).await.unwrap();
+        self.keys.flush().await.unwrap();
+    }
+
+    /// Waits until the screen shows a text behind the last one. Returns the text before it.
+    async fn shows(&mut self, text: &str) -> String {
+        let until = Instant::now() + LONG;
+        loop {
+            if let Some((before, rest)) = self.shown.split_once(text) {
+                let before = before.to_owned();
+                self.shown = rest.to_owned();
+                return before;
+            }
+            let mut bytes = [0; 1024];
+            let read = timeout(until - Instant::now(), self.screen.read(&mut bytes)).await;
+            let read = read
+                .unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.shown))
+                .unwrap();
+            assert!(read > 0, "it has ended without {text:?}: {:?}", self.shown);
+            self.shown += &String::from_utf8_lossy(&bytes[..read]);
+        }
+    }
+
+    async fn number(&mut self) -> u32 {
+        self.shows("number=").await;
+        self.shows("\r").await.trim().parse().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn ctrl_c_reaches_the_command_and_the_lock_is_released() {
+    let store = Store::start().await;
+    let command = "exec $LOCKCTL run --key=a -- sh -c 'echo number=$$; read line; echo got $line; sleep 1000'";
+    let mut terminal = Terminal::open(&store, command);
+    let number = terminal.number().await;
+    // The command has the terminal, or this would stop it.
+    terminal.press("hello\r").await;
+    terminal.shows("got hello").await;
+    assert!(store.is_held("a").await);
+    terminal.press("\u{3}").await;
+    let status = timeout(LONG, terminal.script.wait()).await.unwrap();
+    assert_eq!(status.unwrap().code(), Some(130));
+    ends(number).await;
+    assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
+    let store = Store::start().await;
+    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
+    terminal.shows("$ ").await;
+    let command = "$LOCKCTL run --key=a --lease=2s -- sh -c 'echo num''ber=$$; read line; echo got $line; exit 5'\r";
+    terminal.press(command).await;
+    let number = terminal.number().await;
+    terminal.press("\u{1a}").await;
+    terminal.shows("Stopped").await;
+    let is_stopped = || async {
+        let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('T')
+    };
+    eventually("it is stopped", is_stopped).await;
+    sleep(Duration::from_secs(4)).await;
+    assert!(store.is_held("a").await && is_running(number));
+    terminal.press("fg\r").await;
+    eventually("it goes on", || async { !is_stopped().await }).await;
+    terminal.press("hello\r").await;
+    terminal.shows("got hello").await;
+    terminal.shows("$ ").await;
+    terminal.press("echo status=$?\r").await;
+    terminal.shows("status=5").await;
+    assert!(!store.is_held("a").await);
+    terminal.press("exit\r").await;
+}
+
+#[tokio::test]
+async fn when_the_terminal_closes_the_command_ends_and_the_lock_is_released() {
+    let store = Store::start().await;
+    let command = "exec $LOCKCTL run --key=a -- sh -c 'echo number=$$; sleep 1000'";
+    let mut terminal = Terminal::open(&store, command);
+    let number = terminal.number().await;
+    send("KILL", terminal.script.id().unwrap()).await;
+    ends(number).await;
+    eventually("the lock is free", || async { !store.is_held("a").await }).await;
+}
+
+/// The command may go on, as with nohup(1); its lock goes on as well.
+#[tokio::test]
+async fn a_command_that_ignores_the_end_of_its_terminal_keeps_its_lock() {
+    let store = Store::start().await;
+    let command = "exec $LOCKCTL run --key=a -- sh -c 'trap \"\" HUP; echo number=$$; sleep 3'";
+    let mut terminal = Terminal::open(&store, command);
+    let number = terminal.number().await;
+    send("KILL", terminal.script.id().unwrap()).await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(is_running(number) && store.is_held("a").await);
+    ends(number).await;
+    eventually("the lock is free", || async { !store.is_held("a").await }).await;
+}
