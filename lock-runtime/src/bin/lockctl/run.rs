@@ -21,7 +21,7 @@ use std::{
 };
 
 use lock_runtime::store::visible;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::keeper::keep;
 use self::{
@@ -36,8 +36,10 @@ use crate::{
     status,
 };
 
-/// The time to read messages that have arrived.
-const READING: Duration = Duration::from_millis(20);
+/// Before the lock runs out, the keeper is asked this many times whether it has been renewed, at
+/// this interval. Earlier reports may be outdated, or missing, as this process can be stopped.
+const QUESTIONS: u32 = 5;
+const ANSWER: Duration = Duration::from_millis(50);
 /// The time for the release of the lock, and for the end of the keeper.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -74,6 +76,8 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
         keeper,
         signals,
         until,
+        questions: 0,
+        asked_at: Instant::now(),
         grace: lock.grace,
         loss: None,
         kill_at: None,
@@ -142,13 +146,6 @@ fn lost(code: &str, message: impl Into<String>) -> Failure {
     }
 }
 
-/// Waits until a time. Afterwards all messages have been read that were there a little before: this
-/// process may have been stopped for long.
-async fn passed(deadline: Instant) {
-    sleep_until(deadline.checked_sub(READING).unwrap_or(deadline)).await;
-    sleep(READING).await;
-}
-
 /// A command that runs under its lock.
 struct Running {
     group: Group,
@@ -156,6 +153,9 @@ struct Running {
     signals: Signals,
     /// The end of the time for which the keeper has reported the lock as held.
     until: Instant,
+    /// The number of questions without an answer, and the time of the latest one.
+    questions: u32,
+    asked_at: Instant,
     grace: Duration,
     loss: Option<Failure>,
     /// When the processes are killed that have survived the loss.
@@ -177,7 +177,7 @@ impl Running {
                 }
                 None => {}
             }
-            let deadline = self.kill_at.unwrap_or(self.until);
+            let deadline = self.deadline();
             tokio::select! {
                 biased;
                 signal = self.signals.next() => {
@@ -186,7 +186,7 @@ impl Running {
                     }
                 }
                 report = self.keeper.report(), if self.loss.is_none() => self.reported(report),
-                () = passed(deadline) => self.deadline_passed(),
+                () = sleep_until(deadline) => self.deadline_passed(),
             }
         };
         self.conclude(ended).await
@@ -197,6 +197,9 @@ impl Running {
             Some(Report::Granted { until, .. } | Report::Valid { until }) => {
                 // Those from before this process was stopped may be outdated.
                 self.until = message::instant(until).max(self.until);
+                if self.until > Instant::now() + ANSWER * QUESTIONS {
+                    self.questions = 0;
+                }
                 if self.is_suspended && Instant::now() < self.until {
                     self.is_suspended = false;
                     self.group.resume();
@@ -218,21 +221,33 @@ impl Running {
         }
     }
 
+    /// When something is to be done without a message.
+    fn deadline(&self) -> Instant {
+        let asking = ANSWER * (QUESTIONS - self.questions);
+        let next = self.until.checked_sub(asking).unwrap_or(self.until);
+        // After a stop, each question still has its time.
+        let next = next.max(self.asked_at + ANSWER);
+        self.kill_at.unwrap_or(next)
+    }
+
     fn deadline_passed(&mut self) {
         if self.kill_at.is_some() {
             self.group.kill();
             self.kill_at = Some(Instant::now() + self.grace.max(Duration::from_secs(1)));
+        } else if self.questions < QUESTIONS {
+            self.questions += 1;
+            self.asked_at = Instant::now();
+            let _ = self.keeper.order(&Order::Report);
         } else {
-            self.lost(lost(
-                "lost_expired",
-                "the lease has ended, and the process that held the lock does not answer",
-            ));
+            let message = "the lease has ended, and the process that held the lock does not answer";
+            self.lost(lost("lost_expired", message));
         }
     }
 
     fn stopped(&mut self, signal: i32) {
         if self.group.stop_with(signal) {
             self.is_suspended = true;
+            let _ = self.keeper.order(&Order::Report);
         } else if group::wants_terminal(signal) {
             let hint = "lockctl: the command waits for the terminal; give it another input, such as </dev/null";
             let _ = writeln!(io::stderr(), "{hint}");

@@ -191,6 +191,19 @@ async fn when_lockctl_is_stopped_a_lost_command_is_killed() {
     assert_eq!(running.ended().await.0, 76);
 }
 
+/// The reports that it has not read are outdated when it goes on.
+#[tokio::test]
+async fn a_lock_that_is_held_is_not_lost_by_a_stop() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=10s", "echo $$; sleep 7; echo done");
+    number(&mut running).await;
+    send("STOP", running.id()).await;
+    sleep(LEASE * 2).await;
+    send("CONT", running.id()).await;
+    assert_eq!(running.line().await, "done");
+    assert_eq!(running.ended().await.0, 0);
+}
+
 #[tokio::test]
 async fn when_the_store_is_killed_the_command_ends_with_the_lease() {
     let store = Store::start().await;

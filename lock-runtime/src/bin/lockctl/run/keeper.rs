@@ -27,9 +27,8 @@ use crate::{
     args::{Lock, Store},
 };
 
-/// The interval at which the keeper reports how long the lock is held. A renewal shows in the next
-/// report.
-const REPORTS: Duration = Duration::from_millis(200);
+/// The interval at which the keeper looks for renewals to report.
+const REPORTS: Duration = Duration::from_millis(100);
 
 /// The keeper, in the process of the command.
 pub(super) struct Keeper {
@@ -153,6 +152,7 @@ impl io::Write for PipeEnd<'_> {
 /// Holds a lock for the process at the other end of standard input and output.
 pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
     let _ignored = signals::ignore()?;
+    rustix::io::ioctl_fionbio(rustix::stdio::stdout(), true).map_err(io::Error::from)?;
     let mut orders = orders();
     let (builder, url) = store.settings()?;
     let connecting = builder.connect(&url);
@@ -220,7 +220,7 @@ impl Keeping {
     async fn until_ended(mut self) {
         let lost = self.guard.lost();
         tokio::pin!(lost);
-        let mut reports = interval(REPORTS);
+        let (mut reports, mut renewals) = (interval(REPORTS), 0);
         loop {
             tokio::select! {
                 error = &mut lost => {
@@ -233,9 +233,12 @@ impl Keeping {
                     Some(order) => self.note(&order),
                     None => return self.abandoned().await,
                 },
-                _ = reports.tick() => report(&Report::Valid {
-                    until: message::time_after(self.guard.validity()),
-                }),
+                _ = reports.tick() => {
+                    if self.guard.renewals() != renewals {
+                        renewals = self.guard.renewals();
+                        self.report_validity();
+                    }
+                }
             }
         }
     }
@@ -244,8 +247,14 @@ impl Keeping {
         match order {
             Order::Starting => self.command = Started::Soon,
             Order::Started { group } => self.command = Started::Yes { group: *group },
+            Order::Report => self.report_validity(),
             Order::Ended => {}
         }
+    }
+
+    fn report_validity(&self) {
+        let until = message::time_after(self.guard.validity());
+        report(&Report::Valid { until });
     }
 
     async fn release(self) {
@@ -291,9 +300,13 @@ impl Keeping {
     }
 }
 
-/// The other process may be gone: then its end of standard input shows it.
+/// Writes a report, unless the pipe is full, which it is if the other process was stopped for long:
+/// waiting for it would end the renewals. A line is written as a whole, or not at all.
 fn report(report: &Report) {
-    let _ = message::write(report, &mut io::stdout());
+    let mut line = Vec::new();
+    if message::write(report, &mut line).is_ok() {
+        let _ = rustix::io::write(rustix::stdio::stdout(), &line);
+    }
 }
 
 /// Reads orders on a thread, since a task that waits for input would delay the end of the process.

@@ -44,6 +44,8 @@ pub(super) enum Order {
     Starting,
     /// The command has this process group.
     Started { group: i32 },
+    /// The keeper is to report how long the lock is held.
+    Report,
     /// The command has ended.
     Ended,
 }
