@@ -368,8 +368,8 @@ impl LockClient {
     /// Returns the contention and the losses of this client since it was created, by the names of
     /// its requests.
     ///
-    /// It keeps at most 256 names (the others count as `other`) and 64 losses, with or without the feature `metrics`. Locks that
-    /// are granted at the first attempt are not counted.
+    /// It keeps at most 256 names (the others count as `other`) and 64 losses, with or without the
+    /// feature `metrics`. Locks that are granted at the first attempt are not counted.
     pub fn activity(&self) -> Activity {
         self.core.activity.since(self.core.epoch)
     }

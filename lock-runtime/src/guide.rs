@@ -10,6 +10,7 @@
 //! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
 //! | [`majority`] | Several independent servers and a majority vote (Redlock) |
 //! | [`observing`] | Names, metrics and spans; Prometheus and OpenTelemetry |
+//! | [`lockctl`] | Locks on the command line, and commands under a lock |
 //! | [`recipes`] | Scheduled jobs, tests, blocking code, a lock shared by two services |
 //! | [`migration`] | Moving from Redisson, ShedLock or redsync |
 //!
@@ -21,6 +22,7 @@
 pub mod functions;
 pub mod holding;
 pub mod limits;
+pub mod lockctl;
 pub mod majority;
 pub mod migration;
 pub mod modes;

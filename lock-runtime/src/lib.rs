@@ -37,6 +37,7 @@
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
 //! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
+//! | `cli` | | the program `lockctl`: [`guide::lockctl`] |
 //! | `serde` | | serialization of specs, keys and tokens, and of all that operators see |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

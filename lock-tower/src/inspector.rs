@@ -42,8 +42,8 @@
 //!   waits for the streams that are open.
 //! - The state of the locks is that of the store. It is known for all processes; contention and
 //!   losses are those of this process and client.
-//! - The times of waiters that were in a queue when it was compacted, after many others had left it,
-//!   are not known.
+//! - The times of waiters that were in a queue when it was compacted, after many others had left
+//!   it, are not known.
 //! - How long readers and holders of permits have held their lock is not known, nor is the time
 //!   since a lock was handed off within a process.
 //! - A waiter is a process: its other requests for the same lock wait in the process.

@@ -327,7 +327,8 @@
 //! # let get = || Request::get("/locks");
 //! # let response = operators.clone().oneshot(get().body(Body::empty())?).await?;
 //! # assert_eq!(response.status(), 401);
-//! # let request = get().header("authorization", "Basic YWxpY2U6bmlnaHQtc2hpZnQ=").body(Body::empty())?;
+//! # let request = get().header("authorization", "Basic YWxpY2U6bmlnaHQtc2hpZnQ=");
+//! # let request = request.body(Body::empty())?;
 //! # assert_eq!(operators.oneshot(request).await?.status(), 200);
 //! # Ok(()) }
 //! ```
