@@ -173,8 +173,8 @@ impl LockClientBuilder {
         Self::from_env_with([])
     }
 
-    /// Same as [`from_env`](Self::from_env), with values that replace those of the environment, such
-    /// as from the options of a command line.
+    /// Same as [`from_env`](Self::from_env), with values that replace those of the environment,
+    /// such as from the options of a command line.
     ///
     /// # Errors
     /// Same as [`from_env`](Self::from_env).

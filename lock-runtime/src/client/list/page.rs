@@ -36,8 +36,8 @@ pub struct LockPage {
 }
 
 impl LockClient {
-    /// Returns the first `at_most` locks, at least one, behind `after`, in the order of their names,
-    /// whose names begin with `prefix`.
+    /// Returns the first `at_most` locks, at least one, behind `after`, in the order of their
+    /// names, whose names begin with `prefix`.
     ///
     /// Each page reads the names of all locks in the store, as [`list`](Self::list) does, and the
     /// state of those on the page. In the meantime it keeps a hash of each name. Reading ends after
