@@ -13,7 +13,7 @@
 //! | [`faulty_store`] | a `Store` whose operations a test fails, delays, holds back or replaces |
 //! | [`fenced`] | a resource that counts overlaps, stale fencing tokens and lost updates |
 //! | [`processes`] | worker processes that run this package's code (`lock-worker`) |
-//! | [`lockctl`] | the program of lock-runtime, built for the tests |
+//! | [`mod@lockctl`] | the program of lock-runtime, built for the tests |
 //! | [`prometheus`] | a Prometheus server that scrapes the processes of a test |
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
