@@ -1,8 +1,8 @@
 //! `lockctl run`: a command under a lock.
 //!
 //! Two processes watch each other, since a process that was killed or stopped cannot end its
-//! command. The *keeper* holds the lock, and leads a process group of its own. This process starts
-//! the command in that group, so that the keeper knows from the beginning which processes to end:
+//! command. This one starts the command in a process group of its own. Its *keeper* holds the lock,
+//! in another process:
 //!
 //! - If the keeper dies, or its last message has run out, this process ends the command.
 //! - If this process dies, the keeper kills the command, and leaves the lock to its lease.
@@ -21,7 +21,6 @@ use std::{
 };
 
 use lock_runtime::store::visible;
-use rustix::process::Pid;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::keeper::keep;
@@ -63,13 +62,15 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
             "the lock was lost before the command was started",
         ));
     }
-    let group = match start(&command, &lock.key, fence, keeper.group()) {
+    let group = match start(&command, &lock.key, fence) {
         Ok(group) => group,
         Err(error) => {
             keeper.dismiss(PARTING).await;
             return Err(not_started(&command, &error));
         }
     };
+    // If the keeper is gone, its end is the next report.
+    let _ = keeper.order(&Order::Started { group: group.id() });
     let running = Running {
         group,
         keeper,
@@ -106,7 +107,7 @@ async fn granted(keeper: &mut Keeper) -> Result<(u64, Instant), Failure> {
     }
 }
 
-fn start(command: &[OsString], key: &str, fence: u64, group: Pid) -> io::Result<Group> {
+fn start(command: &[OsString], key: &str, fence: u64) -> io::Result<Group> {
     let [program, arguments @ ..] = command else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -114,9 +115,9 @@ fn start(command: &[OsString], key: &str, fence: u64, group: Pid) -> io::Result<
         .args(arguments)
         .env("LOCK_KEY", key)
         .env("LOCK_FENCE", fence.to_string())
-        .process_group(group.as_raw_nonzero().get())
+        .process_group(0)
         .spawn()?;
-    Ok(Group::of(started, group))
+    Ok(Group::of(started))
 }
 
 fn not_started(command: &[OsString], error: &io::Error) -> Failure {
@@ -255,10 +256,11 @@ impl Running {
 
     async fn conclude(mut self, ended: ExitStatus) -> Result<u8, Failure> {
         if self.loss.is_some() {
-            // Processes that have outlived the command, and the keeper.
+            // Processes that have outlived the command.
             self.group.kill();
         }
         let dismissed = self.keeper.dismiss(PARTING).await;
+        // Until here its number could not become that of another process.
         self.group.reap()?;
         if let Some(loss) = self.loss.or(dismissed.loss) {
             return Err(loss);

@@ -171,7 +171,7 @@ async fn when_its_keeper_is_stopped_the_command_ends_with_the_lease() {
         line.1 - guard.1
     );
     assert_eq!(running.ended().await.0, 76);
-    ends(keeper).await;
+    send("KILL", keeper).await;
     guard.0.release().await.unwrap();
 }
 

@@ -16,16 +16,15 @@ use rustix::{
 };
 
 pub(super) struct Group {
-    /// The command.
-    command: Child,
+    /// The leader. It is waited for last, so that its number, which is that of the group, stays
+    /// reserved.
+    leader: Child,
     pid: Pid,
-    /// The number of the group, which is that of the keeper.
-    group: Pid,
     /// The group has the terminal.
     has_terminal: bool,
 }
 
-/// A change of the state of the command.
+/// A change of the state of the leader.
 pub(super) enum Change {
     Ended,
     /// By this signal.
@@ -33,34 +32,37 @@ pub(super) enum Change {
 }
 
 impl Group {
-    pub(super) fn of(command: Child, group: Pid) -> Self {
-        let pid = Pid::from_child(&command);
+    pub(super) fn of(leader: Child) -> Self {
+        let pid = Pid::from_child(&leader);
         // A job of a shell gives the terminal to its command, unless it is one of a pipeline, whose
         // other processes need it as well.
-        let has_terminal = is_foreground_job() && tcsetpgrp(stdin(), group).is_ok();
+        let has_terminal = is_foreground_job() && tcsetpgrp(stdin(), pid).is_ok();
         Self {
-            command,
+            leader,
             pid,
-            group,
             has_terminal,
         }
+    }
+
+    pub(super) fn id(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
     }
 
     /// Returns the change since the last call. The end is returned each time.
     pub(super) fn change(&self) -> io::Result<Option<Change>> {
         let now = WaitIdOptions::NOHANG | WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
-        let of_command = |options| waitid(WaitId::Pid(self.pid), options);
-        let Some(status) = of_command(now | WaitIdOptions::NOWAIT)? else {
+        let of_leader = |options| waitid(WaitId::Pid(self.pid), options);
+        let Some(status) = of_leader(now | WaitIdOptions::NOWAIT)? else {
             return Ok(None);
         };
         let Some(signal) = status.stopping_signal() else {
             return Ok(Some(Change::Ended));
         };
-        of_command(WaitIdOptions::NOHANG | WaitIdOptions::STOPPED)?;
+        of_leader(WaitIdOptions::NOHANG | WaitIdOptions::STOPPED)?;
         Ok(Some(Change::Stopped(signal)))
     }
 
-    /// Returns the status of a command that has ended, which is still not waited for.
+    /// Returns the status of a leader that has ended, which is still not waited for.
     pub(super) fn end(&self) -> io::Result<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let ended = waitid(WaitId::Pid(self.pid), options)?;
@@ -72,13 +74,13 @@ impl Group {
     }
 
     pub(super) fn reap(&mut self) -> io::Result<()> {
-        self.command.wait().map(drop)
+        self.leader.wait().map(drop)
     }
 
     /// Sends a signal to all processes of the group.
     pub(super) fn signal(&self, signal: Signal) {
         // The group may have ended.
-        let _ = kill_process_group(self.group, signal);
+        let _ = kill_process_group(self.pid, signal);
     }
 
     pub(super) fn terminate(&self) {
@@ -109,15 +111,17 @@ impl Group {
     /// Continues the group, with the terminal if this process was continued in the foreground.
     pub(super) fn resume(&self) {
         if is_foreground_job() {
-            let _ = tcsetpgrp(stdin(), self.group);
+            let _ = tcsetpgrp(stdin(), self.pid);
         }
         self.signal(Signal::CONT);
     }
 }
 
-/// Kills the group of this process, and this process with it.
-pub(super) fn kill_own() {
-    let _ = kill_process_group(getpgrp(), Signal::KILL);
+/// Kills a process group whose leader may have ended.
+pub(super) fn kill(group: i32) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
 }
 
 pub(super) fn wants_terminal(signal: i32) -> bool {

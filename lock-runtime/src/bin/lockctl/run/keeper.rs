@@ -10,7 +10,6 @@ use std::{
 };
 
 use lock_runtime::{LockError, LockGuard};
-use rustix::process::Pid;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -34,7 +33,6 @@ const REPORTS: Duration = Duration::from_millis(100);
 /// The keeper, in the process of the command.
 pub(super) struct Keeper {
     process: Child,
-    group: Pid,
     orders: Option<ChildStdin>,
     reports: Lines<BufReader<ChildStdout>>,
 }
@@ -66,7 +64,7 @@ impl Keeper {
             .env("LOCK_URL", url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The command joins this group.
+            // Ctrl-C reaches the whole process group of the terminal.
             .process_group(0);
         if let Some(namespace) = &store.namespace {
             command.env("LOCK_NAMESPACE", namespace);
@@ -81,21 +79,11 @@ impl Keeper {
         let (Some(orders), Some(reports)) = (process.stdin.take(), process.stdout.take()) else {
             unreachable!("both were asked for as pipes just above");
         };
-        let group = process
-            .id()
-            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let group = group.ok_or_else(|| io::Error::other("the process has no number"))?;
         Ok(Self {
             process,
-            group,
             orders: Some(orders),
             reports: BufReader::new(reports).lines(),
         })
-    }
-
-    /// The process group that the keeper leads. It exists until `leave` or `dismiss` is called.
-    pub(super) fn group(&self) -> Pid {
-        self.group
     }
 
     /// The next report. `None` once the keeper has ended.
@@ -186,7 +174,7 @@ pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
         guard,
         orders,
         grace: lock.grace,
-        may_run: false,
+        command: Started::No,
     };
     released.until_ended().await;
     locks.shutdown().await;
@@ -215,8 +203,17 @@ struct Keeping {
     guard: LockGuard,
     orders: mpsc::UnboundedReceiver<Order>,
     grace: Duration,
-    /// The command may have been started.
-    may_run: bool,
+    command: Started,
+}
+
+/// Whether the command runs.
+enum Started {
+    No,
+    /// Perhaps.
+    Soon,
+    Yes {
+        group: i32,
+    },
 }
 
 impl Keeping {
@@ -248,7 +245,8 @@ impl Keeping {
 
     fn note(&mut self, order: &Order) {
         match order {
-            Order::Starting => self.may_run = true,
+            Order::Starting => self.command = Started::Soon,
+            Order::Started { group } => self.command = Started::Yes { group: *group },
             Order::Report => self.report_validity(),
             Order::Ended => {}
         }
@@ -272,23 +270,32 @@ impl Keeping {
         let patience = self.grace + Duration::from_secs(2);
         let ended = async {
             while let Some(order) = self.orders.recv().await {
-                if let Order::Ended = order {
-                    return true;
+                match order {
+                    Order::Ended => return true,
+                    order => self.note(&order),
                 }
             }
             false
         };
         if !timeout(patience, ended).await.unwrap_or(false) {
-            group::kill_own();
+            self.kill();
         }
     }
 
     /// The other process was killed. Processes that have left the group of the command may still
-    /// be at work, so the lock is not released, and left to its lease.
+    /// be at work, so the lock is left to its lease.
     async fn abandoned(self) {
-        match self.may_run {
-            true => group::kill_own(),
-            false => self.release().await,
+        if let Started::No = self.command {
+            return self.release().await;
+        }
+        self.kill();
+        // Without destructors, which would release the lock.
+        process::exit(1);
+    }
+
+    fn kill(&self) {
+        if let Started::Yes { group } = self.command {
+            group::kill(group);
         }
     }
 }

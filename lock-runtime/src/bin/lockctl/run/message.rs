@@ -42,6 +42,8 @@ pub(super) enum Report {
 pub(super) enum Order {
     /// The command may run from now on.
     Starting,
+    /// The command has this process group.
+    Started { group: i32 },
     /// The keeper is to report how long the lock is held.
     Report,
     /// The command has ended.

@@ -64,9 +64,7 @@ impl Signals {
     }
 }
 
-/// Ignores the signals of a terminal and of an operator to the group: the keeper of a lock ends, and
-/// stops, with its command and not before.
-pub(super) fn ignore() -> io::Result<(Signals, unix::Signal)> {
-    let stop = signal(SignalKind::from_raw(Signal::TSTP.as_raw()))?;
-    Ok((Signals::new()?, stop))
+/// Ignores the signals that end a process: the keeper of a lock ends with its command.
+pub(super) fn ignore() -> io::Result<Signals> {
+    Signals::new()
 }
