@@ -51,7 +51,7 @@
 //!   left when the command has ended are killed.
 //! - A second process holds the lock. If `lockctl` is killed by SIGKILL, that process kills the
 //!   group, and the lock becomes free at the end of its lease. If the second process is killed or
-//!   stopped, `lockctl` ends the command before the lock can be granted to others.
+//!   stopped, the command gets SIGTERM before the lock can be granted to others.
 //! - When the command ends by itself, the lock is released. Processes that it has left in the
 //!   background go on without the lock.
 //!
@@ -69,7 +69,10 @@
 //! # Limits
 //!
 //! - A process that leaves the process group (`setsid`, a daemon) is not ended with it.
-//! - If both processes of `run` are killed at the same moment, such as by `pkill -9 lockctl`, the
+//! - After SIGTERM the command has the grace period. If the lease ends meanwhile, another process
+//!   gets the lock: choose a grace period that is shorter than a third of the lease, or `0s`.
+//! - If both processes of `run` are killed at the same moment, such as by `pkill -9 -f lockctl`,
+//!   the
 //!   command goes on without a lock. Only the fencing token protects the resource then.
 //! - The command is ended when the lease has ended by the clock of this host. As for every lease,
 //!   its last write may arrive later: see the page on [limits](crate::guide::limits).

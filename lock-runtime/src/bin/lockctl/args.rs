@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use lock_runtime::{HolderId, LockSpec};
 
@@ -50,16 +50,16 @@ pub(crate) struct Args {
 /// Options of all commands.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct Store {
-    /// The URL of the store; by default LOCK_URL. A URL with a password belongs into LOCK_URL, as
+    /// The URL of the store; by default LOCK_URL. A URL with a password belongs in LOCK_URL, as
     /// other users can see command lines
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) url: Option<String>,
 
     /// The prefix of all names in the store; by default LOCK_NAMESPACE, or `lock`
-    #[arg(long, global = true, value_name = "NAMESPACE")]
+    #[arg(long, global = true, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) namespace: Option<String>,
 
-    /// Print JSON: one object, or for `ls` one on each line
+    /// Print JSON: one object, or for `ls` and `revoke` one on each line
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -87,7 +87,8 @@ pub(crate) enum Command {
     /// Check the store and each of its servers, and name remedies
     Doctor {
         /// The store, in place of --url
-        url: Option<String>,
+        #[arg(value_name = "URL", value_parser = NonEmptyStringValueParser::new())]
+        store: Option<String>,
     },
     /// Run a command under a lock
     #[command(long_about = RUN)]
@@ -149,7 +150,7 @@ pub(crate) struct Run {
     pub(crate) lock: Lock,
 
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -163,16 +164,17 @@ pub(crate) struct Lock {
     /// 30s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) lease: Option<Duration>,
-    /// The longest wait for the lock; by default LOCK_WAIT, or 10s
+    /// The longest wait for the lock; by default LOCK_WAIT or LOCK_NO_WAIT, or 10s
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "no_wait")]
     pub(crate) wait: Option<Duration>,
     /// Give up at once if the lock is held
     #[arg(long)]
     pub(crate) no_wait: bool,
-    /// Keep the lock for at least this long, so that a job that ends early does not run twice
+    /// Keep the lock for at least this long, so that a job that ends early does not run twice; by
+    /// default LOCK_MIN_HOLD
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
-    /// Lose the lock after this time, which ends the command
+    /// Lose the lock after this time, which ends the command; by default LOCK_MAX_HOLD
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     /// Share the lock with other readers
@@ -182,7 +184,7 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<NonZeroU32>,
     /// The time between SIGTERM and SIGKILL after a loss
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     pub(crate) grace: Duration,
 }
 
@@ -193,6 +195,8 @@ impl Lock {
             (false, Some(permits)) => LockSpec::permits(permits),
             (false, None) => LockSpec::exclusive(),
         };
+        // Whatever LOCK_RENEW says to the service.
+        spec = spec.renew();
         for (value, set) in [
             (self.lease, LockSpec::lease as fn(_, _) -> _),
             (self.wait, LockSpec::wait),
@@ -232,6 +236,15 @@ impl Lock {
 fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write \"30s\", \"500ms\" or the like"))
+}
+
+fn grace(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+    let grace = duration(text)?;
+    match grace <= LONGEST {
+        true => Ok(grace),
+        false => Err("it is longer than a day".into()),
+    }
 }
 
 fn holder(text: &str) -> Result<HolderId, String> {

@@ -15,8 +15,10 @@ pub(crate) async fn print(store: &Store, key: &str, permits: bool) -> Result<u8,
     let state = read(&locks, key, permits).await?;
     let mut output = io::stdout().lock();
     if store.json {
-        let text = serde_json::to_string(&state).map_err(io::Error::from)?;
-        writeln!(output, "{text}")?;
+        let mut value = serde_json::to_value(&state).map_err(io::Error::from)?;
+        value["key"] = key.into();
+        value["kind"] = if permits { "permits" } else { "lock" }.into();
+        writeln!(output, "{value}")?;
     } else {
         write(key, &state, &mut output)?;
     }

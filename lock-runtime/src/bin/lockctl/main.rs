@@ -103,12 +103,17 @@ impl From<io::Error> for Failure {
 fn main() -> ExitCode {
     let args = Args::parse();
     let as_json = args.store.json;
+    // For rediss://, as every application has to.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let ended = runtime
-        .map_err(Failure::from)
-        .and_then(|runtime| runtime.block_on(execute(args)));
+    let ended = runtime.map_err(Failure::from).and_then(|runtime| {
+        let ended = runtime.block_on(execute(args));
+        // A look-up of a host name may still be in progress, on a thread.
+        runtime.shutdown_background();
+        ended
+    });
     ExitCode::from(ended.unwrap_or_else(|failure| {
         if failure.status != 141 {
             failure.print(as_json);
@@ -123,7 +128,7 @@ async fn execute(args: Args) -> Result<u8, Failure> {
         Command::Ls { prefix } => ls::print(&store, prefix).await,
         Command::Inspect { key, permits } => inspect::print(&store, &key, permits).await,
         Command::Revoke(revocation) => revoke::revoke(&store, revocation).await,
-        Command::Doctor { url } => doctor::report(&store, url).await,
+        Command::Doctor { store: url } => doctor::report(&store, url).await,
         Command::Run(run) => run::run(&store, run).await,
         Command::Keep(lock) => run::keep(&store, lock).await,
         Command::Completions { shell } => {

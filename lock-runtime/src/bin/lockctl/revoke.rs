@@ -24,40 +24,39 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
         return Err(Failure::usage(message));
     }
     let locks = store.connect().await?;
-    let replies = match holder {
-        Some(holder) => vec![of_holder(&locks, key, permits, holder).await?],
-        None if all => vec![of_all(&locks, &revocation).await?],
+    let mut is_revoked = false;
+    let mut said = |holder: Option<HolderId>, reply| {
+        is_revoked |= reply == RevokeReply::Revoked;
+        say(store.json, key, holder, reply)
+    };
+    match holder {
+        Some(id) => said(holder, of_holder(&locks, key, permits, id).await?)?,
+        None if all => said(None, of_all(&locks, &revocation).await?)?,
         None => {
             let state = inspect::read(&locks, key, permits).await?;
             inspect::write(key, &state, &mut io::stderr())?;
-            if state.holders.is_empty() {
-                return Ok(status::NO);
+            if !state.holders.is_empty() && confirmed()? {
+                for holder in &state.holders {
+                    // Each at once: an error at the next one must not hide it.
+                    let reply = of_holder(&locks, key, permits, holder.id).await?;
+                    said(Some(holder.id), reply)?;
+                }
             }
-            if !confirmed()? {
-                return Ok(status::NO);
-            }
-            let mut replies = Vec::new();
-            for holder in &state.holders {
-                replies.push(of_holder(&locks, key, permits, holder.id).await?);
-            }
-            replies
-        }
-    };
-    locks.shutdown().await;
-    let is_revoked = replies.contains(&RevokeReply::Revoked);
-    for reply in replies {
-        let (code, sentence) = describe(reply);
-        if store.json {
-            writeln!(
-                io::stdout(),
-                "{}",
-                serde_json::json!({ "key": key, "outcome": code })
-            )?;
-        } else {
-            writeln!(io::stdout(), "{}: {sentence}", visible(key))?;
         }
     }
+    locks.shutdown().await;
     Ok(if is_revoked { 0 } else { status::NO })
+}
+
+fn say(as_json: bool, key: &str, holder: Option<HolderId>, reply: RevokeReply) -> io::Result<()> {
+    let (code, sentence) = describe(reply);
+    let id = holder.map(|holder| holder.to_string());
+    if as_json {
+        let line = serde_json::json!({ "key": key, "holder": id, "outcome": code });
+        return writeln!(io::stdout(), "{line}");
+    }
+    let from = id.map_or_else(String::new, |id| format!(" from {id}"));
+    writeln!(io::stdout(), "{}{from}: {sentence}", visible(key))
 }
 
 async fn of_holder(
@@ -99,7 +98,7 @@ fn describe(reply: RevokeReply) -> (&'static str, &'static str) {
         RevokeReply::Changed => ("changed", "not revoked: that holder no longer has the lock"),
         RevokeReply::Endless => (
             "endless",
-            "not revoked: the key has no expiry, so it may not be a lock; --endless revokes it",
+            "not revoked: the key has no expiry, so it may not be a lock; --all --endless revokes it",
         ),
         _ => ("unknown", "not revoked"),
     }

@@ -21,6 +21,7 @@ use std::{
 };
 
 use lock_runtime::store::visible;
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::keeper::keep;
@@ -181,15 +182,25 @@ impl Running {
             tokio::select! {
                 biased;
                 signal = self.signals.next() => {
-                    if let Some(signal) = signal {
-                        self.group.signal(signal);
-                    }
+                    self.signalled(signal);
                 }
                 report = self.keeper.report(), if self.loss.is_none() => self.reported(report),
                 () = sleep_until(deadline) => self.deadline_passed(),
             }
         };
         self.conclude(ended).await
+    }
+
+    fn signalled(&mut self, signal: Option<Signal>) {
+        match signal {
+            Some(Signal::TSTP) => {
+                self.is_suspended = self.group.stop();
+                let _ = self.keeper.order(&Order::Report);
+            }
+            Some(signal) => self.group.signal(signal),
+            // The change of the child is read in the next turn.
+            None => {}
+        }
     }
 
     fn reported(&mut self, report: Option<Report>) {
@@ -248,7 +259,7 @@ impl Running {
         if self.group.stop_with(signal) {
             self.is_suspended = true;
             let _ = self.keeper.order(&Order::Report);
-        } else if group::wants_terminal(signal) {
+        } else if group::wants_terminal(signal) && !self.group.has_terminal() {
             let hint = "lockctl: the command waits for the terminal; give it another input, such as </dev/null";
             let _ = writeln!(io::stderr(), "{hint}");
         }
@@ -260,6 +271,9 @@ impl Running {
             self.group.kill();
         }
         let dismissed = self.keeper.dismiss(PARTING).await;
+        if dismissed.loss.is_some() {
+            self.group.kill();
+        }
         // Until here its number could not become that of another process.
         self.group.reap()?;
         if let Some(loss) = self.loss.or(dismissed.loss) {

@@ -76,7 +76,10 @@ async fn only_the_holder_that_was_seen_is_revoked() {
     let shown = store.ended(&["inspect", "a", "--json"]).await.json();
     let id = shown["holders"][0]["id"].as_str().unwrap();
     let revoked = store.ended(&["revoke", "a", "--holder", id]).await;
-    assert_eq!((revoked.status, &*revoked.output), (0, "a: revoked\n"));
+    assert_eq!(
+        (revoked.status, &*revoked.output),
+        (0, &*format!("a from {id}: revoked\n"))
+    );
     assert_eq!(
         guard.lost().await.kind(),
         LockErrorKind::Lost(Loss::Revoked)
@@ -131,8 +134,14 @@ async fn the_doctor_names_the_remedy() {
     assert_eq!(warned.json()["findings"][0]["code"], "eviction");
     let url = store.server.url();
     store.server.kill();
+    for arguments in [
+        &["doctor", &url][..],
+        &["doctor", "--url", &url],
+        &["--url", &url, "doctor"],
+    ] {
+        assert_eq!(store.ended(arguments).await.status, 69, "{arguments:?}");
+    }
     let away = store.ended(&["doctor", &url]).await;
-    assert_eq!(away.status, 69, "{away:?}");
     assert!(away.output.contains("remedy: "), "{away:?}");
     for command in [
         &["ls"][..],
@@ -292,6 +301,13 @@ async fn mistakes_are_explained() {
         (&["--url=memory:", "ls"], "store that the services use"),
         (&["--url=http://a", "ls"], "redis://"),
         (&["lst"], "ls"),
+        (&["run", "--key=a", "--leese=5s", "true"], "--lease"),
+        (
+            &["run", "--key=a", "--grace=1000y", "--", "true"],
+            "longer than a day",
+        ),
+        (&["--url=", "ls"], "--url"),
+        (&["doctor", ""], "URL"),
     ] {
         let ended = store.ended(arguments).await;
         assert_eq!(ended.status, 2, "{arguments:?}: {ended:?}");
@@ -346,4 +362,23 @@ async fn a_reader_that_leaves_is_no_error() {
         assert_eq!(ended.output.lines().count(), 1);
     }
     assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn urls_of_tls_and_of_several_servers_are_known() {
+    let store = Store::start().await;
+    let server = Store::start().await;
+    let [one, two] = [&store, &server].map(|store| store.server.url());
+    for (url, word) in [
+        ("rediss://127.0.0.1:1", "refused"),
+        ("redis+cluster://127.0.0.1:1", "127.0.0.1:1"),
+        ("redis+sentinel://127.0.0.1:1/mymaster", "127.0.0.1:1"),
+    ] {
+        let away = store.ended(&["--url", url, "ls"]).await;
+        assert_eq!(away.status, 69, "{away:?}");
+        assert!(away.errors.contains(word), "{away:?}");
+    }
+    let url = format!("redlock:{one},{two},redis://127.0.0.1:1");
+    let degraded = store.ended(&["--url", &url, "doctor", "--json"]).await;
+    assert_eq!(degraded.json()["servers"].as_array().unwrap().len(), 3);
 }

@@ -117,6 +117,52 @@ async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
 }
 
 #[tokio::test]
+async fn in_the_background_a_command_that_reads_the_terminal_stops() {
+    let store = Store::start().await;
+    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
+    terminal.shows("$ ").await;
+    let script = "echo num''ber=$$; while read line; do echo got $line; done; exit 5";
+    let command = format!("$LOCKCTL run --key=a -- sh -c '{script}'\r");
+    terminal.press(&command).await;
+    terminal.number().await;
+    terminal.press("\u{1a}").await;
+    terminal.shows("Stopped").await;
+    terminal.press("bg\r").await;
+    // It would be stopped and continued without an end.
+    terminal.press("sleep 1; jobs\r").await;
+    terminal.shows("Stopped").await;
+    terminal.press("fg\r").await;
+    sleep(Duration::from_millis(500)).await;
+    terminal.press("hello\r").await;
+    terminal.shows("got hello").await;
+    terminal.press("\u{4}").await;
+    terminal.shows("$ ").await;
+    terminal.press("echo status=$?\r").await;
+    terminal.shows("status=5").await;
+    assert!(!store.is_held("a").await);
+}
+
+/// The terminal stays with the shell, as the output is not the terminal.
+#[tokio::test]
+async fn ctrl_z_stops_a_command_without_the_terminal() {
+    let store = Store::start().await;
+    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
+    terminal.shows("$ ").await;
+    let script = "echo num''ber=$$ >&2; sleep 2; exit 5";
+    let command = format!("$LOCKCTL run --key=a --lease=2s -- sh -c '{script}' >/dev/null\r");
+    terminal.press(&command).await;
+    terminal.number().await;
+    terminal.press("\u{1a}").await;
+    terminal.shows("Stopped").await;
+    sleep(Duration::from_secs(4)).await;
+    assert!(store.is_held("a").await);
+    terminal.press("fg\r").await;
+    terminal.shows("$ ").await;
+    terminal.press("echo status=$?\r").await;
+    terminal.shows("status=5").await;
+}
+
+#[tokio::test]
 async fn when_the_terminal_closes_the_command_ends_and_the_lock_is_released() {
     let store = Store::start().await;
     let command = "exec $LOCKCTL run --key=a -- sh -c 'echo number=$$; sleep 1000'";

@@ -8,8 +8,8 @@ use std::{
 
 use rustix::{
     process::{
-        Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group,
-        waitid,
+        Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid, getsid, kill_process,
+        kill_process_group, waitid,
     },
     stdio::{stdin, stdout},
     termios::{isatty, tcgetpgrp, tcsetpgrp},
@@ -99,31 +99,62 @@ impl Group {
         if !self.has_terminal {
             return false;
         }
-        if wants_terminal(signal) {
+        if wants_terminal(signal) && tcgetpgrp(stdin()).is_ok_and(|owner| owner == self.pid) {
             // It asked for the terminal before it was given.
             self.signal(Signal::CONT);
             return false;
         }
-        let _ = kill_process(getpid(), Signal::STOP);
-        true
+        stop_self()
+    }
+
+    /// Stops the group and this process. Returns whether it did, after it has been continued.
+    pub(super) fn stop(&self) -> bool {
+        self.signal(Signal::TSTP);
+        stop_self()
     }
 
     /// Continues the group, with the terminal if this process was continued in the foreground.
     pub(super) fn resume(&self) {
-        if is_foreground_job() {
+        if self.has_terminal && is_foreground_job() {
             let _ = tcsetpgrp(stdin(), self.pid);
         }
         self.signal(Signal::CONT);
     }
-}
 
-/// Kills a process group whose leader may have ended.
-pub(super) fn kill(group: i32) {
-    if let Some(group) = Pid::from_raw(group) {
-        let _ = kill_process_group(group, Signal::KILL);
+    /// Returns whether the group was given the terminal when it started.
+    pub(super) fn has_terminal(&self) -> bool {
+        self.has_terminal
     }
 }
 
+/// Stops this process, unless there is no shell that could continue it.
+fn stop_self() -> bool {
+    if getsid(None).is_ok_and(|leader| leader != getpid()) {
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+    true
+}
+
+/// Sends a signal to a process group whose leader may have ended.
+pub(super) fn signal(group: i32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, signal);
+    }
+}
+
+/// Returns the group that the other process has started without a word about it: it was stopped
+/// after the start. Its other child is this process.
+pub(super) fn started_by_parent() -> Option<i32> {
+    let parent = getppid()?.as_raw_nonzero();
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(children).ok()?;
+    let mut children = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok());
+    children.find(|child| *child != getpid().as_raw_nonzero().get())
+}
+
+/// Returns whether the signal stops a process that uses the terminal of others.
 pub(super) fn wants_terminal(signal: i32) -> bool {
     signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw()
 }

@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{LockError, LockGuard};
+use lock_runtime::{LockError, LockErrorKind, LockGuard};
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
     sync::mpsc,
-    time::{interval, timeout},
+    time::{Instant, interval, timeout, timeout_at},
 };
 
 use super::{
@@ -29,6 +30,8 @@ use crate::{
 
 /// The interval at which the keeper looks for renewals to report.
 const REPORTS: Duration = Duration::from_millis(100);
+/// The time that the other process has to end a command whose lock is lost.
+const RESPONSE: Duration = Duration::from_millis(500);
 
 /// The keeper, in the process of the command.
 pub(super) struct Keeper {
@@ -130,7 +133,10 @@ impl Keeper {
     /// Closes the pipe, and waits for the end of the keeper.
     pub(super) async fn leave(&mut self, patience: Duration) {
         self.orders = None;
-        let _ = timeout(patience, self.process.wait()).await;
+        if timeout(patience, self.process.wait()).await.is_err() {
+            // It was stopped.
+            let _ = self.process.start_kill();
+        }
     }
 }
 
@@ -259,15 +265,35 @@ impl Keeping {
 
     async fn release(self) {
         let released = self.guard.release().await;
-        let warning = released
-            .err()
-            .map(|error| format!("not released: {error:#}"));
+        // The lock is free: now this process can wait until the other one reads.
+        let _ = rustix::io::ioctl_fionbio(rustix::stdio::stdout(), false);
+        let warning = match released {
+            Ok(()) => None,
+            Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
+                let Failure { code, message, .. } = error.into();
+                report(&Report::Lost { code, message });
+                None
+            }
+            Err(error) => Some(format!("not released: {error:#}")),
+        };
         report(&Report::Released { warning });
     }
 
     /// The other process ends the command. If it does not, it was stopped or killed.
     async fn lost(mut self) {
-        let patience = self.grace + Duration::from_secs(2);
+        let since = Instant::now();
+        if self.ends_by(since + RESPONSE).await {
+            return;
+        }
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+        if !self.ends_by(since + RESPONSE + self.grace).await {
+            self.signal(Signal::KILL);
+        }
+    }
+
+    /// Whether the command has ended by that time.
+    async fn ends_by(&mut self, deadline: Instant) -> bool {
         let ended = async {
             while let Some(order) = self.orders.recv().await {
                 match order {
@@ -275,11 +301,9 @@ impl Keeping {
                     order => self.note(&order),
                 }
             }
-            false
+            std::future::pending().await
         };
-        if !timeout(patience, ended).await.unwrap_or(false) {
-            self.kill();
-        }
+        timeout_at(deadline, ended).await.unwrap_or(false)
     }
 
     /// The other process was killed. Processes that have left the group of the command may still
@@ -288,14 +312,19 @@ impl Keeping {
         if let Started::No = self.command {
             return self.release().await;
         }
-        self.kill();
+        self.signal(Signal::KILL);
         // Without destructors, which would release the lock.
         process::exit(1);
     }
 
-    fn kill(&self) {
-        if let Started::Yes { group } = self.command {
-            group::kill(group);
+    fn signal(&self, signal: Signal) {
+        let group = match self.command {
+            Started::No => None,
+            Started::Soon => group::started_by_parent(),
+            Started::Yes { group } => Some(group),
+        };
+        if let Some(group) = group {
+            group::signal(group, signal);
         }
     }
 }

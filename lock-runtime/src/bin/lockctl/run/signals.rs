@@ -9,7 +9,7 @@ use std::{
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-const FORWARDED: [Signal; 7] = [
+const FORWARDED: [Signal; 8] = [
     Signal::HUP,
     Signal::INT,
     Signal::QUIT,
@@ -17,6 +17,7 @@ const FORWARDED: [Signal; 7] = [
     Signal::USR1,
     Signal::USR2,
     Signal::WINCH,
+    Signal::TSTP,
 ];
 /// Those that end a wait.
 const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
@@ -27,12 +28,16 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Receives the signals from now on, in place of their default actions.
+    /// Receives the signals from now on, in place of their default actions. Those that the parent
+    /// has set to be ignored, as nohup(1) does, stay ignored.
     pub(super) fn new() -> io::Result<Self> {
+        let ignored = ignored();
+        let is_received = |of: &Signal| ignored >> (of.as_raw() - 1) & 1 == 0;
         let received = |of: Signal| Ok((of, signal(SignalKind::from_raw(of.as_raw()))?));
         Ok(Self {
             forwarded: FORWARDED
                 .into_iter()
+                .filter(is_received)
                 .map(received)
                 .collect::<io::Result<_>>()?,
             child: signal(SignalKind::child())?,
@@ -67,4 +72,12 @@ impl Signals {
 /// Ignores the signals that end a process: the keeper of a lock ends with its command.
 pub(super) fn ignore() -> io::Result<Signals> {
     Signals::new()
+}
+
+/// The signals that this process ignores, as a mask; none where the system does not list them.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0)
 }
