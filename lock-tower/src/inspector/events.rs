@@ -183,10 +183,14 @@ impl Body for Events {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if Instant::now() >= self.until || !self.ticket.waits_for_reader(false) {
+        if !self.ticket.waits_for_reader(false) {
             return Poll::Ready(None);
         }
+        // An event that is being made is sent, however long that takes.
         if self.next.is_empty() {
+            if Instant::now() >= self.until {
+                return Poll::Ready(None);
+            }
             let (inspector, view, until) = (self.inspector.clone(), self.view.clone(), self.until);
             self.next.spawn(event(inspector, view, until));
         }

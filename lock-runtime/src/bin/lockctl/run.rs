@@ -228,6 +228,7 @@ impl Running {
         if self.loss.is_none() {
             self.loss = Some(loss);
             self.group.terminate();
+            let _ = self.keeper.order(&Order::Ending);
             self.kill_at = Some(Instant::now() + self.grace);
         }
     }

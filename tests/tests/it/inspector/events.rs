@@ -1,14 +1,14 @@
 //! The streams by which pages refresh themselves.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use futures_util::poll;
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use lock_runtime::LockClient;
-use lock_tests::{RedisServer, unique};
+use lock_runtime::{LockClient, store::MemoryStore};
+use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, unique};
 use lock_tower::inspector::{Inspector, InspectorBody};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -153,4 +153,42 @@ async fn an_event_is_bounded() {
     assert!(!Pin::new(&mut body).is_end_stream());
     let event = event(&mut body).await.unwrap();
     assert!(event.len() < 512 << 10, "{} bytes", event.len());
+}
+
+/// Two pages of a slow store: each gets its events, although reading takes longer than a stream.
+#[tokio::test(start_paused = true)]
+async fn a_slow_store_delays_events_and_loses_none() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        if matches!(call.operation, Operation::Inspect(..)) {
+            sleep(Duration::from_millis(900)).await;
+        }
+        call.execute().await
+    });
+    let locks = LockClient::with_store(store);
+    let mut guards = Vec::new();
+    for number in 0..500 {
+        guards.push(
+            locks
+                .exclusive(format!("k{number}"))
+                .acquire()
+                .await
+                .unwrap(),
+        );
+    }
+    let inspector = Inspector::new(locks);
+    let (mut one, mut other) = (
+        stream(&inspector).await.into_body(),
+        stream(&inspector).await.into_body(),
+    );
+    // The one that is not read does not keep its turn.
+    assert!(poll!(other.frame()).is_pending());
+    let since = Instant::now();
+    for page in [&mut one, &mut other] {
+        assert!(event(page).await.unwrap().contains("1 to 100 of 500 names"));
+    }
+    assert!(
+        since.elapsed() > Duration::from_secs(5),
+        "{:?}",
+        since.elapsed()
+    );
 }

@@ -60,6 +60,18 @@ async fn a_lost_lock_ends_the_command() {
 }
 
 #[tokio::test]
+async fn a_command_that_takes_its_time_gets_sigterm_once() {
+    let store = Store::start().await;
+    let script = "trap 'echo term' TERM; echo $$; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do sleep 0.1; done; echo end";
+    let mut running = store.run("--grace=10s", script);
+    number(&mut running).await;
+    store.revoke().await;
+    assert_eq!(running.line().await, "term");
+    assert_eq!(running.line().await, "end");
+    assert_eq!(running.ended().await.0, 76);
+}
+
+#[tokio::test]
 async fn a_command_that_ignores_sigterm_is_killed_with_its_children() {
     let store = Store::start().await;
     let mut running = store.run("--grace=500ms", STUBBORN);

@@ -181,6 +181,7 @@ pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
         orders,
         grace: lock.grace,
         command: Started::No,
+        is_ending: false,
     };
     released.until_ended().await;
     locks.shutdown().await;
@@ -210,6 +211,8 @@ struct Keeping {
     orders: mpsc::UnboundedReceiver<Order>,
     grace: Duration,
     command: Started,
+    /// The other process ends the command.
+    is_ending: bool,
 }
 
 /// Whether the command runs.
@@ -254,6 +257,7 @@ impl Keeping {
             Order::Starting => self.command = Started::Soon,
             Order::Started { group } => self.command = Started::Yes { group: *group },
             Order::Report => self.report_validity(),
+            Order::Ending => self.is_ending = true,
             Order::Ended => {}
         }
     }
@@ -285,9 +289,16 @@ impl Keeping {
         if self.ends_by(since + RESPONSE).await {
             return;
         }
-        self.signal(Signal::TERM);
-        self.signal(Signal::CONT);
-        if !self.ends_by(since + RESPONSE + self.grace).await {
+        // A second SIGTERM would make some programs end at once.
+        let margin = match self.is_ending {
+            true => RESPONSE,
+            false => {
+                self.signal(Signal::TERM);
+                self.signal(Signal::CONT);
+                Duration::ZERO
+            }
+        };
+        if !self.ends_by(since + RESPONSE + self.grace + margin).await {
             self.signal(Signal::KILL);
         }
     }

@@ -46,6 +46,8 @@ pub(super) enum Order {
     Started { group: i32 },
     /// The keeper is to report how long the lock is held.
     Report,
+    /// The command has got SIGTERM, as the lock is lost, and will get SIGKILL.
+    Ending,
     /// The command has ended.
     Ended,
 }

@@ -6,7 +6,8 @@
 --   at<slot>  'member time': when the member came (ms). One slot for all positions with the same
 --             remainder: earlier versions do not remove it. For operators only
 -- The hash expires once no waiter can come back: each request of a waiter renews its time to live.
-local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, ARRIVALS = 3000, 10000, 3000, 1024
+local ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE = 3000, 10000, 3000
+local ARRIVALS = 1024
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
 -- lock to be free.
 local POLL_INTERVAL = 1000
