@@ -38,8 +38,8 @@
 //!   page reads at a time. Pages that refresh themselves spend at most a tenth of the time on it
 //!   together, however many keys the store has: with a million, the list is renewed each few
 //!   seconds.
-//! - A stream of events ends after about 5 s, and the browser opens the next one. A graceful shutdown
-//!   waits for the streams that are open.
+//! - A stream of events ends after about 5 s, and the browser opens the next one. A graceful
+//!   shutdown waits for the streams that are open.
 //! - The state of the locks is that of the store. It is known for all processes; contention and
 //!   losses are those of this process and client.
 //! - The times of waiters that were in a queue when it was compacted, after many others had left

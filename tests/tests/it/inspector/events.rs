@@ -160,7 +160,7 @@ async fn an_event_is_bounded() {
 async fn a_slow_store_delays_events_and_loses_none() {
     let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
         if matches!(call.operation, Operation::Inspect(..)) {
-            sleep(Duration::from_millis(900)).await;
+            sleep(Duration::from_millis(300)).await;
         }
         call.execute().await
     });
