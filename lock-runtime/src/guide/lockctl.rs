@@ -43,8 +43,8 @@
 //!
 //! - It runs in a process group of its own. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 and
 //!   SIGWINCH are forwarded to the group. As the only job at a terminal it has the terminal: Ctrl-C
-//!   and Ctrl-Z work. Stopped by Ctrl-Z it keeps the lock. In a pipeline the terminal stays with
-//!   the pipeline, and a command that reads from it stops.
+//!   and Ctrl-Z work. Stopped by Ctrl-Z it keeps the lock. In a pipeline or a script the terminal
+//!   stays with that, and a command that reads from it stops.
 //! - The lease is renewed while the command runs, also a long one.
 //! - If the lock is lost (revoked, `--max-hold`, a store that does not answer for the length of the
 //!   lease), the group gets SIGTERM, and SIGKILL after `--grace`. Processes of the group that are
@@ -72,8 +72,7 @@
 //! - After SIGTERM the command has the grace period. If the lease ends meanwhile, another process
 //!   gets the lock: choose a grace period that is shorter than a third of the lease, or `0s`.
 //! - If both processes of `run` are killed at the same moment, such as by `pkill -9 -f lockctl`,
-//!   the
-//!   command goes on without a lock. Only the fencing token protects the resource then.
+//!   the command goes on without a lock. Only the fencing token protects the resource then.
 //! - The command is ended when the lease has ended by the clock of this host. As for every lease,
 //!   its last write may arrive later: see the page on [limits](crate::guide::limits).
 //! - `ls` takes no snapshot: locks that come and go meanwhile may be missing.

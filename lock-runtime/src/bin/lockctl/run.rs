@@ -57,7 +57,8 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
             return Ok(128 + signal);
         }
     };
-    if keeper.order(&Order::Starting).is_err() || until <= Instant::now() {
+    if until <= Instant::now() || keeper.order(&Order::Starting).is_err() {
+        keeper.dismiss(PARTING).await;
         return Err(lost(
             "lost_expired",
             "the lock was lost before the command was started",

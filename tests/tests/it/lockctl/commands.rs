@@ -155,6 +155,27 @@ async fn the_doctor_names_the_remedy() {
 }
 
 #[tokio::test]
+async fn the_doctor_knows_refused_passwords_and_rights() {
+    let store = Store::start().await;
+    let set = |arguments: &'static [&'static str]| store.server.query::<String>(arguments);
+    set(&["ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+ping"]).await;
+    let url = store.server.url();
+    for (user, word) in [("weak:wrong", "password"), ("weak:pw", "ACL SETUSER")] {
+        let url = url.replace("redis://", &format!("redis://{user}@"));
+        let refused = store.ended(&["doctor", &url]).await;
+        assert_eq!(refused.status, 69, "{refused:?}");
+        for part in ["unavailable\n", "remedy: ", word] {
+            assert!(refused.output.contains(part), "{part}: {refused:?}");
+        }
+        let listed = store.ended(&["ls", "--url", &url]).await;
+        assert_eq!(listed.status, 70, "{listed:?}");
+        for shown in [&refused.output, &listed.errors] {
+            assert!(!shown.contains(user), "the password is shown: {shown}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_command_runs_under_the_lock_and_gives_the_status() {
     let store = Store::start().await;
     let script = "echo $LOCK_KEY $LOCK_FENCE; read line; echo $line; exit 7";

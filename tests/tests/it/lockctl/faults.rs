@@ -199,7 +199,38 @@ async fn when_lockctl_is_stopped_a_lost_command_is_killed() {
     assert_eq!(running.ended().await.0, 76);
 }
 
-/// The reports that it has not read are outdated when it goes on.
+#[tokio::test]
+async fn when_lockctl_is_killed_after_a_loss_its_command_dies_at_once() {
+    let store = Store::start().await;
+    let mut running = store.run("--grace=1m", STUBBORN);
+    let (child, command) = (number(&mut running).await, number(&mut running).await);
+    store.revoke().await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(is_running(command), "in the grace period");
+    let since = Instant::now();
+    send("KILL", running.id()).await;
+    ends(command).await;
+    ends(child).await;
+    assert!(since.elapsed() < LEASE, "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn when_lockctl_is_killed_while_it_starts_its_command_none_is_left() {
+    let store = Store::start().await;
+    for delay in (0..8).map(|step| Duration::from_micros(700 * step)) {
+        // The message "granted" comes before the command is started.
+        let key = format!("--key={delay:?}");
+        let mut running = store.running(&["run", &key, "--lease=2s", "--", "sleep", "1000"]);
+        let key = &key["--key=".len()..];
+        while !store.is_held(key).await {}
+        sleep(delay).await;
+        send("KILL", running.id()).await;
+        // The command would keep the output open.
+        let end = timeout(Duration::from_secs(5), running.lines.next_line()).await;
+        assert_eq!(end.expect("a command is left").unwrap(), None, "{delay:?}");
+    }
+}
+
 /// `timeout` makes a process group of its own, where it can.
 #[tokio::test]
 async fn a_command_cannot_leave_its_group() {
@@ -263,6 +294,7 @@ async fn a_signal_that_nohup_ignores_stays_ignored() {
     assert_eq!(process.wait().await.unwrap().code(), Some(0));
 }
 
+/// The reports that it has not read are outdated when it goes on.
 #[tokio::test]
 async fn a_lock_that_is_held_is_not_lost_by_a_stop() {
     let store = Store::start().await;

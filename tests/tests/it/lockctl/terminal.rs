@@ -2,6 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
+use lock_runtime::{LockErrorKind, Loss};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -160,6 +161,58 @@ async fn ctrl_z_stops_a_command_without_the_terminal() {
     terminal.shows("$ ").await;
     terminal.press("echo status=$?\r").await;
     terminal.shows("status=5").await;
+}
+
+/// The system does not stop a script without a shell above it, which could not be continued.
+#[tokio::test]
+async fn ctrl_z_does_not_stop_a_script_that_no_shell_could_continue() {
+    let store = Store::start().await;
+    let command = "echo num''ber=$$; $LOCKCTL run --key=a --lease=2s -- sleep 3; echo after=$?";
+    let mut terminal = Terminal::open(&store, command);
+    terminal.number().await;
+    eventually("it is held", || async { store.is_held("a").await }).await;
+    sleep(Duration::from_millis(300)).await;
+    terminal.press("\u{1a}").await;
+    terminal.shows("after=0").await;
+    assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn a_revocation_asks_at_the_terminal() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    for (answer, status) in [("n\r", 1), ("\r", 1), ("y\r", 0)] {
+        guard.verify().await.unwrap();
+        let mut terminal = Terminal::open(&store, "exec $LOCKCTL revoke a");
+        terminal.shows("a is held").await;
+        terminal.shows("[y/N] ").await;
+        terminal.press(answer).await;
+        if status == 0 {
+            terminal.shows(": revoked").await;
+        }
+        let ended = timeout(LONG, terminal.script.wait()).await.unwrap();
+        assert_eq!(ended.unwrap().code(), Some(status), "{answer:?}");
+    }
+    let lost = guard.lost().await;
+    assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
+}
+
+/// A holder that was not shown is not revoked.
+#[tokio::test]
+async fn a_lock_that_changes_hands_while_it_asks_is_not_revoked() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let mut terminal = Terminal::open(&store, "exec $LOCKCTL revoke a");
+    terminal.shows("[y/N] ").await;
+    guard.release().await.unwrap();
+    let next = locks.exclusive("a").acquire().await.unwrap();
+    terminal.press("y\r").await;
+    terminal.shows("no longer has the lock").await;
+    let ended = timeout(LONG, terminal.script.wait()).await.unwrap();
+    assert_eq!(ended.unwrap().code(), Some(1));
+    next.verify().await.unwrap();
 }
 
 #[tokio::test]

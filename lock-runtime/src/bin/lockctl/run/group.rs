@@ -1,5 +1,8 @@
 //! The process group of a command.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     io,
     os::unix::process::ExitStatusExt as _,
@@ -8,8 +11,8 @@ use std::{
 
 use rustix::{
     process::{
-        Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid, getsid, kill_process,
-        kill_process_group, waitid,
+        Pid, Signal, WaitId, WaitIdOptions, getpgid, getpgrp, getpid, getppid, getsid,
+        kill_process, kill_process_group, waitid,
     },
     stdio::{stdin, stdout},
     termios::{isatty, tcgetpgrp, tcsetpgrp},
@@ -109,6 +112,9 @@ impl Group {
 
     /// Stops the group and this process. Returns whether it did, after it has been continued.
     pub(super) fn stop(&self) -> bool {
+        if !is_job() {
+            return false;
+        }
         self.signal(Signal::TSTP);
         stop_self()
     }
@@ -129,10 +135,40 @@ impl Group {
 
 /// Stops this process, unless there is no shell that could continue it.
 fn stop_self() -> bool {
-    if getsid(None).is_ok_and(|leader| leader != getpid()) {
+    if is_job() {
         let _ = kill_process(getpid(), Signal::STOP);
     }
     true
+}
+
+/// Returns whether a shell with job control has started this process, or the script that it is
+/// part of. Otherwise its group is orphaned, as POSIX calls it, and the system does not stop it at
+/// Ctrl-Z either: it would never be continued.
+fn is_job() -> bool {
+    let (own, session) = (getpgrp(), getsid(None));
+    let mut parent = getppid();
+    while let Some(process) = parent {
+        if getsid(Some(process)) != session {
+            return false;
+        }
+        if getpgid(Some(process)) != Ok(own) {
+            return true;
+        }
+        parent = match parent_of(process) {
+            // A leader of the session has no shell above it.
+            Some(next) if next != process => Some(next),
+            _ => None,
+        };
+    }
+    false
+}
+
+fn parent_of(process: Pid) -> Option<Pid> {
+    let stat = format!("/proc/{}/stat", process.as_raw_nonzero());
+    let stat = std::fs::read_to_string(stat).ok()?;
+    // Behind the name, which may contain spaces and parentheses: the state, and the parent.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    Pid::from_raw(fields.split_whitespace().nth(1)?.parse().ok()?)
 }
 
 /// Sends a signal to a process group whose leader may have ended.
@@ -142,16 +178,34 @@ pub(super) fn signal(group: i32, signal: Signal) {
     }
 }
 
-/// Returns the group that the other process has started without a word about it: it was stopped
-/// after the start. Its other child is this process.
-pub(super) fn started_by_parent() -> Option<i32> {
+/// Returns the group that the other process has started without a word about it: it was stopped or
+/// killed after the start.
+pub(super) fn started_by_parent(key: &str, fence: u64) -> Option<i32> {
     let parent = getppid()?.as_raw_nonzero();
     let children = format!("/proc/{parent}/task/{parent}/children");
     let children = std::fs::read_to_string(children).ok()?;
-    let mut children = children
+    let children = children
         .split_whitespace()
-        .filter_map(|child| child.parse().ok());
-    children.find(|child| *child != getpid().as_raw_nonzero().get())
+        .filter_map(|child| Pid::from_raw(child.parse().ok()?));
+    command_among(children, key, fence)
+}
+
+/// Returns the group of the command that has this lock in its environment. The other processes may
+/// be children of the program that its parent was before `exec`, and if the command was adopted,
+/// any daemon of the system.
+fn command_among(mut processes: impl Iterator<Item = Pid>, key: &str, fence: u64) -> Option<i32> {
+    let has_lock = |child: &Pid| {
+        let environment = format!("/proc/{}/environ", child.as_raw_nonzero());
+        let environment = std::fs::read(environment).unwrap_or_default();
+        let has = |entry: String| {
+            let mut entries = environment.split(|byte| *byte == 0);
+            entries.any(|it| it == entry.as_bytes())
+        };
+        has(format!("LOCK_KEY={key}")) && has(format!("LOCK_FENCE={fence}"))
+    };
+    let leads = |child: &Pid| getpgid(Some(*child)) == Ok(*child);
+    let command = processes.find(|child| leads(child) && has_lock(child))?;
+    Some(command.as_raw_nonzero().get())
 }
 
 /// Returns whether the signal stops a process that uses the terminal of others.

@@ -15,7 +15,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
     sync::mpsc,
-    time::{Instant, interval, timeout, timeout_at},
+    time::{Instant, interval, sleep, timeout, timeout_at},
 };
 
 use super::{
@@ -32,6 +32,8 @@ use crate::{
 const REPORTS: Duration = Duration::from_millis(100);
 /// The time that the other process has to end a command whose lock is lost.
 const RESPONSE: Duration = Duration::from_millis(500);
+/// The interval at which the keeper looks for a command that may have been started.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The keeper, in the process of the command.
 pub(super) struct Keeper {
@@ -206,6 +208,14 @@ async fn unless_dismissed<T>(
     }
 }
 
+/// The end of a command whose lock is lost.
+enum End {
+    OfCommand,
+    /// Of the process that was to end the command.
+    OfProcess,
+    Late,
+}
+
 struct Keeping {
     guard: LockGuard,
     orders: mpsc::UnboundedReceiver<Order>,
@@ -286,35 +296,37 @@ impl Keeping {
     /// The other process ends the command. If it does not, it was stopped or killed.
     async fn lost(mut self) {
         let since = Instant::now();
-        if self.ends_by(since + RESPONSE).await {
-            return;
+        let mut end = self.end_by(since + RESPONSE).await;
+        if let End::Late = end {
+            // A second SIGTERM would make some programs end at once.
+            let margin = match self.is_ending {
+                true => RESPONSE,
+                false => {
+                    self.signal(Signal::TERM);
+                    self.signal(Signal::CONT);
+                    Duration::ZERO
+                }
+            };
+            end = self.end_by(since + RESPONSE + self.grace + margin).await;
         }
-        // A second SIGTERM would make some programs end at once.
-        let margin = match self.is_ending {
-            true => RESPONSE,
-            false => {
-                self.signal(Signal::TERM);
-                self.signal(Signal::CONT);
-                Duration::ZERO
-            }
-        };
-        if !self.ends_by(since + RESPONSE + self.grace + margin).await {
-            self.signal(Signal::KILL);
+        match end {
+            End::OfCommand => {}
+            // Without the other process the number of the group may become that of another one.
+            End::OfProcess | End::Late => self.kill().await,
         }
     }
 
-    /// Whether the command has ended by that time.
-    async fn ends_by(&mut self, deadline: Instant) -> bool {
-        let ended = async {
+    async fn end_by(&mut self, deadline: Instant) -> End {
+        let end = async {
             while let Some(order) = self.orders.recv().await {
                 match order {
-                    Order::Ended => return true,
+                    Order::Ended => return End::OfCommand,
                     order => self.note(&order),
                 }
             }
-            std::future::pending().await
+            End::OfProcess
         };
-        timeout_at(deadline, ended).await.unwrap_or(false)
+        timeout_at(deadline, end).await.unwrap_or(End::Late)
     }
 
     /// The other process was killed. Processes that have left the group of the command may still
@@ -323,20 +335,33 @@ impl Keeping {
         if let Started::No = self.command {
             return self.release().await;
         }
-        self.signal(Signal::KILL);
+        self.kill().await;
         // Without destructors, which would release the lock.
         process::exit(1);
     }
 
-    fn signal(&self, signal: Signal) {
+    async fn kill(&self) {
+        // A process that is about to execute the command cannot be recognised yet.
+        let until = Instant::now() + RESPONSE;
+        while !self.signal(Signal::KILL) && Instant::now() < until {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Sends a signal to the command. Returns whether its group is known.
+    fn signal(&self, signal: Signal) -> bool {
         let group = match self.command {
             Started::No => None,
-            Started::Soon => group::started_by_parent(),
+            Started::Soon => {
+                let (key, fence) = (self.guard.key(), self.guard.fence());
+                group::started_by_parent(key.as_str(), fence.into())
+            }
             Started::Yes { group } => Some(group),
         };
         if let Some(group) = group {
             group::signal(group, signal);
         }
+        group.is_some()
     }
 }
 
