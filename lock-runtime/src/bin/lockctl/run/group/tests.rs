@@ -23,7 +23,13 @@ impl Process {
         if leads_group {
             command.process_group(0);
         }
-        Self(command.spawn().unwrap())
+        let process = Self(command.spawn().unwrap());
+        // It has its environment a moment after its start.
+        let environment = format!("/proc/{}/environ", process.0.id());
+        while std::fs::read(&environment).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        process
     }
 
     fn pid(&self) -> Pid {
