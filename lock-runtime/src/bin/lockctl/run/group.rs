@@ -11,8 +11,8 @@ use std::{
 
 use rustix::{
     process::{
-        Pid, Signal, WaitId, WaitIdOptions, getpgid, getpgrp, getpid, getppid, getsid,
-        kill_process, kill_process_group, waitid,
+        Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getppid, getsid, kill_process,
+        kill_process_group, waitid,
     },
     stdio::{stdin, stdout},
     termios::{isatty, tcgetpgrp, tcsetpgrp},
@@ -145,30 +145,49 @@ fn stop_self() -> bool {
 /// part of. Otherwise its group is orphaned, as POSIX calls it, and the system does not stop it at
 /// Ctrl-Z either: it would never be continued.
 fn is_job() -> bool {
-    let (own, session) = (getpgrp(), getsid(None));
-    let mut parent = getppid();
-    while let Some(process) = parent {
-        if getsid(Some(process)) != session {
+    let Some(own) = Stat::of("self") else {
+        return getsid(None).is_ok_and(|leader| leader != getpid());
+    };
+    let mut parent = own.parent;
+    // 0 is the parent of the first process.
+    while parent != 0 {
+        let Some(above) = Stat::of(parent) else {
+            return false;
+        };
+        if above.session != own.session {
             return false;
         }
-        if getpgid(Some(process)) != Ok(own) {
+        if above.group != own.group {
             return true;
         }
-        parent = match parent_of(process) {
-            // A leader of the session has no shell above it.
-            Some(next) if next != process => Some(next),
-            _ => None,
-        };
+        parent = above.parent;
     }
     false
 }
 
-fn parent_of(process: Pid) -> Option<Pid> {
-    let stat = format!("/proc/{}/stat", process.as_raw_nonzero());
-    let stat = std::fs::read_to_string(stat).ok()?;
-    // Behind the name, which may contain spaces and parentheses: the state, and the parent.
-    let (_, fields) = stat.rsplit_once(") ")?;
-    Pid::from_raw(fields.split_whitespace().nth(1)?.parse().ok()?)
+/// Numbers of a process as Linux lists them. They are 0 if they are those of a process outside of
+/// the PID namespace, such as that of a container, for which rustix has no value.
+struct Stat {
+    parent: i32,
+    group: i32,
+    session: i32,
+}
+
+impl Stat {
+    fn of(process: impl std::fmt::Display) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // Behind the name, which may contain spaces and parentheses, and the state.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let mut numbers = fields
+            .split_whitespace()
+            .skip(1)
+            .map_while(|number| number.parse().ok());
+        Some(Self {
+            parent: numbers.next()?,
+            group: numbers.next()?,
+            session: numbers.next()?,
+        })
+    }
 }
 
 /// Sends a signal to a process group whose leader may have ended.
@@ -203,7 +222,10 @@ fn command_among(mut processes: impl Iterator<Item = Pid>, key: &str, fence: u64
         };
         has(format!("LOCK_KEY={key}")) && has(format!("LOCK_FENCE={fence}"))
     };
-    let leads = |child: &Pid| getpgid(Some(*child)) == Ok(*child);
+    let leads = |child: &Pid| {
+        let number = child.as_raw_nonzero().get();
+        Stat::of(number).is_some_and(|stat| stat.group == number)
+    };
     let command = processes.find(|child| leads(child) && has_lock(child))?;
     Some(command.as_raw_nonzero().get())
 }
@@ -216,8 +238,16 @@ pub(super) fn wants_terminal(signal: i32) -> bool {
 fn is_foreground_job() -> bool {
     isatty(stdin())
         && isatty(stdout())
-        && getpgrp() == getpid()
-        && tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp())
+        && leads_group()
+        && tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpid())
+}
+
+fn leads_group() -> bool {
+    let own = getpid();
+    Stat::of("self").map_or_else(
+        || getpgrp() == own,
+        |stat| stat.group == own.as_raw_nonzero().get(),
+    )
 }
 
 /// Returns the exit status of a shell for a command that ended like this.
