@@ -69,9 +69,7 @@ impl Store {
 
     /// A program whose output is read line by line.
     fn running(&self, arguments: &[&str]) -> Running {
-        let mut process = self.command(arguments).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Running { process, lines }
+        spawned(&mut self.command(arguments))
     }
 
     async fn is_held(&self, key: &str) -> bool {
@@ -84,6 +82,12 @@ impl Store {
             .holders
             .is_empty()
     }
+}
+
+fn spawned(command: &mut Command) -> Running {
+    let mut process = command.spawn().unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    Running { process, lines }
 }
 
 async fn ended(command: &mut Command) -> Ended {
