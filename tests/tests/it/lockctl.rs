@@ -38,6 +38,8 @@ impl Ended {
 
 impl Store {
     async fn start() -> Self {
+        // The first call builds it, and no lock is renewed meanwhile: it comes before all locks.
+        lockctl();
         let server = RedisServer::builder().start().await;
         Self { server }
     }
