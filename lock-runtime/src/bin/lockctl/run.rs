@@ -258,6 +258,11 @@ impl Running {
     }
 
     fn stopped(&mut self, signal: i32) {
+        // This process has stopped together with the group, and was continued first: stopping once
+        // more would leave both stopped.
+        if self.is_suspended {
+            return;
+        }
         if self.group.stop_with(signal) {
             self.is_suspended = true;
             let _ = self.keeper.order(&Order::Report);

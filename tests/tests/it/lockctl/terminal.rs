@@ -130,7 +130,9 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
     terminal.shows("Stopped").await;
     terminal.press("bg\r").await;
     // It would be stopped and continued without an end.
-    terminal.press("sleep 1; jobs\r").await;
+    terminal
+        .press("until jobs -s | grep .; do sleep 0.1; done\r")
+        .await;
     terminal.shows("Stopped").await;
     terminal.press("fg\r").await;
     sleep(Duration::from_millis(500)).await;
