@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests of the workspace, documentation included, against real servers. Where they are missing, it installs
 # redis-server and unpacks Prometheus below the target directory. `--browser` also runs the tests of the pages for operators
-# in Chromium, and installs it. More arguments go to cargo:
+# in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL, and installs it. More arguments go to cargo, and
+# select the tests:
 # tests/run.sh -p lock-tests --test it fixture
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -56,6 +57,23 @@ install_browser() {
     command -v chromedriver >/dev/null || fail 'apt-get has installed chromium-driver, but chromedriver is not in the PATH'
 }
 
+# Without the cluster that the package would create and start.
+install_postgresql() {
+    on_debian postgresql postgresql-server
+    as_root postgresql env DEBIAN_FRONTEND=noninteractive sh -ec '
+        mkdir -p /etc/postgresql-common/createcluster.d
+        no_cluster=/etc/postgresql-common/createcluster.d/lock-tests.conf
+        trap "rm -f $no_cluster" EXIT
+        echo "create_main_cluster = false" >$no_cluster
+        apt-get install -y -q --no-install-recommends postgresql'
+    has_postgresql || fail 'apt-get has installed postgresql, but there is no initdb'
+}
+
+# In the places where the tests look for it.
+has_postgresql() {
+    command -v initdb >/dev/null || [ -x "$(pg_config --bindir 2>/dev/null)/initdb" ] || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
+}
+
 tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
 PATH=$PATH:$tools/usr/bin
 command -v cargo >/dev/null || fail 'cargo is missing; install Rust from https://rustup.rs'
@@ -63,13 +81,25 @@ command -v redis-server >/dev/null || install_redis
 command -v prometheus >/dev/null || unpack_prometheus
 
 with_browser=
-if [ "${1-}" = --browser ]; then
+with_stores=
+while :; do
+    case ${1-} in
+    --browser)
+        with_browser=1
+        command -v chromium >/dev/null && command -v chromedriver >/dev/null || install_browser
+        ;;
+    --stores)
+        with_stores=1
+        has_postgresql || install_postgresql
+        ;;
+    *) break ;;
+    esac
     shift
-    with_browser=1
-    command -v chromium >/dev/null && command -v chromedriver >/dev/null || install_browser
-fi
+done
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
+    # The modules are those of the binary `it`.
+    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip fixture::postgres:: --skip stores:: --skip on_postgres::
 fi
 exec cargo test --all-features --locked "$@"

@@ -1,49 +1,15 @@
 //! Runs each example with a small load, and checks the last line of its output.
 
+mod story;
+
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Command, Output, Stdio},
-    sync::{Mutex, PoisonError},
+    process::{Command, Stdio},
 };
 
 use lock_tests::RedisServer;
 
-fn tell(story: &str, options: &[&str]) -> Output {
-    // One at a time, because each of them keeps all processors busy, and its requests wait only
-    // for fractions of a second.
-    static RUNNING: Mutex<()> = Mutex::new(());
-    let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Command::new(story)
-        .args(options)
-        .output()
-        .expect("the example is built");
-    assert!(
-        !output.stdout.is_empty(),
-        "no output: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
-}
-
-/// Returns the last line of a successful run.
-fn last_line(output: &Output) -> String {
-    let (out, error) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(output.status.success(), "{out}{error}");
-    out.lines().last().unwrap_or_default().to_owned()
-}
-
-const SALE: [&str; 6] = [
-    "--requests",
-    "2000",
-    "--concurrency",
-    "100",
-    "--stock",
-    "1000",
-];
-const EXACT: &str = "requests=2000 sold=1000 oversold=0 errors=0 leftover_keys=0 seconds=";
+use self::story::{EXACT, SALE, last_line, mistakes, tell};
 
 #[test]
 fn a_flash_sale_in_memory_sells_exactly_its_stock() {
@@ -141,22 +107,37 @@ async fn an_order_is_charged_once_whatever_its_policy() {
 
 #[test]
 fn a_mistake_in_the_options_is_one_line() {
-    for (options, word) in [
-        (&["--redis", "nonsense"][..], "redis://"),
+    mistakes(&[
+        (&["--redis", "nonsense"], "redis://"),
         (&["--processes", "4"], "--redis"),
         (&["--concurrency", "0"], "concurrency"),
         (&["--redis", "redis://127.0.0.1:1/"], "127.0.0.1:1"),
-    ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_flash-sale"))
-            .args(options)
-            .output()
-            .expect("the example is built");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !output.status.success() && error.contains(word),
-            "{options:?}: {error}"
-        );
-    }
+        (&["--store", "redis"], "--redis <URL>"),
+        (&["--store", "memory", "--processes", "4"], "--redis"),
+        (
+            &["--store", "memory", "--redis", "redis://127.0.0.1/"],
+            "--redis URL cannot be used with --store memory",
+        ),
+        (
+            &["--store", "postgres", "--redis", "redis://127.0.0.1/"],
+            "--redis URL cannot be used with --store postgres",
+        ),
+        (
+            &["--redis", "redis://a/", "--postgres", "postgres://a/b"],
+            "--redis <URL>",
+        ),
+    ]);
+}
+
+#[cfg(not(feature = "postgres"))]
+#[test]
+fn without_the_feature_postgresql_is_refused_with_the_command_that_has_it() {
+    let command = "cargo run --release -p lock-examples --features postgres --bin flash-sale";
+    mistakes(&[
+        (&["--store", "postgres"], command),
+        (&["--postgres", "postgres://127.0.0.1/shop"], command),
+        (&["--store", "postgres", "--processes", "4"], command),
+    ]);
 }
 
 /// An orchestrator stops a server by SIGTERM: it finishes its requests and releases its locks.

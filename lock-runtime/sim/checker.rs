@@ -222,6 +222,7 @@ impl Checker {
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(number, token))
                     && !net.excused.contains(&token)
+                    && !server.has_undone(token)
                     && !net.named.iter().any(is_named)
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
@@ -257,6 +258,7 @@ fn is_kept(net: &Network, servers: &[Server], holder: &Holder) -> bool {
     let Holder { hold, until, votes } = holder;
     let at_the_store = [(0, hold.token)];
     let (since, aliases) = match votes {
+        None if servers[0].has_undone(hold.token) => return true,
         Some(Votes { since, aliases }) => (*since, &aliases[..]),
         None if net.is_single => (net.start, &at_the_store[..]),
         None => return true,

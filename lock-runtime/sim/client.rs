@@ -12,6 +12,7 @@ use super::{
     message::{self, Call, introduces},
     network::{Conn, Event, Network},
     process::{self, Began, Message, Process, Who},
+    records,
     server::MICROS,
 };
 use crate::{
@@ -33,6 +34,8 @@ pub(super) enum Input {
     /// A reply reaches the sender of the request.
     Replied(Conn, Call, message::Reply),
     Pushed(Conn, StoreEvent),
+    /// A message that a store of records has sent at this time. Its times are those of a clock.
+    Message(Instant, StoreEvent),
     /// The client notices the end of a connection.
     Broken(Conn),
     /// A call cannot be sent.
@@ -127,6 +130,10 @@ impl Client {
         match input {
             Input::Process(event) => self.happens(net, event),
             Input::Replied(conn, call, reply) => self.replied(net, conn, call, reply),
+            Input::Message(sent, mut event) => {
+                records::read_late(&mut event, net.now - sent);
+                self.happens(net, process::Event::FromStore(event));
+            }
             Input::Pushed(conn, event) => self.pushed(net, conn, &event),
             Input::Broken(conn) => self.broken(net, conn),
             Input::Failed(call, error) => self.failed(net, call, error),

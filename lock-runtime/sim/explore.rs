@@ -6,6 +6,8 @@ use super::{Broken, checker::Wrong, schedule::Stores, world::World};
 
 /// The number of schedules of an exploration, unless the environment sets another one.
 const SCHEDULES: u64 = 20_000;
+/// The same for a store of records, whose rules are those of a single store.
+const SCHEDULES_OF_RECORDS: u64 = 5_000;
 
 /// A broken invariant.
 pub(super) struct Violation {
@@ -30,7 +32,10 @@ pub(super) fn explore_half(stores: Stores, half: u64) {
         Some(seed) if seed % 2 == half => show(stores, seed),
         Some(_) => {}
         None => {
-            let schedules = from_environment("LOCK_EXPLORER_SCHEDULES").unwrap_or(SCHEDULES);
+            let schedules = from_environment("LOCK_EXPLORER_SCHEDULES").unwrap_or(match stores {
+                Stores::Records => SCHEDULES_OF_RECORDS,
+                Stores::One | Stores::Majority => SCHEDULES,
+            });
             for seed in (0..schedules).filter(|seed| seed % 2 == half) {
                 if World::random(stores, seed, None, false).run(None).is_err() {
                     show(stores, seed);

@@ -1,6 +1,7 @@
 //! Simulators of the protocol (docs/PROTOCOL.md) in virtual time: clients that crash and pause,
 //! requests that are cancelled, and a network that loses, delays, duplicates and reorders messages.
-//! The clients are those of a single store or of a majority of servers, which crash, stall, or come
+//! The clients are those of a single store, of a store of records whose crashes undo the changes
+//! that need not survive them, or of a majority of servers, which crash, stall, or come
 //! back without their data or with old data, with clocks that differ, and behind a network that is
 //! partitioned.
 //!
@@ -25,6 +26,7 @@ mod message;
 mod mutations;
 mod network;
 mod process;
+mod records;
 mod schedule;
 mod search;
 mod server;
@@ -40,6 +42,10 @@ use crate::protocol::{self, quorum};
 enum Broken {
     /// A rule of the clients of a single store, or of the store.
     Client(protocol::Mutation),
+    /// A store of records makes no change durable.
+    NothingDurable,
+    /// A store of records makes no hand-off durable.
+    UndoesHandOffs,
     /// A rule of the session of a majority.
     Majority(quorum::Mutation),
     /// A lease is not shortened to allow for clock drift.
@@ -55,6 +61,7 @@ impl Broken {
     fn stores(self) -> Stores {
         match self {
             Self::Client(_) => Stores::One,
+            Self::NothingDurable | Self::UndoesHandOffs => Stores::Records,
             _ => Stores::Majority,
         }
     }
@@ -68,6 +75,16 @@ fn no_schedule_of_a_single_store_with_an_even_seed_breaks_a_promise() {
 #[test]
 fn no_schedule_of_a_single_store_with_an_odd_seed_breaks_a_promise() {
     explore_half(Stores::One, 1);
+}
+
+#[test]
+fn no_schedule_of_records_with_an_even_seed_breaks_a_promise() {
+    explore_half(Stores::Records, 0);
+}
+
+#[test]
+fn no_schedule_of_records_with_an_odd_seed_breaks_a_promise() {
+    explore_half(Stores::Records, 1);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the rule prevents. It would find the same error in the code.
 
 use super::{
-    Broken::{Client, Majority, MarkerOnly, NoDrift, UptimeOnly},
+    Broken::{Client, Majority, MarkerOnly, NoDrift, NothingDurable, UndoesHandOffs, UptimeOnly},
     checker::Wrong,
     explore::found,
 };
@@ -23,6 +23,8 @@ found! {
     found_client_that_awaits_a_lost_report: Client(Mutation::AwaitsReport) => Stuck,
     found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
     found_client_that_takes_silence_for_a_holder: Client(Mutation::TakesSilenceForHolder) => Contended,
+    found_store_of_records_that_loses_its_latest_changes: NothingDurable => TwoHolders,
+    found_store_of_records_that_loses_a_hand_off: UndoesHandOffs => TwoHolders,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
     found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
     found_client_that_is_content_with_half_of_the_servers: Majority(Quorum::MajorityOffByOne) => TwoHolders,

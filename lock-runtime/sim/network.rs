@@ -251,7 +251,9 @@ impl Network {
         let copies = self.copies(conn, Way::Push, self.is_single, |net| {
             format!("is pushed {}", net.show_event(&event))
         });
-        let input = if self.is_single {
+        let input = if self.schedule.of_records {
+            Input::Message(self.now, event)
+        } else if self.is_single {
             Input::Process(process::Event::FromStore(event))
         } else {
             Input::Pushed(conn, event)

@@ -19,6 +19,8 @@ use crate::{
 pub(super) enum Stores {
     /// A single one.
     One,
+    /// A single store of records.
+    Records,
     /// Servers that decide by majority.
     Majority,
 }
@@ -39,6 +41,8 @@ pub(super) enum Action {
     Start(usize, Left),
     /// The server loses its data.
     Flush(usize),
+    /// A crash of a store of records undoes the last changes that need not survive it.
+    Undo,
     Save(usize),
     /// The server executes nothing for this time, and then everything.
     Stall(usize, Duration),
@@ -50,6 +54,8 @@ pub(super) enum Action {
 
 #[derive(Clone)]
 pub(super) struct Schedule {
+    /// Whether the single store is one of records.
+    pub(super) of_records: bool,
     /// For each server, the speed of its clock in millionths and its lead in microseconds. One
     /// server is a store by itself, several are those of a majority.
     pub(super) servers: Vec<(u32, i64)>,
@@ -100,6 +106,7 @@ impl Schedule {
             )
         };
         Self {
+            of_records: false,
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
             shift: 0,
@@ -219,6 +226,22 @@ impl Schedule {
             per_key: if dice.chance(30) { 2 } else { usize::MAX },
             in_all: if dice.chance(30) { 3 } else { usize::MAX },
         };
+        schedule
+    }
+
+    pub(super) fn of_records(dice: &mut Dice) -> Self {
+        let mut schedule = Self::of_one(dice);
+        schedule.of_records = true;
+        for (_, action) in &mut schedule.actions {
+            if matches!(action, Action::Flush(_)) {
+                *action = Action::Undo;
+            }
+        }
+        let last = schedule.actions.iter().map(|(when, _)| *when).max();
+        for _ in 0..dice.one_of(&[0, 1, 3, 10]) {
+            let when = dice.up_to(last.unwrap_or_default());
+            schedule.actions.push((when, Action::Undo));
+        }
         schedule
     }
 

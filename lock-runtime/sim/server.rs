@@ -10,16 +10,17 @@ use super::{
     message::{Call, Conditions, Greeted, Reply, Request, alias},
     network::{Conn, Connection, Event, Network},
     process::Message,
+    records::Stored,
 };
 use crate::{
     protocol::{
         self, Mutation,
         quorum::{self, ServerRequest},
     },
-    spec::LockKind,
+    spec::{LockKind, Mode},
     store::{
         AcquireReply, RenewReply, RevokeScope, StoreEvent, Token,
-        memory::table::{Fences, Step, Table, acquire_all},
+        table::{Fences, Step, Table, acquire_all},
     },
 };
 
@@ -43,6 +44,7 @@ struct Data {
     fences: Fences,
     /// Its name, and when it was written.
     marker: Option<(u64, u64)>,
+    records: Stored,
 }
 
 impl Data {
@@ -51,6 +53,7 @@ impl Data {
             table: Table::default(),
             fences: Fences::since(start, epoch),
             marker: None,
+            records: Stored::default(),
         }
     }
 
@@ -59,6 +62,7 @@ impl Data {
             table: self.table.clone(),
             fences: self.fences.saved(),
             marker: self.marker,
+            records: self.records.clone(),
         }
     }
 }
@@ -76,6 +80,8 @@ pub(super) struct Server {
     pub(super) stalls_until: Instant,
     /// Everything that the server kept before is lost.
     pub(super) lost_data_at: Option<Instant>,
+    /// The tokens whose grants a crash has undone.
+    undone: Vec<Token>,
     /// When a single store granted each token its lock.
     granted_at: BTreeMap<Token, Instant>,
 }
@@ -98,6 +104,7 @@ impl Server {
             started: long_ago,
             stalls_until: start,
             lost_data_at: None,
+            undone: Vec::new(),
             granted_at: BTreeMap::new(),
         }
     }
@@ -112,6 +119,32 @@ impl Server {
         let granted_at = self.granted_at.get(&token);
         self.lost_data_at
             .is_some_and(|lost_at| granted_at.is_none_or(|at| *at <= lost_at))
+    }
+
+    /// Whether a crash of a store of records has undone the grant.
+    pub(super) fn has_undone(&self, token: Token) -> bool {
+        self.undone.contains(&token)
+    }
+
+    /// Undoes some of the changes that need not survive a crash.
+    pub(super) fn undo(&mut self, net: &mut Network) {
+        let now = self.clock.at(net.now);
+        let tokens = |table: &Table, net: &Network| -> Vec<(Token, Option<Mode>)> {
+            let tokens = net
+                .locks()
+                .flat_map(|(key, kind)| table.tokens(key, kind, now));
+            tokens.collect()
+        };
+        let before = tokens(&self.data.table, net);
+        self.data.records.undo(&mut net.dice);
+        self.data.table = self.data.records.table(net.start, self.epoch);
+        let after = tokens(&self.data.table, net);
+        let undone = before.iter().filter(|it| !after.contains(it));
+        self.undone.extend(undone.map(|(token, _)| *token));
+        let before: Vec<_> = before.into_iter().map(|(token, _)| token).collect();
+        let after = after.into_iter().map(|(token, _)| token);
+        let returned = after.filter(|it| !before.contains(it));
+        net.excused.extend(returned);
     }
 
     fn micros(&self, now: Instant) -> u64 {
@@ -179,6 +212,7 @@ impl Server {
             table,
             fences,
             marker,
+            records,
         } = &mut self.data;
         let mut step = Step::new(now, fences, caller);
         let reply = match request {
@@ -193,20 +227,19 @@ impl Server {
                     with_data: Duration::from_micros(micros - since),
                 })
             }
+            Request::Direct(message) if net.schedule.of_records => {
+                excuse_next(net, message);
+                let reply = records.execute(message, caller, micros, net.broken, &mut step);
+                *table = records.table(net.start, self.epoch);
+                Reply::Direct(reply)
+            }
             Request::Direct(message) => {
                 let mutation = net.of_client();
                 step.lets_nobody_in = mutation == Some(Mutation::OnlyReleaseAdvances)
                     && !matches!(message, Message::One(protocol::Request::Release(_)));
+                excuse_next(net, message);
                 Reply::Direct(match message {
-                    Message::One(request) => {
-                        // It names another token, which is then excused as well.
-                        if let protocol::Request::Release(release) = request
-                            && net.excused.contains(&release.hold.token)
-                        {
-                            net.excused.extend(release.next.map(|next| next.token));
-                        }
-                        execute_one(table, request, mutation, &mut step)
-                    }
+                    Message::One(request) => execute_one(table, request, mutation, &mut step),
                     Message::All(requests) => quorum::Reply::AcquireAll(acquire_all(
                         &mut [table],
                         |_| 0,
@@ -320,6 +353,15 @@ impl Server {
     }
 }
 
+/// Excuses the token that an excused one names as its successor.
+fn excuse_next(net: &mut Network, message: &Message) {
+    if let Message::One(protocol::Request::Release(release)) = message
+        && net.excused.contains(&release.hold.token)
+    {
+        net.excused.extend(release.next.map(|next| next.token));
+    }
+}
+
 /// Executes a request to a server of a majority, as its store does.
 fn vote(
     table: &mut Table,
@@ -356,7 +398,7 @@ fn vote(
 }
 
 /// Executes a request to a single store, as [`MemoryStore`](crate::store::MemoryStore) does.
-fn execute_one(
+pub(super) fn execute_one(
     table: &mut Table,
     request: &protocol::Request,
     mutation: Option<Mutation>,

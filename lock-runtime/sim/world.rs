@@ -47,6 +47,7 @@ impl World {
         let mut dice = Dice::new(seed);
         let schedule = match stores {
             Stores::One => Schedule::of_one(&mut dice),
+            Stores::Records => Schedule::of_records(&mut dice),
             Stores::Majority => Schedule::of_majority(&mut dice),
         };
         let mut world = Self::new(schedule, dice, broken, is_traced);
@@ -295,6 +296,7 @@ impl World {
             }
             Action::Restart(..) | Action::Start(..) => {}
             Action::Flush(server) => self.flush(server),
+            Action::Undo => self.undo(),
             Action::Save(server) => self.servers[server].save(),
             Action::Stall(server, pause) => {
                 self.servers[server].stalls_until = net.now + pause;
@@ -308,15 +310,25 @@ impl World {
 
     /// A server loses its data. With them, a single store loses all connections.
     fn flush(&mut self, server: usize) {
+        self.servers[server].flush(&self.net);
+        if self.net.is_single {
+            self.disconnect();
+        }
+    }
+
+    /// A store of records crashes, and all connections break.
+    fn undo(&mut self) {
+        self.servers[0].undo(&mut self.net);
+        self.disconnect();
+    }
+
+    fn disconnect(&mut self) {
         let net = &mut self.net;
-        self.servers[server].flush(net);
-        if net.is_single {
-            for client in &mut self.clients {
-                client.is_warned = false;
-                let input = Input::Process(process::Event::FromStore(StoreEvent::Disconnected));
-                let pause = net.dice.up_to(Duration::from_millis(1));
-                net.after(pause, Event::InClient(client.who, input));
-            }
+        for client in &mut self.clients {
+            client.is_warned = false;
+            let input = Input::Process(process::Event::FromStore(StoreEvent::Disconnected));
+            let pause = net.dice.up_to(Duration::from_millis(1));
+            net.after(pause, Event::InClient(client.who, input));
         }
     }
 

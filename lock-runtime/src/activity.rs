@@ -199,24 +199,27 @@ impl Numbers {
         number: impl FnOnce(&mut Tally) -> &mut u64,
     ) -> Instant {
         let name = name.map_or("unnamed", |name| name);
-        let is_full = self.names.len() >= MAX_NAMES && !self.names.contains_key(name);
-        let name = if is_full { "other" } else { name };
         let now = Instant::now();
-        if !self.names.contains_key(name) {
-            let tally = Tally {
-                contended: 0,
-                refused: 0,
-                failed: 0,
-                lost: 0,
-                latest_key: None,
-                latest: now,
-            };
-            self.names.insert(LockName::from(name.to_owned()), tally);
-        }
+        let latest = (key.cloned(), now);
         if let Some(tally) = self.names.get_mut(name) {
             *number(tally) += 1;
-            (tally.latest_key, tally.latest) = (key.cloned(), now);
+            (tally.latest_key, tally.latest) = latest;
+            return now;
         }
+        let is_full = self.names.len() >= MAX_NAMES;
+        let name = if is_full { "other" } else { name };
+        let new = || Tally {
+            contended: 0,
+            refused: 0,
+            failed: 0,
+            lost: 0,
+            latest_key: None,
+            latest: now,
+        };
+        let tally = self.names.entry(LockName::from(name.to_owned()));
+        let tally = tally.or_insert_with(new);
+        *number(tally) += 1;
+        (tally.latest_key, tally.latest) = latest;
         now
     }
 }

@@ -132,6 +132,9 @@ impl LockClient {
     /// - `redlock:redis://..,redis://..,redis://..`: several independent servers, of which a
     ///   majority has to agree.
     ///
+    /// - `postgres://[user[:password]@]host[:port]/database`: a PostgreSQL database (feature
+    ///   `postgres`).
+    ///
     /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`). `valkey` and
     /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
     ///

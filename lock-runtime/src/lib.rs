@@ -32,12 +32,16 @@
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
 //! | `rustls` | | `rediss://` |
+//! | `records` | | locks in a database of your own: [`store::records`] |
+//! | `postgres` | | the PostgreSQL store: `postgres://`; [`fencing`] tokens in your transactions |
+//! | `postgres-rustls` | | TLS for `postgres://` |
 //! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor, [`web::readiness`] |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
 //! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
 //! | `cli` | | the program `lockctl`: [`guide::lockctl`] |
+//! | `conformance` | | the tests of a store by a third party: [`mod@conformance`] |
 //! | `serde` | | serialization of specs, keys and tokens, and of all that operators see |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -46,9 +50,13 @@
     not(all(feature = "macros", feature = "redis", feature = "rustls")),
     allow(rustdoc::broken_intra_doc_links)
 )]
-// The simulators use some of it only, and they need this feature.
-#![cfg_attr(all(test, not(feature = "redis")), allow(dead_code))]
+// The simulators use some of it only, and they need these features.
+#![cfg_attr(
+    all(test, not(all(feature = "redis", feature = "records"))),
+    allow(dead_code)
+)]
 
+pub mod fencing;
 pub mod guide;
 pub mod store;
 pub mod web;
@@ -59,6 +67,8 @@ mod ambient;
 mod call;
 mod client;
 mod clients;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod core;
 mod driver;
 mod error;
@@ -80,11 +90,13 @@ mod owner;
 mod protocol;
 mod request;
 mod runtime;
-#[cfg(all(test, feature = "redis"))]
+#[cfg(all(test, feature = "redis", feature = "records"))]
 #[path = "../sim/mod.rs"]
 mod sim;
 mod spec;
 mod sync;
+#[doc(hidden)]
+pub mod text;
 mod under_lock;
 mod view;
 mod watch;

@@ -32,15 +32,20 @@ mod limits;
 mod listing;
 pub mod memory;
 mod message;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) mod namespace;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod quorum;
+#[cfg(feature = "records")]
+pub mod records;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub(crate) mod table;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
 pub use hand_off::{HandOff, Heir};
-#[doc(hidden)]
-pub use identity::visible;
 pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
 pub(crate) use identity::{default_name, presentable};
 pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
@@ -55,11 +60,13 @@ pub use message::{
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
+#[cfg(feature = "records")]
+pub use records::{RecordStore, Records};
 
-/// A call in progress.
-pub(crate) type Replied<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
-/// A call in progress with a reply for each of several holds.
-pub(crate) type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
+/// A call in progress, with its reply or an error.
+pub type Replied<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+/// A call in progress for several locks, with a reply or an error for each of them.
+pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 
 /// A store of locks: in this process, on a Redis server, or on several. Used as `Arc<dyn Store>`.
 ///
@@ -84,6 +91,11 @@ pub(crate) type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 /// A queue entry is identified by its token. Its waiter calls [`poll`](Store::poll) at least
 /// every [`POLL_INTERVAL`], and at the time at which the lock should be free according to the
 /// latest reply. A store that learns of an earlier end sends [`StoreEvent::FreeIn`].
+///
+/// # Tests
+///
+/// With the feature `conformance`, `lock_runtime::conformance` contains tests of these promises for
+/// any implementation.
 ///
 /// # Stability
 ///

@@ -58,6 +58,7 @@ pub enum Operation {
     Raise(LockKey, LockKind, FencingToken),
     Inspect(LockKey, LockKind),
     Revoke(LockKey, LockKind, RevokeScope),
+    List(String, Option<Cursor>),
 }
 
 impl Operation {
@@ -77,6 +78,7 @@ impl Operation {
             Self::Raise(key, kind, fence) => Box::new(store.raise(key, *kind, *fence).await?),
             Self::Inspect(key, kind) => Box::new(store.inspect(key, *kind).await?),
             Self::Revoke(key, kind, scope) => Box::new(store.revoke(key, *kind, *scope).await?),
+            Self::List(prefix, cursor) => Box::new(store.list(prefix, cursor.clone()).await?),
         })
     }
 }
@@ -104,6 +106,7 @@ pub struct FaultyStore {
     inner: Arc<dyn QuorumMember>,
     hook: Box<dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync>,
     operations: watch::Sender<Vec<Operation>>,
+    is_silent: bool,
 }
 
 impl FaultyStore {
@@ -116,6 +119,17 @@ impl FaultyStore {
             inner,
             hook: Box::new(move |call| Box::pin(hook(call))),
             operations: watch::Sender::default(),
+            is_silent: false,
+        })
+    }
+
+    /// Executes every operation on `inner`, and sends no event.
+    pub fn silent(inner: Arc<dyn QuorumMember>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            hook: Box::new(|call| Box::pin(async move { call.execute().await })),
+            operations: watch::Sender::default(),
+            is_silent: true,
         })
     }
 
@@ -243,7 +257,7 @@ impl Store for FaultyStore {
     }
 
     fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Reply<'a, Page> {
-        self.inner.list(prefix, cursor)
+        Box::pin(self.call(Operation::List(prefix.to_owned(), cursor)))
     }
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
@@ -259,7 +273,9 @@ impl Store for FaultyStore {
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {
-        self.inner.listen(listener);
+        if !self.is_silent {
+            self.inner.listen(listener);
+        }
     }
 
     fn settled(&self) -> BoxFuture<'_, ()> {

@@ -7,6 +7,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`redis_server`] | a real `redis-server` for one test, or for all tests of the process |
+//! | [`postgres`] | a real PostgreSQL server for one test, or a database on one for all tests |
 //! | [`sentinel`] | a primary with two replicas, monitored by three Sentinels |
 //! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
@@ -24,6 +25,7 @@ pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
 pub mod lockctl;
+pub mod postgres;
 pub mod processes;
 pub mod prometheus;
 pub mod proxy;
@@ -42,6 +44,7 @@ pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use lockctl::lockctl;
+pub use postgres::{PostgresServer, shared_postgres};
 pub use processes::Worker;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

@@ -2,10 +2,11 @@
 //!
 //! A destructor does not run after SIGKILL, and Linux' parent-death signal needs unsafe code. So
 //! the child runs under a small shell whose standard input is a pipe that only this process holds
-//! open. When the pipe closes (this process dropped it or died), the shell kills the child, also a
-//! stopped one, and removes its directory.
+//! open. When the pipe closes (this process dropped it or died), the shell kills the child with its
+//! descendants, also stopped ones, and removes its directory.
 
 mod files;
+mod tree;
 
 use std::{
     fmt,
@@ -29,7 +30,9 @@ pub(crate) use self::files::Files;
 /// - The shell closes its own copies of both: the end of standard error is then the end of the
 ///   child.
 /// - It reads its input with a builtin and waits for the child last: until then the pid cannot be
-///   reused.
+///   reused. A line in its input means that the directory is kept.
+/// - A tree is killed from the top: a stopped parent starts no more children, and the pids of those
+///   that have ended are not reused before it has waited for them.
 const SUPERVISOR: &str = r#"
 dir=$1
 shift
@@ -38,10 +41,17 @@ child=$!
 echo "$child"
 trap '' HUP INT TERM
 exec >/dev/null 2>&1
-while read -r _; do :; done
-kill -KILL "$child"
+kill_tree() {
+    kill -STOP "$1"
+    for descendant in $(cat "/proc/$1/task/"*/children); do
+        kill_tree "$descendant"
+    done
+    kill -KILL "$1"
+}
+while read -r _; do dir=; done
+kill_tree "$child"
 wait "$child"
-rm -rf -- "$dir"
+[ -z "$dir" ] || rm -rf -- "$dir"
 "#;
 
 /// Output of a child so far, and whether the child has ended.
@@ -148,8 +158,7 @@ impl Supervised {
 
 impl Drop for Supervised {
     fn drop(&mut self) {
-        let _ = self.signal(Signal::KILL);
-        // `wait` closes the supervisor's input first.
+        // `wait` closes the supervisor's input first, and then the supervisor kills the child.
         let _ = self.supervisor.wait();
     }
 }

@@ -3,6 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::LockClient;
+#[cfg(feature = "postgres")]
+use crate::store::postgres::{PostgresOptions, PostgresRecords};
 use crate::{
     error::{LockError, LockErrorKind},
     protocol::WaiterLimits,
@@ -31,6 +33,8 @@ pub struct LockClientBuilder {
     pub(super) unavailable_after: Option<Duration>,
     #[cfg(feature = "redis")]
     pub(super) redis: RedisOptions,
+    #[cfg(feature = "postgres")]
+    postgres: PostgresOptions,
 }
 
 /// The name of a client.
@@ -54,6 +58,8 @@ impl Default for LockClientBuilder {
             unavailable_after: None,
             #[cfg(feature = "redis")]
             redis: RedisOptions::new(),
+            #[cfg(feature = "postgres")]
+            postgres: PostgresOptions::new(),
         }
     }
 }
@@ -146,6 +152,12 @@ impl LockClientBuilder {
         self
     }
 
+    /// Sets the options for connections to PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(self, postgres: PostgresOptions) -> Self {
+        Self { postgres, ..self }
+    }
+
     /// Connects to the store at `url`. See [`LockClient::connect`].
     ///
     /// # Errors
@@ -158,6 +170,18 @@ impl LockClientBuilder {
         if is_in_memory(url)? {
             return self.build_in_memory();
         }
+        if is_postgres(url) {
+            self.check()?;
+            #[cfg(feature = "postgres")]
+            {
+                self.refuse_replicas()?;
+                let options = self.postgres.clone();
+                let records = PostgresRecords::connect(url, &self.namespace, options).await?;
+                return self.over(records.into_store());
+            }
+            #[cfg(not(feature = "postgres"))]
+            return Err(without("postgres", "postgres://host/database"));
+        }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
             Some(urls) => self.connect_redlock(urls).await,
@@ -169,7 +193,7 @@ impl LockClientBuilder {
             }
         };
         #[cfg(not(feature = "redis"))]
-        Err(without_redis())
+        Err(without("redis", "redis://host:6379/0"))
     }
 
     /// Connects to the store at `url` in the background, so that a service can start while the
@@ -203,6 +227,18 @@ impl LockClientBuilder {
         if is_in_memory(url)? {
             return self.build_in_memory();
         }
+        if is_postgres(url) {
+            self.check()?;
+            #[cfg(feature = "postgres")]
+            {
+                self.refuse_replicas()?;
+                let options = self.postgres.clone();
+                let records = PostgresRecords::connect_lazy(url, &self.namespace, options)?;
+                return self.over(records.into_store());
+            }
+            #[cfg(not(feature = "postgres"))]
+            return Err(without("postgres", "postgres://host/database"));
+        }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
             Some(urls) => {
@@ -219,7 +255,7 @@ impl LockClientBuilder {
             }
         };
         #[cfg(not(feature = "redis"))]
-        Err(without_redis())
+        Err(without("redis", "redis://host:6379/0"))
     }
 
     /// Connects to the primary that the Sentinels name, now and after each failover.
@@ -375,6 +411,15 @@ impl LockClientBuilder {
         Ok(())
     }
 
+    #[cfg(feature = "postgres")]
+    fn refuse_replicas(&self) -> Result<(), LockError> {
+        #[cfg(feature = "redis")]
+        self.redis.refuse_replicas(
+            "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
+        )?;
+        Ok(())
+    }
+
     fn over(self, store: impl Store) -> Result<LockClient, LockError> {
         Ok(self.build_with_store(Arc::new(store)))
     }
@@ -397,10 +442,20 @@ fn is_in_memory(url: &str) -> Result<bool, LockError> {
     }
 }
 
-#[cfg(not(feature = "redis"))]
-fn without_redis() -> LockError {
-    let message =
-        "only \"memory:\" is compiled in; enable the feature `redis` for \"redis://host:6379/0\"";
+/// Returns whether the URL is that of a PostgreSQL database.
+fn is_postgres(url: &str) -> bool {
+    let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
+    let is_named = ["postgres", "postgresql"]
+        .iter()
+        .any(|it| scheme.eq_ignore_ascii_case(it));
+    is_named && rest.starts_with("://")
+}
+
+#[cfg(not(all(feature = "redis", feature = "postgres")))]
+fn without(feature: &str, url: &str) -> LockError {
+    let message = format!(
+        "the store is not compiled in, but \"memory:\" is; enable the feature `{feature}` of lock-runtime for {url:?}"
+    );
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
 

@@ -211,8 +211,8 @@ impl Settings {
         };
         let mut builder = LockClientBuilder::default().defaults(values.defaults()?);
         if let Some(namespace) = values.0.get("LOCK_NAMESPACE") {
-            #[cfg(feature = "redis")]
-            crate::store::redis::check_namespace(namespace)
+            #[cfg(any(feature = "redis", feature = "postgres"))]
+            crate::store::namespace::check_namespace(namespace)
                 .map_err(|error| error.with_context("LOCK_NAMESPACE"))?;
             builder.namespace.clone_from(namespace);
         }

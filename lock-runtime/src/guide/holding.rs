@@ -47,8 +47,8 @@
 //!
 //! Each grant carries a [`FencingToken`](crate::FencingToken) that is larger than all earlier
 //! ones of the key. Send it with every write, and let the resource refuse a token smaller than
-//! the largest it has seen. [`limits`](super::limits) explains why no other measure is
-//! sufficient.
+//! the largest it has seen: [`fencing`](super::fencing) shows how. [`limits`](super::limits)
+//! explains why no other measure is sufficient.
 //!
 //! # Waiting
 //!

@@ -9,24 +9,8 @@
 //!
 //! No check in A can prevent this, because A may be stopped between the check and the write. The
 //! resource can: A's write carries fencing token 33, B's carried 34, and the resource refuses 33.
-//! In SQL, with a column `fence BIGINT NOT NULL DEFAULT 0`:
-//!
-//! ```sql
-//! UPDATE orders SET state = 'paid', fence = :fence WHERE id = :id AND fence <= :fence
-//! ```
-//!
-//! If the statement changes no row, a later holder has written. Stop, and write nothing more
-//! under this lock. The comparison is `<=`, because a holder may write more than once, and a
-//! guard that re-entered has the token of the outer one. A row that may not exist yet is compared
-//! in the same way:
-//!
-//! ```sql
-//! INSERT INTO orders (id, state, fence) VALUES (:id, 'paid', :fence)
-//!     ON CONFLICT (id) DO UPDATE SET state = excluded.state, fence = excluded.fence
-//!         WHERE orders.fence <= excluded.fence
-//! ```
-//!
-//! Deleting the row also deletes the record of its tokens. Mark the row as deleted instead.
+//! **[`fencing`](super::fencing) shows how**: with a function for transactions of PostgreSQL, with
+//! a column in other databases, and with a script in Redis.
 //!
 //! (See Martin Kleppmann, [How to do distributed locking][Kleppmann]. The Redis page on
 //! [distributed locks] describes the lease.)

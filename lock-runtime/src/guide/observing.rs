@@ -80,8 +80,8 @@
 //! These alerts of `docs/prometheus/alerts.yml` are worth waking an operator:
 //!
 //! - `LockLost`: a lock ended while its holder was at work. Check the data, unless writes are
-//!   [fenced](super::limits). Then look for pauses of the process (`expired`), or for a server that
-//!   lost its data or was flushed (`taken`).
+//!   [fenced](super::fencing). Then look for pauses of the process (`expired`), or for a server
+//!   that lost its data or was flushed (`taken`).
 //! - `LockStoreUnavailable`, `LockStoreSilent`: requests fail, or wait, because a server does not
 //!   answer. [`LockClient::health`](crate::LockClient::health) names the server and the remedy.
 //! - `LockRenewalsFail`: held locks will be lost when their leases end. As above; the remaining

@@ -8,6 +8,7 @@ use super::message::Token;
 use crate::{
     error::{LockError, LockErrorKind},
     key::LockKey,
+    text::push_visible,
 };
 
 /// The time for which a store keeps the name of a client. The client repeats it well before.
@@ -210,23 +211,6 @@ pub(crate) fn presentable(name: &str) -> Arc<str> {
         }
     }
     shown.into()
-}
-
-/// Escapes control characters and those that are invisible or change the direction of the text, for
-/// terminals and pages.
-pub fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    text.chars().for_each(|c| push_visible(c, &mut shown));
-    shown
-}
-
-fn push_visible(c: char, shown: &mut String) {
-    let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}');
-    match c.is_control() || is_hidden {
-        true => shown.extend(c.escape_unicode()),
-        false => shown.push(c),
-    }
 }
 
 /// Returns the name of a client that was given none: `<program>@<host>:<process>`.

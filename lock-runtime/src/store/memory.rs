@@ -1,8 +1,6 @@
 //! The in-memory store: the embedded default, and the reference against which every other store
 //! is tested.
 
-pub(crate) mod table;
-
 use std::{
     collections::HashMap,
     fmt,
@@ -15,12 +13,12 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::table::{Fences, Step, Table, acquire_all};
 use super::{
     AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, IDENTITY_TTL,
     Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
     RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
     RevokeScope, Store, Token,
+    table::{Fences, Step, Table, acquire_all},
 };
 use crate::{
     fence::FencingToken,

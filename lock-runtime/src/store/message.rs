@@ -43,6 +43,17 @@ impl Token {
         self.0 >> 16
     }
 
+    /// Returns the token as a binary record contains it.
+    #[cfg(feature = "records")]
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
+    #[cfg(feature = "records")]
+    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
+    }
+
     /// Returns the token as a store keeps it: 32 lower-case hexadecimal digits.
     pub fn to_hex(self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -316,6 +327,11 @@ impl Renewal {
     /// Creates a renewal that keeps `hold` for at least `lease` from now.
     pub fn new(hold: Hold, lease: Duration) -> Self {
         Self { hold, lease }
+    }
+
+    #[cfg(feature = "records")]
+    pub(super) fn hold(&self) -> &Hold {
+        &self.hold
     }
 }
 

@@ -92,10 +92,9 @@ use self::{
     acl::AclLine, cluster::Cluster, connection::Connection, link::Dial, pushes::Pushes,
     replicas::Replicas, servers::Servers, target::Target,
 };
-use super::{QuorumMember, StoreError};
+use super::{QuorumMember, StoreError, namespace::check_namespace};
 use crate::{error::LockError, on_drop, runtime};
 
-pub(crate) use self::names::check_namespace;
 pub use self::settings::RedisOptions;
 
 /// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use humantime::{format_duration, format_rfc3339_seconds};
+use humantime::format_rfc3339_seconds;
 use lock_runtime::{
     Activity, Health, Holder, Identity, Inspection, ListedLock, LockError, LockErrorKind, LockKey,
-    LockKind, LockPage, Mode, Waiter, store::visible,
+    LockKind, LockPage, Mode, Waiter,
+    text::{brief, visible},
 };
 use maud::{DOCTYPE, Markup, html};
 
@@ -165,7 +166,7 @@ fn row(lock: &ListedLock) -> Markup {
             td.number data-label="Fencing token" { (fence(state)) }
             td data-label="Waiters" {
                 (state.waiters.len())
-                @if let Some(waited) = waited { ", up to " (time(waited)) }
+                @if let Some(waited) = waited { ", up to " (brief(waited)) }
             }
         }
     }
@@ -224,8 +225,8 @@ fn waiter_row(waiter: &Waiter) -> Markup {
             th scope="row" data-label="Client" { (client(&waiter.client)) }
             td data-label="Mode" { (mode(waiter.mode)) }
             td data-label="Waits for" { (since(waiter.waited)) }
-            td data-label="Last call" { (time(waiter.silent)) " ago" }
-            td data-label="Lease" { (time(waiter.lease)) }
+            td data-label="Last call" { (brief(waiter.silent)) " ago" }
+            td data-label="Lease" { (brief(waiter.lease)) }
         }
     }
 }
@@ -271,7 +272,7 @@ fn errors(errors: &[LockError]) -> Markup {
 
 fn activity(activity: &Activity) -> Markup {
     html! {
-        p { "Of this process, in the " (time(activity.age)) " since its client was created." }
+        p { "Of this process, in the " (brief(activity.age)) " since its client was created." }
         @if activity.names.is_empty() {
             p { "Each request was granted at its first attempt, and no lock was lost." }
         } @else {
@@ -290,7 +291,7 @@ fn activity(activity: &Activity) -> Markup {
                         td.number data-label="Lost" { (name.lost) }
                         td data-label="Latest" {
                             @if let Some(key) = &name.latest_key { bdi { (visible(key.as_str())) } ", " }
-                            (time(name.latest)) " ago"
+                            (brief(name.latest)) " ago"
                         }
                     }
                 } }
@@ -308,7 +309,7 @@ fn activity(activity: &Activity) -> Markup {
                         th scope="row" data-label="Key" { bdi { (visible(lost.key.as_str())) } }
                         td data-label="Name" { @if let Some(name) = &lost.name { bdi { (visible(name)) } } }
                         td data-label="Cause" { (LockErrorKind::Lost(lost.loss).code()) }
-                        td data-label="When" { (time(lost.ago)) " ago" }
+                        td data-label="When" { (brief(lost.ago)) " ago" }
                         td.number data-label="Fencing token" { (lost.fence) }
                     }
                 } }
@@ -371,7 +372,7 @@ fn fence(state: &Inspection) -> String {
 fn left(holder: Option<&Holder>) -> Markup {
     html! {
         @match holder.map(|holder| holder.ttl) {
-            Some(Some(left)) => { (time(left)) }
+            Some(Some(left)) => { (brief(left)) }
             Some(None) => { "no expiry" }
             None => {}
         }
@@ -386,18 +387,10 @@ fn since(ago: Option<Duration>) -> Markup {
         @match (ago, date) {
             (Some(ago), Some(date)) => {
                 @let date = format_rfc3339_seconds(date).to_string();
-                time datetime=(date) title=(date) { (time(ago)) }
+                time datetime=(date) title=(date) { (brief(ago)) }
             }
-            (Some(ago), None) => { (time(ago)) }
+            (Some(ago), None) => { (brief(ago)) }
             (None, _) => { "unknown" }
         }
-    }
-}
-
-/// A duration, to a tenth of a second below ten.
-fn time(duration: Duration) -> String {
-    match duration.as_secs() {
-        0..10 => format!("{:.1}s", duration.as_secs_f64()),
-        seconds => format_duration(Duration::from_secs(seconds)).to_string(),
     }
 }

@@ -6,7 +6,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use lock_runtime::{
     HolderId, LockClient, LockError, LockErrorKind, LockKey, LockKind, RevokeReply, RevokeScope,
-    store::visible,
+    text::visible,
 };
 use serde_json::json;
 

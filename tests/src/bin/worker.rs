@@ -4,8 +4,13 @@
 
 #[path = "worker/connect.rs"]
 mod connect;
+#[path = "../../../lock-runtime/src/guide/stores/files.rs"]
+#[allow(unreachable_pub, reason = "the guide shows it as a public type")]
+mod files;
 #[path = "worker/from_env.rs"]
 mod from_env;
+#[path = "worker/hoard.rs"]
+mod hoard;
 #[path = "worker/hold.rs"]
 mod hold;
 #[path = "worker/idle.rs"]
@@ -14,6 +19,8 @@ mod idle;
 mod increment;
 #[path = "worker/nested.rs"]
 mod nested;
+#[path = "worker/postgres.rs"]
+mod postgres;
 #[path = "worker/redis.rs"]
 mod redis;
 #[path = "worker/storm.rs"]
@@ -30,9 +37,11 @@ enum Task {
     Connect(connect::Connect),
     FromEnv(from_env::FromEnv),
     Hold(hold::Hold),
+    Hoard(hoard::Hoard),
     Idle(idle::Idle),
     Increment(increment::Increment),
     Nested(nested::Nested),
+    Postgres(postgres::Postgres),
     Redis(redis::Redis),
     Storm(storm::Storm),
     Wait(wait::Wait),
@@ -46,9 +55,11 @@ async fn main() {
         Task::Connect(task) => task.run(parent).await,
         Task::FromEnv(task) => task.run(parent).await,
         Task::Hold(task) => task.run(parent).await,
+        Task::Hoard(task) => task.run(parent).await,
         Task::Idle(task) => task.run(parent).await,
         Task::Increment(task) => task.run(parent).await,
         Task::Nested(task) => task.run(parent).await,
+        Task::Postgres(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
         Task::Storm(task) => task.run(parent).await,
         Task::Wait(task) => task.run(parent).await,

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod fenced;
+mod postgres;
 mod processes;
 mod proxy;
 mod redis_server;

@@ -1,4 +1,4 @@
-//! Places for a test's locks: in this process, on a Redis server, or on a cluster.
+//! Places for a test's locks: in this process, on a Redis server or cluster, or in PostgreSQL.
 //! `on_every_store!` runs one test body on all of them.
 
 use std::{
@@ -12,9 +12,15 @@ use std::{
 
 use lock_runtime::{
     LockClient, LockClientBuilder, MAX_LEASE,
-    store::{MemoryStore, QuorumMember, QuorumStore, Store, redis::RedisStore},
+    store::{
+        MemoryStore, QuorumMember, QuorumStore, Store,
+        postgres::{PostgresOptions, PostgresRecords},
+        redis::RedisStore,
+    },
 };
-use lock_tests::{RedisCluster, RedisServer, shared_cluster, shared_server, unique};
+use lock_tests::{
+    RedisCluster, RedisServer, shared_cluster, shared_postgres, shared_server, unique,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Longer than any operation that does not hang, also on a busy machine.
@@ -32,6 +38,9 @@ macro_rules! on_every_store {
         }
         mod on_redis {
             crate::place::on_every_store!(@ tokio::test, crate::place::Place::redis().await, $($name)* $($($counted)+)?);
+        }
+        mod on_postgres {
+            crate::place::on_every_store!(@ tokio::test, crate::place::Place::postgres().await, $($name)* $($($counted)+)?);
         }
         mod on_a_cluster {
             crate::place::on_every_store!(@ tokio::test, crate::place::Place::cluster().await, $($name)* $($($counted)+)?);
@@ -57,6 +66,10 @@ pub(crate) enum Place {
         url: String,
         namespace: String,
     },
+    Postgres {
+        url: String,
+        namespace: String,
+    },
 }
 
 impl Place {
@@ -71,6 +84,14 @@ impl Place {
     /// A separate namespace on the shared server.
     pub(crate) async fn redis() -> Self {
         Self::at(shared_server().await.url())
+    }
+
+    /// A separate namespace on the shared PostgreSQL server.
+    pub(crate) async fn postgres() -> Self {
+        Self::Postgres {
+            url: shared_postgres().await.url(),
+            namespace: unique("ns"),
+        }
     }
 
     /// A separate namespace on the shared cluster.
@@ -94,7 +115,7 @@ impl Place {
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
             Self::Memory(_) | Self::Majority(_) => builder.build_with_store(self.store().await),
-            Self::Redis { url, namespace } => builder
+            Self::Redis { url, namespace } | Self::Postgres { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)
                 .await
@@ -118,6 +139,11 @@ impl Place {
                     .await
                     .expect("a server that runs"),
             ),
+            Self::Postgres { url, namespace } => {
+                let options = PostgresOptions::default();
+                let records = PostgresRecords::connect(url, namespace, options).await;
+                Arc::new(records.expect("a server that runs").into_store())
+            }
         }
     }
 
@@ -129,7 +155,7 @@ impl Place {
     pub(crate) fn namespace(&self) -> &str {
         match self {
             Self::Memory(_) | Self::Majority(_) => "",
-            Self::Redis { namespace, .. } => namespace,
+            Self::Redis { namespace, .. } | Self::Postgres { namespace, .. } => namespace,
         }
     }
 }

@@ -1,4 +1,7 @@
-//! The recipe for fencing, executed by a SQL database as the documentation shows it.
+//! The recipes for fencing, executed by a SQL database and by Redis as the documentation shows
+//! them.
+
+mod redis;
 
 use std::{fs, path::Path};
 
@@ -89,7 +92,7 @@ struct Orders {
 
 impl Orders {
     fn new(statement: &str) -> Self {
-        let guide = include_str!("../../../lock-runtime/src/guide/limits.rs");
+        let guide = include_str!("../../../lock-runtime/src/guide/fencing.rs");
         let column = "fence BIGINT NOT NULL DEFAULT 0";
         assert!(guide.contains(column), "{column}");
         let database = Connection::open_in_memory().unwrap();

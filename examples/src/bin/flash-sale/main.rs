@@ -9,6 +9,8 @@ mod files;
 #[cfg(feature = "observed")]
 mod observed;
 mod options;
+#[cfg(feature = "postgres")]
+mod private_postgres;
 mod report;
 mod server;
 mod shop;
@@ -16,7 +18,7 @@ mod stock;
 
 use std::{net::SocketAddr, process::ExitCode};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::Parser;
 use futures_util::future::try_join_all;
 use lock_examples::{Child, run_id, start};
@@ -26,15 +28,20 @@ use crate::{
     options::Options,
     report::Report,
     server::{Account, lock_client, serve_parent, serve_public},
-    stock::{RedisStock, Stock},
+    stock::{Stock, lock_namespace},
 };
 
 /// The item on sale.
 const ITEM: &str = "sneaker";
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    #[cfg_attr(not(feature = "postgres"), expect(unused_mut, reason = "for a URL"))]
+    let mut options = Options::parse();
     start("flash-sale", async move {
+        options.store()?;
+        // Ends after the run.
+        #[cfg(feature = "postgres")]
+        let _server = private_postgres::start(&mut options).await?;
         match (&options.child_of, options.serve) {
             (Some(run), _) => serve_parent(&options, run).await,
             (None, Some(address)) => serve_public(&options, address).await,
@@ -44,18 +51,12 @@ fn main() -> ExitCode {
 }
 
 async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
-    if options.processes > 1 && options.redis.is_none() {
-        bail!(
-            "{} processes need a shared store, but locks in memory are local to one process; add --redis URL",
-            options.processes
-        );
-    }
     options.concurrency = options.concurrency.min(options.requests);
     files::make_room_for(options.concurrency)?;
-    introduce(&options);
+    introduce(&options)?;
 
     let run = run_id("flash-sale");
-    let Some(url) = &options.redis else {
+    let Some(url) = options.url() else {
         let (experience, servers) = run_servers(&options, &run).await?;
         let leftover_keys = servers.iter().map(|server| server.leftover_keys).sum();
         return Ok(Report {
@@ -72,11 +73,9 @@ async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
         .await?
         .shutdown()
         .await;
-    let stock = RedisStock::connect(url, &run).await?;
-    Stock::Redis(stock.clone())
-        .write(ITEM, options.stock)
-        .await
-        .context("cannot fill the stock")?;
+    let stock = Stock::connect(&options, &run).await?;
+    let filled = stock.fill(ITEM, options.stock).await;
+    filled.context("cannot fill the stock")?;
     let sold = run_servers(&options, &run).await;
     // Counted after the servers have terminated, so that no request is in flight. The clean-up
     // runs even after an error.
@@ -93,13 +92,12 @@ async fn hold_sale(mut options: Options) -> anyhow::Result<ExitCode> {
     .print())
 }
 
-fn introduce(options: &Options) {
+fn introduce(options: &Options) -> anyhow::Result<()> {
     let Options {
         requests,
         concurrency,
         stock,
         processes,
-        redis,
         no_lock,
         ..
     } = options;
@@ -112,17 +110,14 @@ fn introduce(options: &Options) {
         "flash-sale: {concurrency} concurrent customers make {requests} attempts to buy one of {stock} sneakers.\n\
          {servers} them over TCP. Stock and lock are {}.\n\
          A sale reads the stock, yields, and writes it back; {}\n",
-        if redis.is_some() {
-            "in Redis"
-        } else {
-            "in memory"
-        },
+        options.place()?,
         if *no_lock {
             "with --no-lock, sales can overlap."
         } else {
             "#[distributed_lock(key = \"stock:{item}\")] admits one sale at a time."
         },
     );
+    Ok(())
 }
 
 /// Starts the servers, runs the customers, and ends the servers.
@@ -134,7 +129,7 @@ async fn run_servers(options: &Options, run: &str) -> anyhow::Result<(Experience
         addresses.push(child.line().await?.parse()?);
     }
     if cfg!(feature = "observed") {
-        println!("Locks: {}", RedisStock::lock_namespace(run));
+        println!("Locks: {}", lock_namespace(run));
         for address in &addresses {
             println!(
                 "Server: http://{address}/metrics http://{address}/ready http://{address}/locks"

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use clap::{Parser, value_parser};
+use anyhow::bail;
+use clap::{Parser, ValueEnum, value_parser};
 
 const ABOUT: &str = "\
 Sells a limited stock to a crowd of customers, and counts the sales.
@@ -17,6 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   flash-sale                                                        one server, everything in memory
   flash-sale --redis redis://127.0.0.1:6379/0 --processes 4         four servers that share a Redis
+  flash-sale --store postgres --processes 4                         the same with a PostgreSQL, started for this run
   flash-sale --no-lock                                              the race without the lock
   flash-sale --serve 127.0.0.1:8080                                 a server for an external load generator";
 
@@ -33,15 +35,25 @@ pub(crate) struct Options {
     pub(crate) concurrency: u64,
 
     /// The number of pieces in stock
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u64).range(..=i64::MAX.cast_unsigned()))]
     pub(crate) stock: u64,
 
     /// Keep the stock and its lock in this Redis, such as redis://user:password@host:6379/0,
     /// instead of in memory
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", required_if_eq("store", "redis"))]
     pub(crate) redis: Option<String>,
 
-    /// The number of server processes; more than one requires --redis
+    /// Keep them in this PostgreSQL database, such as postgres://user:password@host/database; needs
+    /// the feature `postgres`
+    #[arg(long, value_name = "URL", conflicts_with = "redis")]
+    pub(crate) postgres: Option<String>,
+
+    /// Keep them there; without --postgres, `postgres` starts a server for this run
+    #[arg(long, value_name = "STORE")]
+    pub(crate) store: Option<Store>,
+
+    /// The number of server processes; more than one requires --redis, --postgres or --store
+    /// postgres
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..=64))]
     pub(crate) processes: u64,
 
@@ -58,7 +70,79 @@ pub(crate) struct Options {
     pub(crate) child_of: Option<String>,
 }
 
+/// The place of the stock and of its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Store {
+    Memory,
+    Redis,
+    Postgres,
+}
+
+impl Store {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
+        }
+    }
+}
+
 impl Options {
+    /// Returns the place of the stock and of its lock.
+    ///
+    /// # Errors
+    /// If the options contradict each other, or need a feature that is not compiled in.
+    pub(crate) fn store(&self) -> anyhow::Result<Store> {
+        let by_url = match (&self.redis, &self.postgres) {
+            (Some(_), _) => Some(Store::Redis),
+            (None, Some(_)) => Some(Store::Postgres),
+            (None, None) => None,
+        };
+        if let (Some(store), Some(other)) = (self.store, by_url)
+            && store != other
+        {
+            let (store, other) = (store.name(), other.name());
+            bail!("--{other} URL cannot be used with --store {store}");
+        }
+        let store = self.store.or(by_url).unwrap_or(Store::Memory);
+        if store == Store::Postgres && cfg!(not(feature = "postgres")) {
+            bail!(
+                "PostgreSQL needs the feature `postgres`: \
+                 cargo run --release -p lock-examples --features postgres --bin flash-sale -- --store postgres"
+            );
+        }
+        let is_of_postgres = |url: &String| {
+            let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+            matches!(scheme, Some("postgres" | "postgresql"))
+        };
+        if !self.postgres.iter().all(is_of_postgres) {
+            bail!("--postgres needs a URL such as postgres://user:password@host/database");
+        }
+        if store == Store::Memory && self.processes > 1 {
+            bail!(
+                "{} processes need a shared store, but locks in memory are local to one process; \
+                 add --redis URL or --store postgres",
+                self.processes
+            );
+        }
+        Ok(store)
+    }
+
+    /// Returns the place of the stock and of its lock, in words.
+    pub(crate) fn place(&self) -> anyhow::Result<&'static str> {
+        Ok(match self.store()? {
+            Store::Memory => "in memory",
+            Store::Redis => "in Redis",
+            Store::Postgres => "in PostgreSQL",
+        })
+    }
+
+    /// Returns the URL of a shared store.
+    pub(crate) fn url(&self) -> Option<&str> {
+        self.redis.as_deref().or(self.postgres.as_deref())
+    }
+
     /// Returns the command line of a server process of this run.
     pub(crate) fn for_server(&self, run: &str) -> Vec<String> {
         let mut args = vec![
@@ -67,6 +151,8 @@ impl Options {
             format!("--stock={}", self.stock),
         ];
         args.extend(self.redis.iter().map(|url| format!("--redis={url}")));
+        let postgres = self.postgres.iter();
+        args.extend(postgres.map(|url| format!("--postgres={url}")));
         args.extend(self.no_lock.then(|| "--no-lock".to_owned()));
         args
     }

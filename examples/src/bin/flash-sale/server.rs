@@ -25,7 +25,7 @@ use crate::{
     ITEM, files,
     options::Options,
     shop::{Shop, routes},
-    stock::{RedisStock, Stock},
+    stock::{Stock, lock_namespace},
 };
 
 /// The number of connections that may wait to be accepted.
@@ -33,7 +33,7 @@ const BACKLOG: u32 = 4096;
 /// The time that requests in flight have to finish after a stop.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// The time without an answer of Redis after which customers are turned away.
+/// The time without an answer of the store after which customers are turned away.
 const AWAY: Duration = Duration::from_secs(2);
 
 /// The result of one server.
@@ -50,7 +50,7 @@ pub(crate) struct Account {
 /// Sells on behalf of the parent process until the parent closes the input.
 pub(crate) async fn serve_parent(options: &Options, run: &str) -> anyhow::Result<ExitCode> {
     let server = Server::open(options, run).await?;
-    if options.redis.is_none() {
+    if let Stock::Memory(_) = server.shop.stock {
         // A shared stock is already filled.
         server.shop.stock.write(ITEM, options.stock).await?;
     }
@@ -72,12 +72,9 @@ pub(crate) async fn serve_public(
     let address = listener.local_addr()?;
     let files = files::raise();
     let server = Server::open(options, &run).await?;
-    server.shop.stock.write(ITEM, options.stock).await?;
-    let store = if options.redis.is_some() {
-        "in Redis"
-    } else {
-        "in memory"
-    };
+    let stock = server.shop.stock.clone();
+    stock.fill(ITEM, options.stock).await?;
+    let store = options.place()?;
     let how = if options.no_lock {
         "without a lock: expect overselling"
     } else {
@@ -92,12 +89,13 @@ pub(crate) async fn serve_public(
          200 is sold, 410 is sold out, anything else is an error. Ctrl-C ends the sale.",
         options.stock, options.requests, options.concurrency,
     );
-    let Stock::Redis(redis) = server.shop.stock.clone() else {
+    if let Stock::Memory(_) = stock {
         return Ok(conclude(options, server.sell(listener, stop).await?));
-    };
+    }
     let sold = server.sell(listener, stop).await;
-    let leftover_keys = redis.leftover_locks().await?;
-    redis.clear(ITEM).await?;
+    let leftover_keys = stock.leftover_locks().await;
+    stock.clear(ITEM).await?;
+    let leftover_keys = leftover_keys?;
     Ok(conclude(
         options,
         Account {
@@ -125,7 +123,7 @@ fn conclude(options: &Options, account: Account) -> ExitCode {
 pub(crate) fn lock_client(options: &Options, run: &str) -> LockClientBuilder {
     let customers = usize::try_from(options.concurrency).unwrap_or(usize::MAX);
     LockClient::builder()
-        .namespace(RedisStock::lock_namespace(run))
+        .namespace(lock_namespace(run))
         .unavailable_after(AWAY)
         .max_waiters(customers.max(10_000))
 }
@@ -156,15 +154,12 @@ impl Server {
         #[cfg(feature = "observed")]
         let metrics = observed::observe()?;
         let builder = lock_client(options, run);
-        let (locks, stock) = match &options.redis {
-            Some(url) => (
-                builder.connect(url).await?,
-                Stock::Redis(RedisStock::connect(url, run).await?),
-            ),
-            None => (builder.build_in_memory()?, Stock::in_memory()),
+        let locks = match options.url() {
+            Some(url) => builder.connect(url).await?,
+            None => builder.build_in_memory()?,
         };
         let shop = Shop {
-            stock,
+            stock: Stock::connect(options, run).await?,
             locks: (!options.no_lock).then(|| locks.clone()),
             sold: Arc::new(AtomicU64::new(0)),
         };

@@ -41,8 +41,12 @@ pub(crate) enum Refusal {
     UnknownItem,
     #[error("{}: {_0:#}", _0.code())]
     Lock(#[from] LockError),
-    #[error("stock: {_0}")]
-    Stock(#[from] redis::RedisError),
+    #[error("stock: {_0:#}")]
+    Stock(#[from] anyhow::Error),
+    /// The lock was lost before the transaction of the sale.
+    #[cfg(feature = "postgres")]
+    #[error("guard: {_0:#}")]
+    Guard(#[source] anyhow::Error),
 }
 
 /// `POST /buy/{item}` sells one piece, `GET /stock/{item}` returns the number of pieces left.
@@ -66,9 +70,14 @@ async fn buy(State(shop): State<Shop>, Path(item): Path<String>) -> Result<Sale,
 
 /// All customers want the same item, so all of them wait in one queue. The wait is that of a
 /// patient customer.
-#[distributed_lock(key = "stock:{item}", wait = "60s", client = locks)]
+#[distributed_lock(key = "stock:{item}", wait = "60s", client = locks, guard = lock)]
 async fn sell(locks: &LockClient, stock: &Stock, item: &str) -> Result<Sale, Refusal> {
-    sell_without_lock(stock, item).await
+    match (stock, lock) {
+        // PostgreSQL refuses a sale whose lock was lost.
+        #[cfg(feature = "postgres")]
+        (Stock::Postgres(stock), lock) => stock.sell(item, lock).await,
+        _ => sell_without_lock(stock, item).await,
+    }
 }
 
 /// A read, a pause, a write. Two concurrent calls read the same number and sell the same piece.
@@ -102,6 +111,8 @@ impl IntoResponse for Refusal {
         let status = match self {
             Self::UnknownItem => StatusCode::NOT_FOUND,
             Self::Lock(_) | Self::Stock(_) => StatusCode::SERVICE_UNAVAILABLE,
+            #[cfg(feature = "postgres")]
+            Self::Guard(_) => StatusCode::CONFLICT,
         };
         (status, format!("{self}\n")).into_response()
     }

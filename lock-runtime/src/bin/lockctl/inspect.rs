@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use lock_runtime::{Inspection, LockClient, LockError, store::visible};
+use lock_runtime::{Inspection, LockClient, LockError, text::visible};
 
 use crate::{
     Failure,

@@ -62,7 +62,7 @@ impl Failure {
         let Self { code, message, .. } = self;
         let line = match as_json {
             true => serde_json::json!({ "code": code, "error": message }).to_string(),
-            false => format!("lockctl: {}", lock_runtime::store::visible(message)),
+            false => format!("lockctl: {}", lock_runtime::text::visible(message)),
         };
         let _ = writeln!(io::stderr(), "{line}");
     }

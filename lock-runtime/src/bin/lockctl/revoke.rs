@@ -2,7 +2,9 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
-use lock_runtime::{HolderId, LockClient, LockError, RevokeReply, RevokeScope, store::visible};
+use lock_runtime::{
+    HolderId, LockClient, LockError, LockErrorKind, RevokeReply, RevokeScope, text::visible,
+};
 
 use crate::{
     Failure,
@@ -30,15 +32,19 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
         say(store.json, key, holder, reply)
     };
     match holder {
-        Some(id) => said(holder, of_holder(&locks, key, permits, id).await?)?,
-        None if all => said(None, of_all(&locks, &revocation).await?)?,
+        Some(id) => said(
+            holder,
+            of_holder(&locks, key, permits, id).await.map_err(unknown)?,
+        )?,
+        None if all => said(None, of_all(&locks, &revocation).await.map_err(unknown)?)?,
         None => {
             let state = inspect::read(&locks, key, permits).await?;
             inspect::write(key, &state, &mut io::stderr())?;
             if !state.holders.is_empty() && confirmed()? {
                 for holder in &state.holders {
                     // Each at once: an error at the next one must not hide it.
-                    let reply = of_holder(&locks, key, permits, holder.id).await?;
+                    let reply = of_holder(&locks, key, permits, holder.id).await;
+                    let reply = reply.map_err(unknown)?;
                     said(Some(holder.id), reply)?;
                 }
             }
@@ -46,6 +52,19 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
     }
     locks.shutdown().await;
     Ok(if is_revoked { 0 } else { status::NO })
+}
+
+/// The error of a revocation. A call without a reply may have been executed.
+fn unknown(error: LockError) -> Failure {
+    let is_unknown = error.kind() == LockErrorKind::Unavailable;
+    let mut failure = Failure::from(error);
+    if is_unknown {
+        failure.message = format!(
+            "it is not known whether it was revoked: {}",
+            failure.message
+        );
+    }
+    failure
 }
 
 fn say(as_json: bool, key: &str, holder: Option<HolderId>, reply: RevokeReply) -> io::Result<()> {

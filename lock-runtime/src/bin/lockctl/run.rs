@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::store::visible;
+use lock_runtime::text::visible;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -124,18 +124,18 @@ fn start(command: &[OsString], key: &str, fence: u64) -> io::Result<Group> {
 
 fn not_started(command: &[OsString], error: &io::Error) -> Failure {
     let program = command.first().map(|program| program.to_string_lossy());
-    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    // ENOEXEC, which has no kind, is that of a file in another format.
+    let is_no_program = error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error());
+    let (status, code) = match error.kind() {
+        io::ErrorKind::NotFound => (status::NOT_FOUND, "not_found"),
+        io::ErrorKind::PermissionDenied => (status::NOT_EXECUTABLE, "not_executable"),
+        _ if is_no_program => (status::NOT_EXECUTABLE, "not_executable"),
+        // Such as too many processes.
+        _ => (status::ERROR, "not_started"),
+    };
     Failure {
-        status: match is_missing {
-            true => status::NOT_FOUND,
-            false => status::NOT_EXECUTABLE,
-        },
-        code: if is_missing {
-            "not_found"
-        } else {
-            "not_executable"
-        }
-        .into(),
+        status,
+        code: code.into(),
         message: format!("cannot start {}: {error}", program.unwrap_or_default()),
     }
 }

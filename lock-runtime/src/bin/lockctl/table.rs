@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{Holder, store::visible};
+use lock_runtime::{
+    Holder,
+    text::{brief, visible},
+};
 
 /// Rows of columns that are as wide as their widest text.
 pub(crate) struct Table {
@@ -49,15 +52,9 @@ impl Table {
     }
 }
 
-/// A duration in one word, to a tenth of a second below ten.
+/// A duration in one word.
 pub(crate) fn time(duration: Duration) -> String {
-    match duration.as_secs() {
-        0..10 => format!("{:.1}s", duration.as_secs_f64()),
-        seconds => {
-            let whole = humantime::format_duration(Duration::from_secs(seconds));
-            whole.to_string().replace(' ', "")
-        }
-    }
+    brief(duration).replace(' ', "")
 }
 
 pub(crate) fn known(duration: Option<Duration>) -> String {

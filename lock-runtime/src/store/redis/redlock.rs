@@ -10,13 +10,16 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    CONNECT, RedisStore, cannot_keep_locks, check_namespace, connection::Connection,
-    pushes::Pushes, servers::Servers, settings::RedisOptions, url::REDLOCK,
+    CONNECT, RedisStore, cannot_keep_locks, connection::Connection, pushes::Pushes,
+    servers::Servers, settings::RedisOptions, url::REDLOCK,
 };
 use crate::{
     error::{LockError, LockErrorKind},
     runtime,
-    store::{QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority},
+    store::{
+        QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority,
+        namespace::check_namespace,
+    },
     sync::lock,
 };
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use lock_runtime::{LockClient, LockError, RedisOptions};
 use lock_tests::{
     processes::Parent,
-    storm::{Log, Plan, Record},
+    storm::{Log, Plan, Record, nanos},
 };
 use tokio::time::sleep;
 
@@ -53,6 +53,7 @@ impl Storm {
             lease,
             permits,
             seed: self.seed,
+            ..Plan::new(nanos)
         }
         .start(std::slice::from_ref(&locks), &log);
         parent.line().await;

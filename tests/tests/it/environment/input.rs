@@ -300,7 +300,7 @@ async fn connect_refuses_a_wrong_url_without_printing_its_password() {
         "redis:user:hunter2@127.0.0.1",
         "redis:/user:hunter2@127.0.0.1:6379",
         "http://user:hunter2@127.0.0.1:6379",
-        "postgres://user:hunter2@127.0.0.1/db",
+        "mysql://user:hunter2@127.0.0.1/db",
         "mem:",
         "memory:hunter2",
         "memory://hunter2",

@@ -3,6 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use lock_runtime::{LockErrorKind, Loss};
+use lock_tests::Proxy;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -40,6 +41,13 @@ impl Terminal {
             script,
             shown: String::new(),
         }
+    }
+
+    /// An interactive shell, which has shown its prompt.
+    async fn shell(store: &Store) -> Self {
+        let mut shell = Self::open(store, "exec bash --norc --noprofile -i");
+        shell.shows("$ ").await;
+        shell
     }
 
     async fn press(&mut self, keys: &str) {
@@ -92,8 +100,7 @@ async fn ctrl_c_reaches_the_command_and_the_lock_is_released() {
 #[tokio::test]
 async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
     let store = Store::start().await;
-    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
-    terminal.shows("$ ").await;
+    let mut terminal = Terminal::shell(&store).await;
     let command = "$LOCKCTL run --key=a --lease=2s -- sh -c 'echo num''ber=$$; read line; echo got $line; exit 5'\r";
     terminal.press(command).await;
     let number = terminal.number().await;
@@ -120,8 +127,7 @@ async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
 #[tokio::test]
 async fn in_the_background_a_command_that_reads_the_terminal_stops() {
     let store = Store::start().await;
-    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
-    terminal.shows("$ ").await;
+    let mut terminal = Terminal::shell(&store).await;
     let script = "echo num''ber=$$; while read line; do echo got $line; done; exit 5";
     let command = format!("$LOCKCTL run --key=a -- sh -c '{script}'\r");
     terminal.press(&command).await;
@@ -149,8 +155,7 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
 #[tokio::test]
 async fn ctrl_z_stops_a_command_without_the_terminal() {
     let store = Store::start().await;
-    let mut terminal = Terminal::open(&store, "exec bash --norc --noprofile -i");
-    terminal.shows("$ ").await;
+    let mut terminal = Terminal::shell(&store).await;
     let script = "echo num''ber=$$ >&2; sleep 2; exit 5";
     let command = format!("$LOCKCTL run --key=a --lease=2s -- sh -c '{script}' >/dev/null\r");
     terminal.press(&command).await;
@@ -198,6 +203,22 @@ async fn a_revocation_asks_at_the_terminal() {
     }
     let lost = guard.lost().await;
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
+}
+
+#[tokio::test]
+async fn a_revocation_without_a_reply_may_have_happened() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let _guard = locks.exclusive("a").acquire().await.unwrap();
+    let proxy = Proxy::to(&store.server).await;
+    let command = format!("exec $LOCKCTL --url {} revoke a", proxy.url());
+    let mut terminal = Terminal::open(&store, &command);
+    terminal.shows("[y/N]").await;
+    proxy.drop_all_replies();
+    terminal.press("y\r").await;
+    terminal.shows("not known whether it was revoked").await;
+    let status = timeout(LONG, terminal.script.wait()).await.unwrap();
+    assert_eq!(status.unwrap().code(), Some(69));
 }
 
 /// A holder that was not shown is not revoked.

@@ -140,6 +140,10 @@ async fn a_lock_that_is_passed_on_is_contended(place: Place) {
         let guard = request.clone().acquire().await.unwrap();
         let head = begun(contended(request.clone())).await;
         let behind = begun(contended(request.clone())).await;
+        eventually("it stands in line", async || {
+            !locks.inspect("a").await.unwrap().waiters.is_empty()
+        })
+        .await;
         guard.release().await.unwrap();
         let (head, behind) = tokio::join!(head, behind);
         assert!(head && behind, "{request:?}");

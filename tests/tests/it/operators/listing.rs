@@ -10,7 +10,7 @@ use lock_runtime::{
 use lock_tests::{Proxy, RedisCluster, RedisServer, shared_server, unique};
 use tokio::time::{sleep, timeout};
 
-use crate::place::{LONG, Place, begun, cluster_url, in_time, on_every_store};
+use crate::place::{LONG, Place, begun, cluster_url, eventually, in_time, on_every_store};
 
 on_every_store! {
     a_list_has_the_locks_of_a_prefix_with_their_holders_and_waiters,
@@ -58,6 +58,10 @@ async fn a_list_has_the_locks_of_a_prefix_with_their_holders_and_waiters(place: 
     ];
     let other = locks.exclusive("item:1").acquire().await.unwrap();
     let waiting = begun(locks.exclusive("order:1").wait(LONG).acquire()).await;
+    eventually("it waits", async || {
+        !locks.inspect("order:1").await.unwrap().waiters.is_empty()
+    })
+    .await;
 
     let found = all(locks.list("order:")).await;
     assert_eq!(names(&found), ["order:1", "order:2"]);

@@ -11,8 +11,8 @@ use lock_runtime::{
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server};
 
 use super::{
-    Hold, MODES, beside, both, fresh_hold, granted, inspect, lock_name, member, micros,
-    monitor::Monitor, redis_on,
+    Hold, MODES, beside, fresh_hold, granted, inspect, lock_name, member, micros, monitor::Monitor,
+    redis_on,
 };
 
 const HOUR: Duration = super::HOUR;
@@ -24,24 +24,6 @@ async fn renew(store: &dyn Store, hold: &Hold, lease: Duration) -> RenewReply {
         .await
         .all()
         .unwrap()[0]
-}
-
-// Rule 11.
-#[tokio::test]
-async fn a_shorter_renewal_does_not_shorten_a_lease() {
-    for store in both().await {
-        for mode in MODES {
-            let hold = fresh_hold(mode);
-            granted(&*store, &hold, HOUR).await;
-            for lease in [MINUTE, Duration::ZERO] {
-                let RenewReply::Renewed { ttl } = renew(&*store, &hold, lease).await else {
-                    panic!("gone")
-                };
-                assert!(ttl > HOUR / 2, "{mode:?}: {ttl:?}");
-            }
-            assert!(inspect(&*store, &hold).await.holders[0].ttl > Some(HOUR / 2));
-        }
-    }
 }
 
 // Rule 11: a reader with a short lease once ended the whole set, and a writer came in.

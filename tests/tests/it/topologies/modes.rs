@@ -10,7 +10,7 @@
 //!   that exclude each other do not overlap, except for a lease after the only store has lost its
 //!   data.
 //! - No lock is free for longer than the faults explain while a request of a live process waits for
-//!   it (see [`chronicle`]).
+//!   it (see [`Chronicle`]).
 //! - No request is answered much later than its wait ends.
 //! - Nothing is left in the stores but fences and the marker of their data.
 //!
@@ -18,24 +18,22 @@
 //! ten minutes. `LOCK_TESTS_SEED=n` repeats the faults and choices of the storm that printed that
 //! seed, but not their times.
 
-mod chronicle;
 mod faults;
 mod noticed;
 mod processes;
 
-use std::{env, fmt, sync::Arc, time::Duration};
+use std::{env, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
 use lock_tests::{
     Proxy, RedisServer, SentinelSet, shared_cluster, shared_sentinels,
-    storm::{KEYS, Plan},
+    storm::{Chronicle, HANDOVER, KEYS, Plan, RECOVERY, Report, nanos},
     unique,
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use self::{
-    chronicle::{Chronicle, Gap, RECOVERY, TokenViolations},
     faults::{Faults, Struck},
     processes::{Place, Processes, Records},
 };
@@ -206,6 +204,7 @@ impl Site {
             lease: LEASE,
             permits: self.servers.len() <= 1,
             seed,
+            ..Plan::new(nanos)
         };
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
@@ -261,140 +260,6 @@ fn left_over(keys: &[String]) -> Vec<&String> {
     keys.iter().filter(|key| !stays(key)).collect()
 }
 
-/// The results of a storm. Its text contains all of them.
-#[derive(Debug)]
-struct Report {
-    store: String,
-    seed: u64,
-    length: Duration,
-    grants: usize,
-    codes: Vec<(String, usize)>,
-    gaps: Vec<Gap>,
-    tokens: TokenViolations,
-    overlaps: Vec<String>,
-    late: Vec<String>,
-}
-
-impl Report {
-    fn new(store: String, chronicle: &Chronicle, length: Duration, seed: u64) -> Self {
-        Self {
-            store,
-            seed,
-            length,
-            grants: chronicle.grants(),
-            codes: chronicle
-                .codes()
-                .into_iter()
-                .map(|(code, count)| (code.to_owned(), count))
-                .collect(),
-            gaps: chronicle.gaps(),
-            tokens: chronicle.token_violations(),
-            overlaps: chronicle.overlaps(),
-            late: chronicle.late_answers(),
-        }
-    }
-
-    /// Asserts that fencing tokens order the holders, whatever failed.
-    fn assert_fenced(&self) {
-        self.assert_ordered();
-        assert!(
-            self.tokens.shared_by_readers.is_empty(),
-            "readers share a token\n{self}"
-        );
-    }
-
-    /// Asserts the same, except that readers may share a token.
-    fn assert_ordered(&self) {
-        assert!(self.grants > 0, "nothing was granted\n{self}");
-        assert!(self.tokens.others.is_empty(), "tokens went wrong\n{self}");
-    }
-
-    /// Asserts that no holder relied on a lock that another one held.
-    fn assert_exclusive(&self) {
-        assert!(self.overlaps.is_empty(), "claims overlap\n{self}");
-    }
-
-    /// Asserts that no lock was free for longer than allowed while a request waited for it.
-    fn assert_served(&self) {
-        let idle: Vec<_> = self
-            .gaps
-            .iter()
-            .filter(|gap| gap.length > gap.allowed)
-            .collect();
-        let requests: Vec<_> = idle.iter().flat_map(|gap| &gap.requests).collect();
-        assert!(
-            idle.is_empty(),
-            "a lock was free and waited for: {idle:#?}\n{requests:#?}\n{self}"
-        );
-    }
-
-    /// Asserts that no request was answered late.
-    fn assert_answered(&self) {
-        assert!(self.late.is_empty(), "requests were answered late\n{self}");
-    }
-
-    fn assert_all(&self) {
-        self.assert_fenced();
-        self.assert_exclusive();
-        self.assert_served();
-        self.assert_answered();
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            store,
-            length,
-            seed,
-            grants,
-            ..
-        } = self;
-        write!(
-            f,
-            "storm of {length:.1?} on {store} with {SEED}={seed}: {grants} grants"
-        )?;
-        self.codes
-            .iter()
-            .try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
-        for gap in &self.gaps {
-            let Gap {
-                key,
-                permits,
-                length,
-                allowed,
-                explained_by,
-                ..
-            } = gap;
-            let lock = if *permits { "permits" } else { "lock" };
-            write!(
-                f,
-                "\n  {lock} {key} was free and waited for {length:.1?} of {allowed:.1?} allowed"
-            )?;
-            if let Some(last) = explained_by.last() {
-                write!(f, ", after {} faults, the last: {last}", explained_by.len())?;
-            }
-        }
-        let TokenViolations {
-            shared_by_readers,
-            others,
-        } = &self.tokens;
-        for (what, found) in [
-            ("shared tokens", shared_by_readers),
-            ("tokens", others),
-            ("overlaps", &self.overlaps),
-            ("late", &self.late),
-        ] {
-            write!(f, "\n  {what}: {}", found.len())?;
-            found
-                .iter()
-                .take(5)
-                .try_for_each(|line| write!(f, "\n    {line}"))?;
-        }
-        Ok(())
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_memory() {
     let store = Arc::new(MemoryStore::new());
@@ -416,18 +281,13 @@ async fn in_memory() {
 
 /// Runs a storm with clients of this process only, and without faults.
 async fn storm_of(clients: &[LockClient], length: Duration) -> Report {
-    let (seed, records, begin) = (seed(), Records::default(), Instant::now());
     let plan = Plan {
         tasks: 3 * TASKS,
         lease: LEASE,
-        permits: true,
-        seed,
+        seed: seed(),
+        ..Plan::new(nanos)
     };
-    let working = plan.start(clients, &records.log());
-    sleep(length).await;
-    timeout(LONG, working.finish()).await.expect("a task hangs");
-    let chronicle = Chronicle::new(records.take(), Default::default(), Vec::new(), LEASE);
-    let report = Report::new("memory".to_owned(), &chronicle, begin.elapsed(), seed);
+    let report = plan.run(clients, length, HANDOVER).await;
     println!("{report}");
     report
 }

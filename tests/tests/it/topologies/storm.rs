@@ -19,7 +19,7 @@
 //! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test it topologies` makes it twenty times as
 //! long, with twenty times the faults.
 
-pub(super) mod history;
+mod fault;
 mod noticed;
 mod report;
 mod worker;
@@ -41,7 +41,7 @@ use tokio::{
 
 pub(crate) use self::report::Report;
 use self::{
-    history::{Fault, Out},
+    fault::{Fault, Out},
     worker::{Key, Worker},
 };
 use crate::{exclusion::times_as_long, place::LONG};

@@ -196,14 +196,13 @@ impl Round {
             return Next::Wait(None);
         }
         // Others have taken the number or a larger one. The new number is larger than all that the
-        // voting servers know.
+        // voting servers know, so it needs the replies of a majority.
+        let votes = self.votes().count();
         match self.votes().map(|vote| vote.end).max() {
-            Some(end)
-                if self.hold.mode != Mode::Exclusive
-                    && self.votes().count() >= self.majority(cx) =>
-            {
+            Some(end) if self.hold.mode != Mode::Exclusive && votes >= self.majority(cx) => {
                 self.agree(beyond(end), cx)
             }
+            _ if votes + awaited >= self.majority(cx) => Next::Wait(None),
             _ => self.give_up(Outcome::Unreachable),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
-    store::{AcquireReply, Grant, Hold, KeyRequest, RenewReply, StoreError, Token},
+    store::{AcquireReply, Grant, Hold, KeyRequest, RaiseReply, RenewReply, StoreError, Token},
 };
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -56,6 +56,23 @@ impl Case {
             let cx = Cx::new(now, 1, &mut fraction);
             round.replied(server, name, round.exchange, says(server), now, &cx);
         }
+    }
+
+    /// Passes the reply of each server to a raised number to the round. Returns the numbers.
+    fn raised(&mut self, calls: Calls, says: impl Fn(usize) -> RaiseReply) -> Vec<(usize, u64)> {
+        let numbers = calls.into_iter().map(|(server, ask)| {
+            let Ask::Raise(number) = ask else {
+                panic!("{ask:?}")
+            };
+            let (round, now) = (&mut self.round, self.now);
+            let mut fraction = || 0.5;
+            let cx = Cx::new(now, 1, &mut fraction);
+            let token = round.states[server].token;
+            let answer = Answer::Raise(number, says(server));
+            round.replied(server, token, round.exchange, answer, now, &cx);
+            (server, u64::from(number))
+        });
+        numbers.collect()
     }
 
     fn next(&mut self) -> Next {
@@ -207,4 +224,44 @@ fn a_later_naming_is_no_late_message_at_a_server_with_smaller_numbers() {
     case.round.releases(&alias.unwrap());
     case.round.released(4, name, true);
     assert_eq!(pushed(&mut case, 5, true), Pushed::Unwanted);
+}
+
+/// A writer becomes a reader, and readers in the queue take the numbers that its servers are asked
+/// to raise. One server replies later than the other.
+#[test]
+fn a_number_that_readers_have_taken_is_replaced_after_the_replies_of_a_majority() {
+    let (mut case, others) = Case::at_the_head();
+    case.hears(others, |_| granted());
+    let next = case.next();
+    assert!(matches!(next, Next::Done(Outcome::Granted(..))), "{next:?}");
+    case.round.converts();
+    let grants = [8, 9, 9].map(|number| Grant::new(FencingToken::new(number).unwrap(), LEASE));
+    let grants: Vec<_> = (0..).zip(grants).collect();
+    case.round.converted(&grants, case.now, case.now);
+    let not_raised = |latest| RaiseReply::NotRaised {
+        latest: FencingToken::new(latest).unwrap(),
+    };
+
+    let calls = case.asks();
+    assert_eq!(case.raised(calls, |_| not_raised(9)), [(0, 9)]);
+    let calls = case.asks();
+    let (first, rest): (Calls, Calls) = calls.into_iter().partition(|(server, _)| *server == 0);
+    assert_eq!(case.raised(first, |_| not_raised(10)), [(0, 10)]);
+    let next = case.next();
+    assert!(matches!(next, Next::Wait(None)), "{next:?}");
+    let replies = |server| match server {
+        1 => not_raised(11),
+        _ => RaiseReply::Raised,
+    };
+    assert_eq!(case.raised(rest, replies), [(1, 10), (2, 10)]);
+    let calls = case.asks();
+    assert_eq!(
+        case.raised(calls, |_| RaiseReply::Raised),
+        [(0, 12), (1, 12), (2, 12)]
+    );
+    let next = case.next();
+    assert!(
+        matches!(next, Next::Done(Outcome::Granted(fence, ..)) if u64::from(fence) == 12),
+        "{next:?}"
+    );
 }

@@ -74,6 +74,12 @@ async fn evaluate(page: &Client, script: &str) -> serde_json::Value {
     page.execute(script, Vec::new()).await.unwrap()
 }
 
+/// Opens the button of the first holder, and presses it.
+async fn revoke(page: &Client) {
+    click(page, Locator::Css("summary")).await;
+    click(page, Locator::Css("details button")).await;
+}
+
 fn named(name: &str) -> LockClient {
     let builder = LockClient::builder().identity(name);
     builder.build_in_memory().unwrap()
@@ -151,8 +157,7 @@ async fn hostile_names_are_harmless() {
                 "return document.querySelectorAll('img, svg, script:not([src]), iframe').length";
             assert_eq!(evaluate(page, elements).await, json!(0));
             // The form sends exactly this key.
-            click(page, Locator::Css("summary")).await;
-            click(page, Locator::Css("details button")).await;
+            revoke(page).await;
             becomes(page, "it is revoked", |shown| shown.contains("Revoked.")).await;
         }
     })
@@ -176,18 +181,14 @@ async fn a_revocation_of_an_older_page_is_refused() {
         becomes(page, "it says so", |shown| shown.contains("Not live")).await;
         guard.release().await.unwrap();
         let guard = locks.exclusive("order:42").acquire().await.unwrap();
-        let press = async || {
-            click(page, Locator::Css("summary")).await;
-            click(page, Locator::Css("details button")).await;
-        };
-        press().await;
+        revoke(page).await;
         becomes(page, "refused", |shown| {
             shown.contains("no longer had the lock")
         })
         .await;
         guard.verify().await.unwrap();
         // The page shows the present holder now.
-        press().await;
+        revoke(page).await;
         becomes(page, "revoked", |shown| shown.contains("Revoked.")).await;
         assert_eq!(
             guard.lost().await.kind(),
@@ -320,8 +321,7 @@ async fn a_lock_is_revoked_without_javascript() {
     Browser::without_javascript(async |page| {
         page.goto(&url).await.unwrap();
         click(page, Locator::LinkText("order:42")).await;
-        click(page, Locator::Css("summary")).await;
-        click(page, Locator::Css("details button")).await;
+        revoke(page).await;
         let until = Instant::now() + LONG;
         loop {
             let shown = page.source().await.unwrap();

@@ -7,11 +7,11 @@ use lock_runtime::{
         RenewReply, Renewal, Store as _,
     },
 };
-use lock_tests::{shared_server, unique};
+use lock_tests::shared_server;
 
 use super::{
     Client, HOUR, LONG, MODES, SECOND, TWO_PERMITS, acquire, beside, conflicting, fresh_hold,
-    granted, in_a_minute, inspect, key, only_the_counter_is_left, silent,
+    granted, in_a_minute, inspect, only_the_counter_is_left, silent,
 };
 
 #[tokio::test]
@@ -225,38 +225,6 @@ async fn poll_after_a_lease_expiry_advances_the_queue() {
     let [first, second] = expired().await;
     assert!(client.is_queued(&second).await);
     client.pushed(&first).await;
-}
-
-#[tokio::test]
-async fn acquire_all_takes_no_lock_from_its_waiters() {
-    let client = Client::of(shared_server().await).await;
-    let mut names = [unique("a"), unique("b")];
-    names.sort();
-    let [free, wanted] = names.map(|name| beside(&key(&name), Mode::Exclusive));
-    let holder = beside(&wanted.key, Mode::Shared);
-    granted(&*client.store, &holder, HOUR).await;
-    let waiter = client.waiter(&wanted.key, Mode::Exclusive).await;
-    let reader = beside(&wanted.key, Mode::Shared);
-    let requests =
-        [&free, &reader].map(|hold| KeyRequest::new(hold.clone(), HOUR, in_a_minute()).queued());
-    let reply = client.store.acquire_all(&requests).await.unwrap();
-    let busy = matches!(
-        reply,
-        AcquireAllReply::Refused {
-            index: 1,
-            reply: AcquireReply::Busy { .. }
-        }
-    );
-    assert!(busy, "{reply:?}");
-    assert!(inspect(&*client.store, &free).await.holders.is_empty());
-    assert_eq!(client.waiting(&holder).await.len(), 1);
-    client.release(&holder).await;
-    client.pushed(&waiter).await;
-    client.release(&waiter).await;
-    assert!(matches!(
-        client.store.acquire_all(&requests).await.unwrap(),
-        AcquireAllReply::Granted(_)
-    ));
 }
 
 #[tokio::test]

@@ -5,15 +5,12 @@ use std::{sync::Mutex, time::Duration};
 use lock_tests::{
     Proxy, RedisServer,
     proxy::{Direction, DropReply},
-    storm::nanos,
+    storm::{Fault, Nanos, nanos},
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 
-use super::{
-    chronicle::{Fault, Nanos},
-    processes::Processes,
-};
+use super::processes::Processes;
 
 /// The longest pause between two faults of one kind.
 const PAUSE: Duration = Duration::from_millis(150);

@@ -6,13 +6,11 @@ use lock_runtime::{
     FencingToken, LockClient, LockKey, LockKind,
     store::{MemoryStore, QuorumMember as _},
 };
-use lock_tests::storm::{Ask, Event, Kind, Record};
-
-use super::{
-    LEASE,
-    chronicle::{Chronicle, Fault, Gap, HANDOVER, RECOVERY, TokenViolations, in_nanos},
-    left_over, storm_of,
+use lock_tests::storm::{
+    Ask, Chronicle, Event, Fault, Gap, HANDOVER, Kind, RECOVERY, Record, TokenViolations, in_nanos,
 };
+
+use super::{LEASE, left_over, storm_of};
 
 const MILLI: u64 = 1_000_000;
 

@@ -12,15 +12,13 @@ use std::{
 
 use lock_tests::{
     RedisServer, Worker,
-    storm::{Event, Log, Record, nanos},
+    storm::{Event, Log, Nanos, Record, in_nanos, nanos},
 };
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
     time::{Duration, sleep},
 };
-
-use super::chronicle::{Nanos, in_nanos};
 
 /// The pause between two checks of the server.
 const LOOK: Duration = Duration::from_millis(10);

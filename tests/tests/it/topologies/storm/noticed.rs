@@ -11,11 +11,12 @@ use lock_runtime::{
     FencingToken, LockClient, LockKey, LockKind,
     store::{MemoryStore, QuorumMember as _},
 };
+use lock_tests::storm::{Grant, History, Violation};
 use tokio::time::sleep;
 
 use super::{
     Storm,
-    history::{Fault, Grant, History, Out, Violation},
+    fault::{Fault, Out},
     report::Report,
     worker::Key,
 };

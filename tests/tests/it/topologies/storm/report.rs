@@ -9,12 +9,9 @@ use std::{
 };
 
 use lock_runtime::LockErrorKind;
-use lock_tests::fenced;
+use lock_tests::{fenced, storm::Violation};
 
-use super::{
-    history::{Fault, Violation},
-    worker::Key,
-};
+use super::{fault::Fault, worker::Key};
 
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -77,7 +74,7 @@ impl Report {
         let outages = outages.collect();
         let of_key = |key: &Key| OfKey {
             name: key.name().to_owned(),
-            grants: key.history().len(),
+            grants: key.history().count(),
             violations: key.history().violations(),
             resource: key.resource(),
         };

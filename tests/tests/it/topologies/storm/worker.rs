@@ -10,10 +10,11 @@ use std::{
 };
 
 use lock_runtime::{LockClient, LockError, LockErrorKind, LockGuard};
-use lock_tests::{FencedResource, fenced};
+use lock_tests::{
+    FencedResource, fenced,
+    storm::{Grant, History},
+};
 use tokio::time::sleep;
-
-use super::history::{Grant, History};
 
 /// The upper limit of most stays inside the resource.
 const SHORT_STAY: Duration = Duration::from_millis(2);

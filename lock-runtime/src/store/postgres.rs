@@ -1,0 +1,389 @@
+//! Locks in PostgreSQL: [`PostgresRecords`] keeps them in a table of the schema `lock_runtime`.
+
+mod error;
+mod listener;
+mod pool;
+mod settings;
+mod upkeep;
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use futures_util::future::BoxFuture;
+use tokio_postgres::{
+    Row,
+    types::{ToSql, Type},
+};
+
+use self::{error::failed, listener::Listening, pool::Pool, settings::Target};
+use super::{
+    ClientId, KeyPart, Limits, Replied, StoreError,
+    records::{
+        Change, Decide, Inbox, ReadReply, Record, RecordName, RecordStore, Records, Swap,
+        SwapReply, Swapped, Timestamp, Version,
+    },
+};
+use crate::{error::LockError, health::Health, runtime};
+
+pub use self::settings::PostgresOptions;
+
+/// The statements that create the schema of the locks, and the function `guard`.
+///
+/// A client executes them when it connects, if its user may create a schema. Execute them in a
+/// migration otherwise. They are one statement, which can be repeated.
+pub const MIGRATION: &str = include_str!("postgres/schema.sql");
+
+/// The format of the records.
+const FORMAT: i32 = 1;
+/// The records in one page of a list.
+const PAGE: i64 = 500;
+
+/// The time limit of connecting.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Records of locks in a PostgreSQL database.
+///
+/// Tested with PostgreSQL 15. Few connections serve all calls. Another one listens for messages
+/// while a request waits for its lock.
+pub struct PostgresRecords {
+    pool: Arc<Pool>,
+    listening: Listening,
+    namespace: String,
+}
+
+impl fmt::Debug for PostgresRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresRecords")
+            .field("address", &self.pool.address())
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PostgresRecords {
+    /// Connects to the database at `url`, and creates the schema if it is missing.
+    ///
+    /// The URL is `postgres://[user[:password]@]host[:port][,host..]/database[?parameter=..]`, with
+    /// the parameters of `libpq` that `tokio-postgres` supports, such as
+    /// `target_session_attrs=read-write` for several hosts.
+    ///
+    /// # Errors
+    /// - `InvalidUrl`: the URL is wrong, needs TLS that is not compiled in, or names a database
+    ///   that does not exist.
+    /// - `InvalidSpec`: the namespace is invalid.
+    /// - `NoRuntime`: the call is made outside of a Tokio runtime.
+    /// - `Unavailable`: the server does not answer, or has no connection left.
+    /// - `Unauthenticated`: the server refused the user or the password.
+    /// - `Forbidden`: the user may not use the schema, or not create it.
+    /// - `ReadOnly`: the server is a standby.
+    /// - `IncompatibleFormat`: the schema is that of another version of this library.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes the connections.
+    pub async fn connect(
+        url: &str,
+        namespace: &str,
+        options: PostgresOptions,
+    ) -> Result<Self, LockError> {
+        let records = Self::connect_lazy(url, namespace, options)?;
+        let ready = tokio::time::timeout(CONNECT, records.pool.ready()).await;
+        let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
+        ready.map_err(|error| {
+            let message = format!("cannot keep locks at {}", records.pool.address());
+            LockError::new(error.kind().into(), message).with_source(Some(error))
+        })?;
+        Ok(records)
+    }
+
+    /// Connects when the first call is made.
+    ///
+    /// # Errors
+    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
+    pub fn connect_lazy(
+        url: &str,
+        namespace: &str,
+        options: PostgresOptions,
+    ) -> Result<Self, LockError> {
+        super::namespace::check_namespace(namespace)?;
+        runtime::check()?;
+        let target = Target::new(url, &options)?;
+        let listening = Listening::new(target.clone());
+        let pool = Arc::new(Pool::new(target, &options)?);
+        upkeep::start(&pool);
+        Ok(Self {
+            pool,
+            listening,
+            namespace: namespace.to_owned(),
+        })
+    }
+
+    /// Makes it a store of locks.
+    pub fn into_store(self) -> RecordStore {
+        RecordStore::new(self)
+    }
+
+    fn name(&self, name: &RecordName) -> String {
+        format!("{}:{name}", self.namespace)
+    }
+
+    async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
+        let arguments = Arguments::new(self, swap);
+        match self.pool.query_one(SWAP, &arguments.typed()).await {
+            Ok(row) => swap_reply(&row),
+            Err(error) => self.refused(error, swap).await,
+        }
+    }
+
+    /// Turns an error of a swap that had no effect into its outcome.
+    async fn refused(&self, error: pool::Failure, swap: &Swap) -> Result<SwapReply, StoreError> {
+        if error.is_lock_not_available() {
+            let now = self.read(&[]).await?.now;
+            return Ok(SwapReply::new(now, Swapped::Guarded));
+        }
+        if error.is_conflict() {
+            let names: Vec<_> = swap
+                .changes
+                .iter()
+                .map(|change| change.name.clone())
+                .collect();
+            let ReadReply { now, records, .. } = self.read(&names).await?;
+            return Ok(SwapReply::new(now, Swapped::Conflict(records)));
+        }
+        Err(error.into_store_error())
+    }
+
+    /// Locks the rows of the present records until its swap is made.
+    async fn update(
+        &self,
+        names: &[RecordName],
+        decide: Decide<'_>,
+    ) -> Result<Option<SwapReply>, StoreError> {
+        let full_names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
+        let transaction = self
+            .pool
+            .begin(LOCK, &[(&full_names, Type::TEXT_ARRAY)])
+            .await;
+        let (transaction, row) = transaction.map_err(pool::Failure::into_store_error)?;
+        let mut records = present(&row, 1)?;
+        records.resize(names.len(), None);
+        let now = timestamp(&row)?;
+        let Some(swap) = decide(ReadReply::new(now, records)) else {
+            transaction.end().await;
+            return Ok(None);
+        };
+        let arguments = Arguments::new(self, &swap);
+        let reply = match transaction.commit(SWAP, &arguments.typed()).await {
+            Ok(row) => swap_reply(&row)?,
+            Err(error) => self.refused(error, &swap).await?,
+        };
+        Ok(Some(reply))
+    }
+
+    async fn read(&self, names: &[RecordName]) -> Result<ReadReply, StoreError> {
+        let names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
+        let row = self
+            .pool
+            .query_one(READ, &[(&names, Type::TEXT_ARRAY)])
+            .await;
+        let row = row.map_err(pool::Failure::into_store_error)?;
+        let mut records = present(&row, 1)?;
+        records.resize(names.len(), None);
+        Ok(ReadReply::new(timestamp(&row)?, records))
+    }
+
+    async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&RecordName>,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        let own = format!("{}:", self.namespace);
+        let prefix = format!("{own}{prefix}");
+        let after = after.map_or_else(|| own.clone(), |after| self.name(after));
+        let arguments: [(&(dyn ToSql + Sync), Type); 3] = [
+            (&prefix, Type::TEXT),
+            (&after, Type::TEXT),
+            (&PAGE, Type::INT8),
+        ];
+        let rows = self.pool.query(LIST, &arguments).await;
+        let rows = rows.map_err(pool::Failure::into_store_error)?;
+        let named = |row: &Row| {
+            let name: &str = field(row, 0)?;
+            let name = name.strip_prefix(&own).unwrap_or(name);
+            let record = record(Some(field(row, 1)?), Some(field(row, 2)?));
+            Ok(record.map(|record| (RecordName::new(name), record)))
+        };
+        rows.iter()
+            .filter_map(|row| named(row).transpose())
+            .collect()
+    }
+}
+
+const SWAP: &str = "select clock, outcome, present_versions, present_bodies \
+    from lock_runtime.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+const READ: &str = "select lock_runtime.micros(), array_agg(r.version order by u.place), \
+    array_agg(r.body order by u.place) \
+    from unnest($1) with ordinality u (name, place) left join lock_runtime.record r using (name)";
+const LOCK: &str = "select clock, present_versions, present_bodies from lock_runtime.lock($1)";
+const LIST: &str = "select name, version, body from lock_runtime.record \
+    where name > $2 and name >= $1 and starts_with(name, $1) order by name limit $3";
+
+/// The arguments of the function `swap`.
+#[derive(Default)]
+struct Arguments {
+    names: Vec<String>,
+    known: Vec<i64>,
+    versions: Vec<i64>,
+    bodies: Vec<Vec<u8>>,
+    sinces: Vec<i64>,
+    fences: Vec<i64>,
+    needed: Vec<i64>,
+    not_before: i64,
+    durable: bool,
+    channels: Vec<String>,
+    messages: Vec<String>,
+}
+
+impl Arguments {
+    fn new(records: &PostgresRecords, swap: &Swap) -> Self {
+        let mut arguments = Self {
+            not_before: swap.not_before.micros().cast_signed(),
+            durable: swap.durable,
+            ..Self::default()
+        };
+        for Change {
+            name,
+            known,
+            record,
+            fences,
+            needed_until,
+            ..
+        } in &swap.changes
+        {
+            let number = |version: Version| version.number().cast_signed();
+            arguments.names.push(records.name(name));
+            arguments.known.push(known.map_or(0, number));
+            arguments.versions.push(number(record.version));
+            arguments.bodies.push(record.body.clone());
+            let fences = fences.as_ref();
+            arguments
+                .sinces
+                .push(fences.map_or(0, |it| (*it.start()).into()));
+            arguments
+                .fences
+                .push(fences.map_or(0, |it| (*it.end()).into()));
+            arguments.needed.push(needed_until.micros().cast_signed());
+        }
+        for message in &swap.messages {
+            arguments.channels.push(listener::channel(message.to));
+            arguments.messages.push(STANDARD.encode(&message.body));
+        }
+        arguments
+    }
+
+    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 11] {
+        [
+            (&self.names, Type::TEXT_ARRAY),
+            (&self.known, Type::INT8_ARRAY),
+            (&self.versions, Type::INT8_ARRAY),
+            (&self.bodies, Type::BYTEA_ARRAY),
+            (&self.sinces, Type::INT8_ARRAY),
+            (&self.fences, Type::INT8_ARRAY),
+            (&self.needed, Type::INT8_ARRAY),
+            (&self.not_before, Type::INT8),
+            (&self.durable, Type::BOOL),
+            (&self.channels, Type::TEXT_ARRAY),
+            (&self.messages, Type::TEXT_ARRAY),
+        ]
+    }
+}
+
+fn field<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    index: usize,
+) -> Result<T, StoreError> {
+    row.try_get(index).map_err(|error| failed(&error))
+}
+
+fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
+    let outcome = match field::<i8>(row, 1)? as u8 {
+        b'd' => Swapped::Done,
+        b'e' => Swapped::Early,
+        _ => Swapped::Conflict(present(row, 2)?),
+    };
+    Ok(SwapReply::new(timestamp(row)?, outcome))
+}
+
+fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {
+    Ok(Timestamp::from_micros(
+        field::<i64>(row, 0)?.cast_unsigned(),
+    ))
+}
+
+/// Reads the arrays of versions and bodies that begin at a column.
+fn present(row: &Row, column: usize) -> Result<Vec<Option<Record>>, StoreError> {
+    let versions: Option<Vec<Option<i64>>> = field(row, column)?;
+    let bodies: Option<Vec<Option<Vec<u8>>>> = field(row, column + 1)?;
+    let Some((versions, bodies)) = versions.zip(bodies) else {
+        return Ok(vec![None]);
+    };
+    let records = versions.into_iter().zip(bodies);
+    Ok(records
+        .map(|(version, body)| record(version, body))
+        .collect())
+}
+
+fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Record> {
+    let version = Version::from_number(version?.cast_unsigned())?;
+    Some(Record::new(version, body?))
+}
+
+impl Records for PostgresRecords {
+    fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
+        Box::pin(self.swap(swap))
+    }
+
+    fn update<'a>(
+        &'a self,
+        names: &'a [RecordName],
+        decide: Decide<'a>,
+    ) -> Option<Replied<'a, Option<SwapReply>>> {
+        Some(Box::pin(self.update(names, decide)))
+    }
+
+    fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
+        Box::pin(self.read(names))
+    }
+
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: Option<&'a RecordName>,
+    ) -> Replied<'a, Vec<(RecordName, Record)>> {
+        Box::pin(self.list(prefix, after))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new()
+    }
+
+    fn listen(&self, inbox: Weak<dyn Inbox>) {
+        self.pool.inform(inbox.clone());
+        self.listening.inform(inbox);
+    }
+
+    fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
+        Box::pin(self.listening.expect(client))
+    }
+
+    fn place_of(&self, name: &RecordName, _part: KeyPart) -> Option<String> {
+        Some(format!("lock_runtime.record, name {}", self.name(name)))
+    }
+
+    fn health(&self) -> Option<BoxFuture<'_, Health>> {
+        Some(Box::pin(self.pool.health()))
+    }
+}

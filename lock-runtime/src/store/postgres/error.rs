@@ -1,0 +1,72 @@
+//! Errors of PostgreSQL as errors of a store.
+
+use std::error::Error as _;
+
+use tokio_postgres::{Error, error::SqlState};
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// The SQLSTATE of a swap of several records that conflicts.
+pub(super) const CONFLICT: &str = "LK010";
+
+/// Turns an error of the driver into the error of a store.
+pub(super) fn failed(error: &Error) -> StoreError {
+    let kind = match error.code() {
+        Some(code) => kind_of(code),
+        // The server has another port, or speaks another protocol.
+        None => StoreErrorKind::Unavailable,
+    };
+    let mut message = text(error);
+    if let Some(remedy) = remedy(kind, error.code()) {
+        message = format!("{message}; {remedy}");
+    }
+    StoreError::new(kind, message)
+}
+
+fn kind_of(code: &SqlState) -> StoreErrorKind {
+    use StoreErrorKind as Kind;
+    let code = code.code();
+    match (code, &code[..2]) {
+        ("42501", _) => Kind::Forbidden,
+        ("3D000", _) => Kind::InvalidUrl,
+        ("25006", _) => Kind::ReadOnly,
+        // The schema, its table or its function is missing or has other columns.
+        ("3F000" | "42P01" | "42883" | "42703", _) => Kind::IncompatibleFormat,
+        (_, "28") => Kind::Unauthenticated,
+        _ => Kind::Unavailable,
+    }
+}
+
+fn remedy(kind: StoreErrorKind, code: Option<&SqlState>) -> Option<&'static str> {
+    use StoreErrorKind as Kind;
+    match (kind, code.map(SqlState::code)) {
+        (Kind::Forbidden, _) => Some(
+            "as its owner: grant usage on schema lock_runtime to <user>; \
+             grant select, insert, update, delete on all tables in schema lock_runtime to <user>",
+        ),
+        (Kind::ReadOnly, _) => {
+            Some("connect to the primary, or add target_session_attrs=read-write and its address")
+        }
+        (Kind::IncompatibleFormat, _) => Some(
+            "execute lock_runtime::store::postgres::MIGRATION as a user that may create a schema",
+        ),
+        (_, Some("53300")) => {
+            Some("raise max_connections, or use fewer connections for each client")
+        }
+        (_, Some("53100")) => Some("make room on the disk of the server"),
+        _ => None,
+    }
+}
+
+/// Returns the message with its causes; that of the server with its detail.
+fn text(error: &Error) -> String {
+    if let Some(refused) = error.as_db_error() {
+        let detail = refused.detail().map(|detail| format!(" ({detail})"));
+        let (message, code) = (refused.message(), refused.code().code());
+        return format!("{message}{} [{code}]", detail.unwrap_or_default());
+    }
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,228 @@
+//! The connection that receives messages. It exists only while requests wait.
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
+
+use super::{pool::Tls, settings::Target};
+use crate::{
+    store::{ClientId, records::Inbox},
+    sync::lock,
+};
+
+/// The time for which messages are received after a request has last waited.
+const EXPECTED_FOR: Duration = Duration::from_secs(15);
+/// The longest time that a request waits until its messages are received. Polls replace them.
+const PATIENCE: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Returns the channel of a client.
+pub(super) fn channel(client: ClientId) -> String {
+    format!("lock_runtime_{client}")
+}
+
+/// The clients that expect messages.
+pub(super) struct Listening(Arc<Shared>);
+
+struct Shared {
+    target: Target,
+    state: Mutex<State>,
+    /// The number of clients on whose channels the connection listens. Changed when that changes.
+    listened: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Until when each client expects messages, and whether the connection listens to its channel.
+    clients: HashMap<ClientId, (Instant, bool)>,
+    inboxes: Vec<Weak<dyn Inbox>>,
+    is_running: bool,
+}
+
+impl Listening {
+    pub(super) fn new(target: Target) -> Self {
+        Self(Arc::new(Shared {
+            target,
+            state: Mutex::default(),
+            listened: watch::Sender::new(0),
+        }))
+    }
+
+    pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
+        lock(&self.0.state).inboxes.push(inbox);
+    }
+
+    /// Waits until messages to `client` are received, for a bounded time.
+    pub(super) async fn expect(&self, client: ClientId) {
+        let mut listened = self.0.listened.subscribe();
+        let until = Instant::now() + EXPECTED_FOR;
+        let is_listening = |state: &State| state.clients.get(&client).is_some_and(|(_, it)| *it);
+        {
+            let mut state = lock(&self.0.state);
+            state.clients.entry(client).or_insert((until, false)).0 = until;
+            if is_listening(&state) {
+                return;
+            }
+            if !state.is_running {
+                state.is_running = true;
+                tokio::spawn(receive(Arc::downgrade(&self.0)));
+            }
+        }
+        self.0.listened.send_modify(|_| {});
+        let state = &self.0.state;
+        let listens = listened.wait_for(|_| is_listening(&lock(state)));
+        // Polls find the grant if there is no connection for messages.
+        let _ = tokio::time::timeout(PATIENCE, listens).await;
+    }
+}
+
+impl Shared {
+    fn inboxes(&self) -> Vec<Arc<dyn Inbox>> {
+        let state = lock(&self.state);
+        state.inboxes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the end of the last expectation. `None` if it has passed: the task ends.
+    fn expected_until(&self) -> Option<Instant> {
+        let mut state = lock(&self.state);
+        let now = Instant::now();
+        let last = state.clients.values().map(|(until, _)| *until).max();
+        let last = last.filter(|last| *last > now);
+        if last.is_none() {
+            state.clients.clear();
+            state.is_running = false;
+        }
+        last
+    }
+
+    /// Returns the clients to whose channels the connection does not listen yet.
+    fn unheard(&self) -> Vec<ClientId> {
+        let state = lock(&self.state);
+        let unheard = state.clients.iter().filter(|(_, (_, is_heard))| !is_heard);
+        unheard.map(|(client, _)| *client).collect()
+    }
+
+    fn set_heard(&self, clients: &[ClientId], is_heard: bool) {
+        let mut state = lock(&self.state);
+        for client in clients {
+            if let Some(entry) = state.clients.get_mut(client) {
+                entry.1 = is_heard;
+            }
+        }
+    }
+}
+
+/// Receives messages while they are expected.
+async fn receive(shared: Weak<Shared>) {
+    loop {
+        let Some(target) = shared.upgrade().and_then(|shared| {
+            shared.expected_until()?;
+            Some(shared.target.clone())
+        }) else {
+            return;
+        };
+        let ended = match &target.tls {
+            Tls::None => match target.config.connect(NoTls).await {
+                Ok((client, connection)) => serve(&shared, client, connection).await,
+                Err(error) => Err(error),
+            },
+            #[cfg(feature = "postgres-rustls")]
+            Tls::Rustls(tls) => match target.config.connect(tls.clone()).await {
+                Ok((client, connection)) => serve(&shared, client, connection).await,
+                Err(error) => Err(error),
+            },
+        };
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let clients: Vec<_> = lock(&shared.state).clients.keys().copied().collect();
+        shared.set_heard(&clients, false);
+        if let Err(error) = ended {
+            tracing::debug!(%error, "the connection for messages of locks was lost; waiters poll");
+            drop(shared);
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Receives messages on one connection until it breaks or none are expected.
+async fn serve<S, T>(
+    shared: &Weak<Shared>,
+    client: Client,
+    mut connection: Connection<S, T>,
+) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let Some(mut changed) = shared.upgrade().map(|shared| shared.listened.subscribe()) else {
+        return Ok(());
+    };
+    loop {
+        let Some((unheard, until)) = shared.upgrade().and_then(|shared| {
+            let until = shared.expected_until()?;
+            Some((shared.unheard(), until))
+        }) else {
+            return Ok(());
+        };
+        if !unheard.is_empty() {
+            // The names consist of letters, digits and underscores.
+            let listen = unheard
+                .iter()
+                .map(|client| format!("listen {};", channel(*client)));
+            let sql: String = listen.collect();
+            let listening = client.batch_execute(&sql);
+            tokio::select! {
+                listening = listening => listening?,
+                ended = messages(shared, &mut connection) => return ended,
+            }
+            if let Some(shared) = shared.upgrade() {
+                shared.set_heard(&unheard, true);
+                shared.listened.send_modify(|count| *count += unheard.len());
+            }
+            changed.mark_unchanged();
+            continue;
+        }
+        tokio::select! {
+            ended = messages(shared, &mut connection) => return ended,
+            _ = changed.changed() => {}
+            () = sleep_until(until) => {}
+        }
+    }
+}
+
+/// Passes messages on until the connection breaks. Safe to drop and to call again.
+async fn messages<S, T>(
+    shared: &Weak<Shared>,
+    connection: &mut Connection<S, T>,
+) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+        let AsyncMessage::Notification(message) = message? else {
+            continue;
+        };
+        let (Some(shared), Ok(body)) = (shared.upgrade(), STANDARD.decode(message.payload()))
+        else {
+            continue;
+        };
+        shared
+            .inboxes()
+            .iter()
+            .for_each(|inbox| inbox.deliver(&body));
+    }
+    Ok(())
+}

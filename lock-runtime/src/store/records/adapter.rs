@@ -1,0 +1,404 @@
+//! [`RecordStore`]: locks in a store of records.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::{
+    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Version,
+    attempt::Attempt,
+    body::Body,
+    cache::Cache,
+    clock::Clock,
+    evaluation::{Lock, Writes},
+    news,
+    outcome::Outcome,
+};
+use crate::{
+    health::{self, Health},
+    key::LockKey,
+    spec::LockKind,
+    store::{
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, IDENTITY_TTL,
+        Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, Release,
+        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+        StoreError, StoreEvent, Token,
+        table::{Step, Table, acquire_all},
+    },
+    sync::lock,
+};
+
+/// A time that is later than the deadline of any request.
+const NEVER: Duration = Duration::from_secs(100 * 24 * 60 * 60);
+
+/// The parts of a list of locks, of equal length.
+const LOCKS: &str = "l:";
+const PERMITS: &str = "p:";
+
+/// Locks in a store of [`Records`].
+///
+/// A free lock is acquired by one call, and released by one. A process that has not seen the
+/// present record of a lock needs one call more.
+pub struct RecordStore(Arc<Shared>);
+
+pub(super) struct Shared {
+    pub(super) records: Arc<dyn Records>,
+    pub(super) cache: Cache,
+    pub(super) clock: Clock,
+    pub(super) listeners: Listeners,
+    /// The clients that use this store.
+    pub(super) clients: Mutex<HashSet<ClientId>>,
+}
+
+impl fmt::Debug for RecordStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RecordStore").field(&self.0.records).finish()
+    }
+}
+
+impl RecordStore {
+    /// Creates a store of locks.
+    pub fn new(records: impl Records) -> Self {
+        Self::over(Arc::new(records))
+    }
+
+    /// Creates a store of locks in records that are in use elsewhere as well.
+    pub fn over(records: Arc<dyn Records>) -> Self {
+        let shared = Arc::new(Shared {
+            records,
+            cache: Cache::default(),
+            clock: Clock::default(),
+            listeners: Listeners::default(),
+            clients: Mutex::default(),
+        });
+        let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
+        shared.records.listen(inbox);
+        Self(shared)
+    }
+}
+
+impl Inbox for Shared {
+    fn deliver(&self, message: &[u8]) {
+        let Some(reading) = self.clock.reading() else {
+            return;
+        };
+        let Some((event, record)) = news::read(message, &reading) else {
+            tracing::debug!("a message of another version of this library was ignored");
+            return;
+        };
+        if let Some((name, record)) = record {
+            self.cache.put(&name, Some(record));
+        }
+        self.listeners.notify(&event);
+    }
+
+    fn connected(&self, is_connected: bool) {
+        self.listeners.notify(&match is_connected {
+            true => StoreEvent::Reconnected,
+            false => StoreEvent::Disconnected,
+        });
+    }
+}
+
+impl Shared {
+    fn knows(&self, token: Token) {
+        lock(&self.clients).insert(token.client());
+    }
+
+    /// Begins an operation on one lock with the record that was seen last.
+    fn on<T: Outcome>(
+        &self,
+        key: &LockKey,
+        kind: LockKind,
+        rule: impl FnMut(&mut Table, &mut Step<'_>) -> T + Send + 'static,
+    ) -> Attempt<T> {
+        Attempt::new(vec![Lock::new(key, kind)], rule).cached(&self.cache, false)
+    }
+
+    fn acquire(&self, request: &KeyRequest) -> Attempt<AcquireReply> {
+        let Hold { key, mode, token } = &request.hold;
+        self.knows(*token);
+        let (lock, token) = (Lock::new(key, mode.kind()), *token);
+        let request = request.clone();
+        let rule = move |table: &mut Table, step: &mut Step<'_>| match timely(&request, step) {
+            Some(request) => table.acquire(&request, step),
+            None => AcquireReply::Late,
+        };
+        let attempt = Attempt::new(vec![lock], rule);
+        attempt.cached(&self.cache, true).caller(Some(token))
+    }
+
+    fn acquire_all(&self, requests: &[KeyRequest]) -> Attempt<AcquireAllReply> {
+        let lock = |request: &KeyRequest| Lock::new(&request.hold.key, request.hold.mode.kind());
+        let locks = requests.iter().map(lock).collect();
+        let requests = requests.to_vec();
+        let rule = move |table: &mut Table, step: &mut Step<'_>| {
+            let timely = requests.iter().map(|request| timely(request, step));
+            match timely.collect::<Option<Vec<_>>>() {
+                Some(requests) => acquire_all(&mut [table], |_| 0, &requests, step),
+                None => AcquireAllReply::Refused {
+                    index: 0,
+                    reply: AcquireReply::Late,
+                },
+            }
+        };
+        Attempt::new(locks, rule).cached(&self.cache, true)
+    }
+
+    /// Executes operations on holds, those on the same lock together.
+    async fn each<I, T>(
+        self: Arc<Self>,
+        items: Vec<I>,
+        hold: fn(&I) -> &Hold,
+        is_cached: bool,
+        rule: fn(&I, &mut Table, &mut Step<'_>) -> T,
+    ) -> Vec<Result<T, StoreError>>
+    where
+        I: Send + 'static,
+        T: Outcome,
+    {
+        let mut replies: Vec<_> = items.iter().map(|_| Err(StoreError::late())).collect();
+        let mut groups = BTreeMap::<RecordName, (Lock, Vec<(usize, I)>)>::new();
+        for (index, item) in items.into_iter().enumerate() {
+            let lock = Lock::new(&hold(&item).key, hold(&item).mode.kind());
+            let group = groups.entry(lock.name.clone());
+            let (_, group) = group.or_insert_with(|| (lock, Vec::new()));
+            group.push((index, item));
+        }
+        let (mut places, mut attempts) = (Vec::new(), Vec::new());
+        for (lock, group) in groups.into_values() {
+            places.push(group.iter().map(|(index, _)| *index).collect::<Vec<_>>());
+            let caller = group.first().map(|(_, item)| hold(item).token);
+            let rule = move |table: &mut Table, step: &mut Step<'_>| -> Vec<T> {
+                let one = |(_, item): &(usize, I)| {
+                    step.caller = Some(hold(item).token);
+                    rule(item, table, step)
+                };
+                group.iter().map(one).collect()
+            };
+            let attempt = Attempt::new(vec![lock], rule).caller(caller);
+            attempts.push(match is_cached {
+                true => attempt.cached(&self.cache, false),
+                false => attempt,
+            });
+        }
+        for (places, outcomes) in places.into_iter().zip(self.execute_each(attempts).await) {
+            match outcomes {
+                Ok(outcomes) => {
+                    for (place, outcome) in places.into_iter().zip(outcomes) {
+                        replies[place] = Ok(outcome);
+                    }
+                }
+                Err(error) => places
+                    .into_iter()
+                    .for_each(|place| replies[place] = Err(error.clone())),
+            }
+        }
+        replies
+    }
+
+    async fn introduce(&self, client: ClientId, name: &str) -> Result<(), StoreError> {
+        let record = RecordName::of_client(client);
+        let mut known = self.cache.get(&record).flatten();
+        loop {
+            let now = match self.now() {
+                Some(now) => now,
+                None => {
+                    known = self
+                        .read(std::slice::from_ref(&record))
+                        .await?
+                        .pop()
+                        .flatten();
+                    continue;
+                }
+            };
+            let change = Change::new(
+                record.clone(),
+                known.map(|known| known.version),
+                Record::new(Version::random(), name.into()),
+                now.later(IDENTITY_TTL),
+            );
+            let mut swap = Swap::new(vec![change], now);
+            swap.durable = false;
+            match self.swap(&swap).await?.outcome {
+                Swapped::Done => return Ok(()),
+                Swapped::Conflict(present) => known = present.into_iter().next().flatten(),
+                Swapped::Early | Swapped::Guarded => known = self.cache.get(&record).flatten(),
+            }
+        }
+    }
+
+    /// Lists the locks first and then the permits. The cursor begins with the part of the list.
+    async fn list(&self, prefix: &str, cursor: Option<Cursor>) -> Result<Page, StoreError> {
+        let cursor = cursor.as_ref().map_or(LOCKS, Cursor::as_str);
+        let (part, after) = cursor.split_at(LOCKS.len());
+        let after = (!after.is_empty()).then(|| RecordName::new(after));
+        let kind = match part {
+            LOCKS => LockKind::Lock,
+            _ => LockKind::Permits,
+        };
+        if self.now().is_none() {
+            self.read(&[]).await?;
+        }
+        let prefix = RecordName::prefix(kind, prefix);
+        let found = self.records.list(&prefix, after.as_ref()).await?;
+        let next = match found.last() {
+            Some((name, _)) => Some(Cursor::new(format!("{part}{name}"))),
+            None => (kind == LockKind::Lock).then(|| Cursor::new(PERMITS)),
+        };
+        let mut page = Page::new(Vec::new(), next);
+        let now = self.now().unwrap_or_default();
+        for (name, record) in found {
+            // The names of permits have a prefix that may begin with that of the locks.
+            let lock = name.lock().filter(|(_, found)| *found == kind);
+            let body = Body::read(&name, &record.body);
+            if body.is_ok_and(|body| body.is_taken(now)) {
+                page.locks.extend(lock);
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// Returns the request with a deadline by the clock of `step`, unless its deadline has passed.
+fn timely(request: &KeyRequest, step: &Step<'_>) -> Option<KeyRequest> {
+    (Instant::now() <= request.deadline).then(|| KeyRequest {
+        deadline: step.now + NEVER,
+        ..request.clone()
+    })
+}
+
+impl Store for RecordStore {
+    fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
+        Box::pin(self.0.clone().execute(self.0.acquire(request)))
+    }
+
+    fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
+        Box::pin(self.0.clone().execute(self.0.acquire_all(requests)))
+    }
+
+    fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
+        let poll = |hold: &Hold, table: &mut Table, step: &mut Step<'_>| table.poll(hold, step);
+        Box::pin(
+            self.0
+                .clone()
+                .each(holds.to_vec(), |hold| hold, false, poll),
+        )
+    }
+
+    fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
+        let renew = |renewal: &Renewal, table: &mut Table, step: &mut Step<'_>| {
+            table.renew(renewal, step.now)
+        };
+        Box::pin(
+            self.0
+                .clone()
+                .each(renewals.to_vec(), Renewal::hold, true, renew),
+        )
+    }
+
+    fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
+        let next = release.next.map(|next| next.token);
+        let Hold { key, mode, .. } = &release.hold;
+        let (kind, owned) = (mode.kind(), release.clone());
+        let attempt = self
+            .0
+            .on(key, kind, move |table, step| table.release(&owned, step));
+        Box::pin(self.0.clone().execute(attempt.caller(next)))
+    }
+
+    fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
+        let (kind, owned) = (hold.mode.kind(), hold.clone());
+        let attempt = self.0.on(&hold.key, kind, move |table, step| {
+            table.convert(&owned, step)
+        });
+        Box::pin(self.0.clone().execute(attempt))
+    }
+
+    fn abandon<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ()> {
+        let (kind, owned) = (hold.mode.kind(), hold.clone());
+        let attempt = self.0.on(&hold.key, kind, move |table, step| {
+            table.abandon(&owned, step)
+        });
+        Box::pin(self.0.clone().execute(attempt.writes(Writes::Always)))
+    }
+
+    fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
+        let owned = key.clone();
+        let rule = move |table: &mut Table, step: &mut Step<'_>| {
+            let mut inspection = table.inspect(&owned, kind, step);
+            inspection.fence = step.latest_fence();
+            inspection
+        };
+        let attempt = Attempt::new(vec![Lock::new(key, kind)], rule);
+        Box::pin(self.0.clone().execute(attempt))
+    }
+
+    fn revoke<'a>(
+        &'a self,
+        key: &'a LockKey,
+        kind: LockKind,
+        scope: RevokeScope,
+    ) -> Replied<'a, RevokeReply> {
+        let owned = key.clone();
+        let rule =
+            move |table: &mut Table, step: &mut Step<'_>| table.revoke(&owned, kind, scope, step);
+        let attempt = self.0.on(key, kind, rule).writes(Writes::Durably);
+        Box::pin(self.0.clone().execute(attempt))
+    }
+
+    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+        Box::pin(self.0.introduce(client, name))
+    }
+
+    fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
+        Box::pin(async move {
+            let names: Vec<_> = clients
+                .iter()
+                .map(|id| RecordName::of_client(*id))
+                .collect();
+            let records = self.0.read(&names).await?.into_iter();
+            let text = |record: Record| String::from_utf8(record.body).ok();
+            Ok(records.map(|record| record.and_then(text)).collect())
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Option<Cursor>) -> Replied<'a, Page> {
+        Box::pin(self.0.list(prefix, cursor))
+    }
+
+    fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
+        self.0
+            .records
+            .place_of(&RecordName::of_lock(key, kind), part)
+    }
+
+    fn server_of(&self, _key: &LockKey, _kind: LockKind) -> u64 {
+        0
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.records.limits()
+    }
+
+    fn listen(&self, listener: Weak<dyn Listener>) {
+        self.0.listeners.add(listener);
+    }
+
+    fn settled(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn health(&self) -> BoxFuture<'_, Health> {
+        self.0
+            .records
+            .health()
+            .unwrap_or_else(|| Box::pin(health::by_inspection(self)))
+    }
+}

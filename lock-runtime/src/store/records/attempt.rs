@@ -1,0 +1,197 @@
+//! An operation on the records of locks, until it has taken effect. I/O-free: it returns the calls
+//! to make, and receives their replies.
+
+use std::{mem::take, time::Duration};
+
+use super::{
+    Record, RecordName, Swap, Swapped, Timestamp,
+    cache::Cache,
+    evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
+    outcome::Outcome,
+};
+use crate::store::{
+    ClientId, StoreError, Token,
+    table::{Step, Table},
+};
+
+/// The rules of an operation. Evaluated again after each conflict.
+type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
+
+/// An operation in progress.
+pub(super) struct Attempt<T> {
+    pub(super) locks: Vec<Lock>,
+    caller: Option<Token>,
+    writes: Writes,
+    rule: Rule<T>,
+    /// The records as far as they are known.
+    found: Option<Vec<Option<Record>>>,
+    /// They were read by this operation, not by an earlier one.
+    is_fresh: bool,
+    is_guarded: bool,
+    is_contended: bool,
+    cannot_lock: bool,
+    conflicts: u32,
+}
+
+/// The next step of an operation.
+pub(super) enum Next<T> {
+    /// Read its records.
+    Read,
+    /// Make this swap.
+    Swap(Box<Pending<T>>),
+    /// The operation has ended. Nothing changes.
+    Done(T, Vec<Token>),
+}
+
+/// A swap to be made, and its effects.
+pub(super) struct Pending<T> {
+    pub(super) swap: Swap,
+    pub(super) is_queued: bool,
+    pub(super) events: Vec<Caused>,
+    pub(super) revoked: Vec<Token>,
+    /// When the rules were evaluated, by the clock of the database.
+    pub(super) now: Timestamp,
+    outcome: T,
+}
+
+impl<T: Outcome> Attempt<T> {
+    pub(super) fn new(
+        locks: Vec<Lock>,
+        rule: impl FnMut(&mut Table, &mut Step<'_>) -> T + Send + 'static,
+    ) -> Self {
+        Self {
+            locks,
+            caller: None,
+            writes: Writes::Changes,
+            rule: Box::new(rule),
+            found: None,
+            is_fresh: false,
+            is_guarded: false,
+            is_contended: false,
+            cannot_lock: false,
+            conflicts: 0,
+        }
+    }
+
+    /// Begins with the records that were seen last. Those that were not seen are assumed to be
+    /// absent if `or_absent` is set, and otherwise read first.
+    pub(super) fn cached(mut self, cache: &Cache, or_absent: bool) -> Self {
+        let cached = self.locks.iter().map(|lock| match cache.get(&lock.name) {
+            None if or_absent => Some(None),
+            cached => cached,
+        });
+        self.found = cached.collect();
+        self.is_contended = self.locks.iter().any(|lock| cache.is_contended(&lock.name));
+        self
+    }
+
+    pub(super) fn caller(self, caller: Option<Token>) -> Self {
+        Self { caller, ..self }
+    }
+
+    pub(super) fn writes(self, writes: Writes) -> Self {
+        Self { writes, ..self }
+    }
+
+    /// Returns whether the operation would have begun with these records.
+    pub(super) fn has_found(&self, records: &[Option<Record>]) -> bool {
+        self.found.as_deref() == Some(records)
+    }
+
+    /// Returns whether the database should lock the records, because other clients have changed
+    /// them in the meantime.
+    pub(super) fn locks_records(&self) -> bool {
+        self.is_contended && !self.cannot_lock
+    }
+
+    /// Repeats its swaps instead.
+    pub(super) fn without_locks(mut self) -> Self {
+        self.cannot_lock = true;
+        self
+    }
+
+    /// Returns the client that waits if the operation queues a request.
+    pub(super) fn waiter(&self) -> Option<ClientId> {
+        self.caller.map(Token::client)
+    }
+
+    /// Returns the next step. `now` is a time that the clock of the database has reached, if it is
+    /// known.
+    pub(super) fn next(&mut self, now: Option<Timestamp>) -> Result<Next<T>, StoreError> {
+        let (Some(found), Some(now)) = (&self.found, now) else {
+            return Ok(Next::Read);
+        };
+        let terms = Terms {
+            now,
+            caller: self.caller,
+            is_guarded: self.is_guarded,
+            writes: self.writes,
+        };
+        let evaluation = evaluate(&self.locks, found, &terms, &mut self.rule)?;
+        let Evaluation {
+            outcome,
+            swap,
+            events,
+            is_queued,
+            revoked,
+        } = evaluation;
+        Ok(match swap {
+            Some(swap) => Next::Swap(Box::new(Pending {
+                swap,
+                is_queued,
+                events,
+                revoked,
+                now,
+                outcome,
+            })),
+            None if self.is_fresh => Next::Done(outcome, revoked),
+            None => Next::Read,
+        })
+    }
+
+    pub(super) fn names(&self) -> Vec<RecordName> {
+        self.locks.iter().map(|lock| lock.name.clone()).collect()
+    }
+
+    /// Records the reply to [`Next::Read`] or the records that the database has locked for it.
+    pub(super) fn was_read(&mut self, records: Vec<Option<Record>>) {
+        (self.found, self.is_fresh) = (Some(records), true);
+    }
+
+    /// Records the reply to a swap. Returns the outcome if it took effect.
+    pub(super) fn was_swapped(
+        &mut self,
+        pending: Pending<T>,
+        now: Timestamp,
+        swapped: Swapped,
+    ) -> Option<T> {
+        match swapped {
+            Swapped::Done => {
+                let mut outcome = pending.outcome;
+                outcome.shorten(now.since(pending.now));
+                return Some(outcome);
+            }
+            Swapped::Conflict(mut present) => {
+                // Those of the locks that were not to be changed may be outdated as well.
+                let is_whole = present.len() == self.locks.len();
+                self.found = is_whole.then(|| take(&mut present));
+                self.is_fresh = is_whole;
+                self.is_contended = true;
+                self.conflicts += 1;
+            }
+            Swapped::Early => {}
+            Swapped::Guarded => self.is_guarded = true,
+        }
+        None
+    }
+
+    /// Returns the pause before the next step, at random: a record that many clients change needs
+    /// one, so that each of them succeeds some time.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        const UNPAUSED: u32 = 4;
+        const LONGEST: Duration = Duration::from_millis(20);
+        let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
+        let longest = (Duration::from_micros(200) * 2_u32.pow(doublings)).min(LONGEST);
+        Some(longest.mul_f64(rand::random()))
+    }
+}

@@ -1,0 +1,250 @@
+//! The content of the record of a lock.
+
+use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{RecordName, Timestamp, name::unreadable};
+use crate::{
+    fence::FencingToken,
+    spec::Mode,
+    store::{
+        NextHolder, StoreError, Token,
+        table::entry::{Entry, Place, Slot},
+    },
+};
+
+/// The first byte of a record. Changes with the rest of the format.
+const FORMAT: u8 = 1;
+
+/// The content of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Body {
+    /// The latest fencing token, zero if there is none.
+    pub(crate) fence: u64,
+    /// The first fencing token of the present holders, or of the last ones.
+    pub(crate) since: u64,
+    /// The tokens of the latest holders that an operator has revoked.
+    pub(crate) revoked: Vec<[u8; 16]>,
+    mode: StoredMode,
+    pub(crate) slots: Vec<StoredSlot>,
+    pub(crate) queue: Vec<StoredPlace>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum StoredMode {
+    #[default]
+    Exclusive,
+    Shared,
+    Permits(NonZeroU32),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredSlot {
+    pub(crate) token: [u8; 16],
+    kept: bool,
+    pub(crate) expires: u64,
+    fence: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoredPlace {
+    pub(crate) token: [u8; 16],
+    mode: StoredMode,
+    /// In microseconds.
+    lease: u64,
+    reserved: u32,
+    pub(crate) seen: u64,
+    came: u64,
+}
+
+impl From<Mode> for StoredMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Shared => Self::Shared,
+            Mode::Permits(of) => Self::Permits(of),
+        }
+    }
+}
+
+impl From<StoredMode> for Mode {
+    fn from(mode: StoredMode) -> Self {
+        match mode {
+            StoredMode::Exclusive => Self::Exclusive,
+            StoredMode::Shared => Self::Shared,
+            StoredMode::Permits(of) => Self::Permits(of),
+        }
+    }
+}
+
+/// Translates the times of records to instants and back. Its origin is before all of them, as an
+/// instant before the start of the machine may not exist.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    instant: Instant,
+    micros: u64,
+}
+
+impl Origin {
+    /// Returns an origin that is not after `now` and the times of `bodies`.
+    pub(crate) fn before<'a>(now: Timestamp, bodies: impl IntoIterator<Item = &'a Body>) -> Self {
+        let times = bodies.into_iter().flat_map(|body| {
+            let ends = body.slots.iter().map(|slot| slot.expires);
+            ends.chain(body.queue.iter().flat_map(|place| [place.seen, place.came]))
+        });
+        Self {
+            instant: Instant::now(),
+            micros: times.fold(now.micros(), u64::min),
+        }
+    }
+
+    /// Creates the origin of a clock that shows `micros` at `instant`.
+    #[cfg(test)]
+    pub(crate) fn at(instant: Instant, micros: u64) -> Self {
+        Self { instant, micros }
+    }
+
+    pub(crate) fn instant(&self, micros: u64) -> Instant {
+        self.instant + Duration::from_micros(micros.saturating_sub(self.micros))
+    }
+
+    fn micros(&self, instant: Instant) -> u64 {
+        let since = instant.saturating_duration_since(self.instant);
+        self.micros + since.as_micros() as u64
+    }
+}
+
+impl Body {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// `IncompatibleFormat`.
+    pub(crate) fn read(name: &RecordName, bytes: &[u8]) -> Result<Self, StoreError> {
+        match bytes {
+            [FORMAT, body @ ..] => {
+                postcard::from_bytes(body).map_err(|error| unreadable(name, &error.to_string()))
+            }
+            [format, ..] => Err(unreadable(name, &format!("format {format}"))),
+            [] => Err(unreadable(name, "no format")),
+        }
+    }
+
+    pub(crate) fn write(&self, name: &RecordName) -> Result<Vec<u8>, StoreError> {
+        postcard::to_extend(self, vec![FORMAT])
+            .map_err(|error| unreadable(name, &error.to_string()))
+    }
+
+    /// Returns the holders and waiters, unless there are none.
+    pub(crate) fn entry(&self, origin: Origin) -> Option<Entry> {
+        if self.slots.is_empty() && self.queue.is_empty() {
+            return None;
+        }
+        let mut entry = Entry::new(self.mode.into());
+        entry
+            .slots
+            .extend(self.slots.iter().filter_map(|slot| slot.read(origin)));
+        let places = self.queue.iter().map(|place| place.read(origin));
+        entry.line = places.collect::<VecDeque<_>>();
+        Some(entry)
+    }
+
+    pub(crate) fn of(entry: Option<&Entry>, fence: u64, since: u64, origin: Origin) -> Self {
+        let Some(entry) = entry else {
+            return Self {
+                fence,
+                since,
+                ..Self::default()
+            };
+        };
+        Self {
+            fence,
+            since,
+            revoked: Vec::new(),
+            mode: entry.mode.into(),
+            slots: entry
+                .slots
+                .iter()
+                .map(|slot| StoredSlot::of(slot, origin))
+                .collect(),
+            queue: entry
+                .line
+                .iter()
+                .map(|place| StoredPlace::of(place, origin))
+                .collect(),
+        }
+    }
+
+    /// Returns whether there is a holder, a reservation or a waiter.
+    pub(crate) fn is_taken(&self, now: Timestamp) -> bool {
+        let origin = Origin::before(now, [self]);
+        let entry = self.entry(origin);
+        entry.is_some_and(|entry| entry.is_taken(origin.instant(now.micros())))
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode.into()
+    }
+
+    /// Returns whether both are equal, apart from the latest call of each waiter.
+    pub(crate) fn differs_by_polls(&self, other: &Self) -> bool {
+        let timeless = |body: &Self| {
+            let mut body = body.clone();
+            body.queue.iter_mut().for_each(|place| place.seen = 0);
+            body
+        };
+        timeless(self) == timeless(other)
+    }
+}
+
+impl StoredSlot {
+    fn of(slot: &Slot, origin: Origin) -> Self {
+        Self {
+            token: slot.token.to_bytes(),
+            kept: slot.kept,
+            expires: origin.micros(slot.expires),
+            fence: slot.fence.number(),
+        }
+    }
+
+    fn read(&self, origin: Origin) -> Option<Slot> {
+        Some(Slot {
+            token: Token::from_bytes(self.token),
+            kept: self.kept,
+            expires: origin.instant(self.expires),
+            fence: FencingToken::new(self.fence)?,
+        })
+    }
+}
+
+impl StoredPlace {
+    fn of(place: &Place, origin: Origin) -> Self {
+        let NextHolder {
+            token,
+            lease,
+            reserved,
+        } = place.request;
+        Self {
+            token: token.to_bytes(),
+            mode: place.mode.into(),
+            lease: lease.as_micros() as u64,
+            reserved,
+            seen: origin.micros(place.seen),
+            came: origin.micros(place.came),
+        }
+    }
+
+    fn read(&self, origin: Origin) -> Place {
+        let (token, lease) = (
+            Token::from_bytes(self.token),
+            Duration::from_micros(self.lease),
+        );
+        Place {
+            mode: self.mode.into(),
+            request: NextHolder::new(token, lease, self.reserved),
+            seen: origin.instant(self.seen),
+            came: origin.instant(self.came),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! One step of the rules on the records of locks. Pure logic: it returns the changes to make.
+
+use std::{mem::take, ops::RangeInclusive, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Change, Record, RecordName, Swap, Timestamp, Version,
+    body::{Body, Origin, StoredSlot},
+};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::LockKind,
+    store::{
+        ClientId, ENTRY_TTL, POLL_INTERVAL, StoreError, StoreEvent, Token,
+        table::{Fences, Step, Table, entry::Entry},
+    },
+};
+
+/// The number of revoked holders that a record remembers.
+const REVOKED: usize = 8;
+/// The time for which a record is kept after its last use: so long that a clock that was set back
+/// does not repeat a fencing token, as in Redis.
+const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+/// A change is not written if all it does is to renew queue entries by less than this.
+const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 / 2);
+
+/// A lock and the name of its record.
+#[derive(Clone, Debug)]
+pub(crate) struct Lock {
+    pub(crate) key: LockKey,
+    pub(crate) kind: LockKind,
+    pub(crate) name: RecordName,
+}
+
+impl Lock {
+    pub(crate) fn new(key: &LockKey, kind: LockKind) -> Self {
+        Self {
+            key: key.clone(),
+            kind,
+            name: RecordName::of_lock(key, kind),
+        }
+    }
+}
+
+/// The circumstances of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) now: Timestamp,
+    /// The acquisition whose grant the reply contains.
+    pub(crate) caller: Option<Token>,
+    /// No lock can be granted, because a transaction of the user has compared the fencing token of
+    /// the previous holder.
+    pub(crate) is_guarded: bool,
+    pub(crate) writes: Writes,
+}
+
+/// When a step writes its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writes {
+    /// If they have changed, and durably if safety depends on it.
+    Changes,
+    /// The same, but always durably.
+    Durably,
+    /// Always, so that delayed swaps fail.
+    Always,
+}
+
+/// The result of a step, which takes effect with its swap.
+pub(crate) struct Evaluation<T> {
+    pub(crate) outcome: T,
+    /// `None` if nothing changes.
+    pub(crate) swap: Option<Swap>,
+    /// The events that it causes.
+    pub(crate) events: Vec<Caused>,
+    /// Whether the caller is in a wait queue afterwards.
+    pub(crate) is_queued: bool,
+    /// The holders that an operator has revoked before.
+    pub(crate) revoked: Vec<Token>,
+}
+
+/// An event that a step causes.
+pub(crate) struct Caused {
+    /// The record of the lock.
+    pub(crate) record: RecordName,
+    /// The client that it concerns.
+    pub(crate) client: ClientId,
+    pub(crate) event: StoreEvent,
+}
+
+/// Applies `rule` to the locks whose records are `found`, in the same order.
+///
+/// # Errors
+/// `IncompatibleFormat` if a record cannot be read.
+pub(crate) fn evaluate<T>(
+    locks: &[Lock],
+    found: &[Option<Record>],
+    terms: &Terms,
+    rule: impl FnOnce(&mut Table, &mut Step<'_>) -> T,
+) -> Result<Evaluation<T>, StoreError> {
+    let mut bodies = Vec::with_capacity(locks.len());
+    for (lock, record) in locks.iter().zip(found) {
+        bodies.push(match record {
+            Some(record) => Body::read(&lock.name, &record.body)?,
+            None => Body::default(),
+        });
+    }
+    let origin = Origin::before(terms.now, &bodies);
+    let now = origin.instant(terms.now.micros());
+    let fences = Fences::since(now, terms.now.micros());
+    let latest = bodies.iter().map(|body| body.fence).max();
+    let latest = latest.and_then(FencingToken::new);
+    latest.map(|latest| fences.raise(latest));
+
+    let mut table = Table::default();
+    for (lock, body) in locks.iter().zip(&bodies) {
+        if let Some(entry) = body.entry(origin) {
+            table.insert(&lock.key, lock.kind, entry);
+        }
+    }
+    let mut step = Step::new(now, &fences, terms.caller);
+    step.grants_nothing = terms.is_guarded;
+    let outcome = rule(&mut table, &mut step);
+    let events = take(&mut step.events);
+
+    let issued = (fences.latest() > latest).then(|| Issued {
+        first: FencingToken::next(latest, terms.now.micros()),
+        last: fences.latest(),
+    });
+    let mut result = Evaluation {
+        outcome,
+        swap: None,
+        events: Vec::new(),
+        is_queued: false,
+        revoked: Vec::new(),
+    };
+    let mut swap = Swap::new(Vec::new(), terms.now);
+    swap.durable = terms.writes == Writes::Durably;
+    for ((lock, record), before) in locks.iter().zip(found).zip(&bodies) {
+        let entry = table.remove(&lock.key, lock.kind);
+        let mut after = Body::after(before, entry.as_ref(), issued.as_ref(), terms.now, origin);
+        after.revoke(&events);
+        let revoked = before.revoked.iter().map(|token| Token::from_bytes(*token));
+        result.revoked.extend(revoked);
+        result.is_queued |= terms.caller.is_some_and(|caller| after.awaits(caller));
+        for event in &events {
+            if let Some(client) = concerned(event, lock, entry.as_ref(), now) {
+                result.events.push(Caused {
+                    record: lock.name.clone(),
+                    client,
+                    event: event.clone(),
+                });
+            }
+        }
+        if terms.writes != Writes::Always && !after.is_worth_writing_over(before) {
+            continue;
+        }
+        swap.durable |= !after.relies_on_less_than(before);
+        swap.changes.push(Change {
+            name: lock.name.clone(),
+            known: record.as_ref().map(|record| record.version),
+            record: Record::new(Version::random(), after.write(&lock.name)?),
+            fences: after.fences(),
+            needed_until: after.needed_until(terms.now),
+        });
+    }
+    if !swap.changes.is_empty() {
+        result.swap = Some(swap);
+    }
+    Ok(result)
+}
+
+/// Returns the client that an event of this lock concerns.
+fn concerned(
+    event: &StoreEvent,
+    lock: &Lock,
+    entry: Option<&Entry>,
+    now: Instant,
+) -> Option<ClientId> {
+    match event {
+        StoreEvent::Granted { hold, .. } => (hold.key == lock.key).then(|| hold.token.client()),
+        StoreEvent::Revoked { token } => Some(token.client()),
+        StoreEvent::FreeIn { key, kind, .. } if *key == lock.key && *kind == lock.kind => {
+            Some(entry?.next_waiter(now)?.request.token.client())
+        }
+        _ => None,
+    }
+}
+
+/// The fencing tokens that a step has issued.
+struct Issued {
+    first: FencingToken,
+    last: Option<FencingToken>,
+}
+
+impl Body {
+    fn after(
+        before: &Self,
+        entry: Option<&Entry>,
+        issued: Option<&Issued>,
+        now: Timestamp,
+        origin: Origin,
+    ) -> Self {
+        let (fence, since) = (before.fence, before.since);
+        let mut after = Self::of(entry, fence, since, origin);
+        after.revoked.clone_from(&before.revoked);
+        let Some(Issued { first, last }) = issued else {
+            return after;
+        };
+        after.fence = last.map_or(fence, FencingToken::number);
+        // The tokens of the previous holders stay valid if one of them is still a holder.
+        let mut stayed = before
+            .slots
+            .iter()
+            .filter(|slot| slot.expires > now.micros());
+        if !stayed.any(|old| after.slots.iter().any(|new| new.token == old.token)) {
+            after.since = first.number();
+        }
+        after
+    }
+
+    /// Remembers the holders that the step has revoked.
+    fn revoke(&mut self, events: &[StoreEvent]) {
+        for event in events {
+            if let StoreEvent::Revoked { token } = event {
+                self.revoked.push(token.to_bytes());
+            }
+        }
+        let superfluous = self.revoked.len().saturating_sub(REVOKED);
+        self.revoked.drain(..superfluous);
+    }
+
+    fn fences(&self) -> Option<RangeInclusive<FencingToken>> {
+        Some(FencingToken::new(self.since)?..=FencingToken::new(self.fence)?)
+    }
+
+    fn awaits(&self, token: Token) -> bool {
+        self.queue
+            .iter()
+            .any(|place| place.token == token.to_bytes())
+    }
+
+    fn is_worth_writing_over(&self, before: &Self) -> bool {
+        if self == before {
+            return false;
+        }
+        let polled = self.queue.iter().zip(&before.queue);
+        let mut polled = polled.map(|(new, old)| new.seen.saturating_sub(old.seen));
+        let polled_again = POLLED_AGAIN.as_micros() as u64;
+        !self.differs_by_polls(before) || polled.any(|time| time >= polled_again)
+    }
+
+    /// Returns whether every holder of this record was a holder before, for as long. A crash that
+    /// brings the earlier record back then costs waiting and no more.
+    ///
+    /// A hand-off must survive a crash: the previous holder, which would hold the lock again, may
+    /// repeat its release, and the lock would go to another waiter.
+    fn relies_on_less_than(&self, before: &Self) -> bool {
+        let is_same_mode = self.mode() == before.mode();
+        let is_covered = |slot: &StoredSlot| {
+            let mut old = before.slots.iter();
+            is_same_mode && old.any(|old| old.token == slot.token && old.expires >= slot.expires)
+        };
+        self.slots.iter().all(is_covered)
+    }
+
+    fn needed_until(&self, now: Timestamp) -> Timestamp {
+        let slots = self.slots.iter().map(|slot| slot.expires);
+        let places = self
+            .queue
+            .iter()
+            .map(|place| place.seen + ENTRY_TTL.as_micros() as u64);
+        let last = slots.chain(places).fold(now.micros(), u64::max);
+        Timestamp::from_micros(last).later(KEPT_FOR)
+    }
+}

@@ -1,0 +1,377 @@
+//! The calls that operations on records make.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{FutureExt as _, future::join_all};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use super::{
+    Change, Decide, Record, RecordName, Swap, SwapReply, Swapped, Timestamp,
+    adapter::Shared,
+    attempt::{Attempt, Next, Pending},
+    evaluation::Lock,
+    news,
+    outcome::Outcome,
+};
+use crate::{
+    store::{StoreError, StoreEvent, Token},
+    sync::lock,
+};
+
+/// Operations in progress, each with its place among the results.
+type Open<T> = Vec<(usize, Attempt<T>)>;
+type Results<T> = Vec<Option<Result<T, StoreError>>>;
+
+/// The result of an operation on records that were locked for it.
+enum Updated<T> {
+    Ended(Result<T, StoreError>),
+    /// The database cannot lock records.
+    Unsupported(Box<Attempt<T>>),
+}
+
+/// The choice that was made while records were locked.
+struct Decided<T> {
+    next: Result<Next<T>, StoreError>,
+    /// The events of its swap for clients of this store.
+    events: Vec<StoreEvent>,
+}
+
+impl Shared {
+    pub(super) fn now(&self) -> Option<Timestamp> {
+        let reading = self.clock.reading()?;
+        Some(reading.reached(Instant::now()))
+    }
+
+    pub(super) async fn read(
+        &self,
+        names: &[RecordName],
+    ) -> Result<Vec<Option<Record>>, StoreError> {
+        let sent = Instant::now();
+        let reply = self.records.read(names).await?;
+        self.clock.read(reply.now, sent);
+        for (name, record) in names.iter().zip(&reply.records) {
+            self.cache.put(name, record.clone());
+        }
+        Ok(reply.records)
+    }
+
+    pub(super) async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
+        let sent = Instant::now();
+        let reply = self.records.swap(swap).await?;
+        self.swapped(swap, &reply, sent);
+        Ok(reply)
+    }
+
+    async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+        if let [swap] = swaps {
+            return vec![self.swap(swap).await];
+        }
+        let sent = Instant::now();
+        let replies = self.records.swap_each(swaps).await;
+        for (swap, reply) in swaps.iter().zip(&replies) {
+            if let Ok(reply) = reply {
+                self.swapped(swap, reply, sent);
+            }
+        }
+        replies
+    }
+
+    fn swapped(&self, swap: &Swap, reply: &SwapReply, sent: Instant) {
+        self.clock.read(reply.now, sent);
+        match &reply.outcome {
+            Swapped::Done => {
+                for Change { name, record, .. } in &swap.changes {
+                    self.cache.put(name, Some(record.clone()));
+                }
+            }
+            Swapped::Conflict(present) => {
+                for (change, record) in swap.changes.iter().zip(present) {
+                    self.cache.set_contended(&change.name, true);
+                    self.cache.put(&change.name, record.clone());
+                }
+            }
+            Swapped::Early | Swapped::Guarded => {}
+        }
+    }
+
+    /// Executes one operation.
+    pub(super) async fn execute<T: Outcome>(
+        self: Arc<Self>,
+        attempt: Attempt<T>,
+    ) -> Result<T, StoreError> {
+        let mut replies = self.execute_each(vec![attempt]).await;
+        replies.pop().unwrap_or_else(|| Err(StoreError::late()))
+    }
+
+    /// Executes operations on different locks, in shared calls.
+    ///
+    /// In a task of its own, which ends with this future: an operation takes several calls, and
+    /// its progress must not depend on how often the caller polls it.
+    pub(super) async fn execute_each<T: Outcome>(
+        self: &Arc<Self>,
+        attempts: Vec<Attempt<T>>,
+    ) -> Vec<Result<T, StoreError>> {
+        let number = attempts.len();
+        let mut task = JoinSet::new();
+        task.spawn(self.clone().advance_all(attempts));
+        match task.join_next().await {
+            Some(Ok(results)) => results,
+            // The runtime is shutting down.
+            _ => (0..number).map(|_| Err(StoreError::late())).collect(),
+        }
+    }
+
+    async fn advance_all<T: Outcome>(
+        self: Arc<Self>,
+        attempts: Vec<Attempt<T>>,
+    ) -> Vec<Result<T, StoreError>> {
+        let mut results: Results<T> = attempts.iter().map(|_| None).collect();
+        let mut open: Open<T> = attempts.into_iter().enumerate().collect();
+        while !open.is_empty() {
+            open = self.go_on(open, &mut results).await;
+        }
+        let results = results.into_iter();
+        results
+            .map(|result| result.unwrap_or_else(|| Err(StoreError::late())))
+            .collect()
+    }
+
+    /// Makes the next call of all operations. Returns those that have not ended.
+    async fn go_on<T: Outcome>(
+        self: &Arc<Self>,
+        open: Open<T>,
+        results: &mut Results<T>,
+    ) -> Open<T> {
+        let (contended, mut others): (Open<T>, Open<T>) =
+            open.into_iter().partition(|(_, it)| it.locks_records());
+        let updates = contended.into_iter().map(|(index, attempt)| {
+            // It is not dropped with the operation: while the records are locked, others wait.
+            let update = tokio::spawn(self.clone().update(attempt));
+            async move { (index, update.await) }
+        });
+        for (index, updated) in join_all(updates).await {
+            match updated {
+                Ok(Updated::Ended(result)) => results[index] = Some(result),
+                Ok(Updated::Unsupported(attempt)) => others.push((index, attempt.without_locks())),
+                // The runtime is shutting down.
+                Err(_) => results[index] = Some(Err(StoreError::late())),
+            }
+        }
+        let pause = others.iter().filter_map(|(_, it)| it.pause()).max();
+        if let Some(pause) = pause {
+            sleep(pause).await;
+        }
+        let now = self.now();
+        let (mut reads, mut swaps) = (Vec::new(), Vec::new());
+        for (index, mut attempt) in others {
+            match attempt.next(now) {
+                Ok(Next::Done(outcome, revoked)) => {
+                    self.revoked(&revoked);
+                    results[index] = Some(Ok(outcome));
+                }
+                Ok(Next::Read) => reads.push((index, attempt)),
+                Ok(Next::Swap(pending)) => swaps.push((index, attempt, *pending)),
+                Err(error) => results[index] = Some(Err(error)),
+            }
+        }
+        let mut open = Vec::new();
+        if !reads.is_empty() {
+            self.read_for(reads, results, &mut open).await;
+        }
+        if !swaps.is_empty() {
+            self.swap_for(swaps, results, &mut open).await;
+        }
+        open
+    }
+
+    async fn read_for<T: Outcome>(
+        &self,
+        reads: Open<T>,
+        results: &mut Results<T>,
+        open: &mut Open<T>,
+    ) {
+        let names: Vec<_> = reads
+            .iter()
+            .flat_map(|(_, attempt)| attempt.names())
+            .collect();
+        match self.read(&names).await {
+            Ok(records) => {
+                let mut records = records.into_iter();
+                for (index, mut attempt) in reads {
+                    let own = records.by_ref().take(attempt.locks.len()).collect();
+                    attempt.was_read(own);
+                    open.push((index, attempt));
+                }
+            }
+            Err(error) => {
+                for (index, _) in reads {
+                    results[index] = Some(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    async fn swap_for<T: Outcome>(
+        self: &Arc<Self>,
+        mut attempts: Vec<(usize, Attempt<T>, Pending<T>)>,
+        results: &mut Results<T>,
+        open: &mut Open<T>,
+    ) {
+        for (_, attempt, pending) in &attempts {
+            self.expect_messages(attempt, pending);
+        }
+        let address = |(_, _, pending): &mut (_, _, Pending<T>)| self.address(pending);
+        let local: Vec<_> = attempts.iter_mut().map(address).collect();
+        let swaps: Vec<_> = attempts
+            .iter()
+            .map(|(_, _, pending)| pending.swap.clone())
+            .collect();
+        let replies = self.swap_each(&swaps).await;
+        for (((index, mut attempt, pending), reply), local) in
+            attempts.into_iter().zip(replies).zip(local)
+        {
+            match reply {
+                Ok(reply) => match self.took_effect(&mut attempt, pending, reply, local) {
+                    Some(outcome) => results[index] = Some(Ok(outcome)),
+                    None => open.push((index, attempt)),
+                },
+                Err(error) => results[index] = Some(Err(error)),
+            }
+        }
+    }
+
+    /// Prepares for messages to a client that is about to wait. If that takes a while, its waiters
+    /// poll afterwards, as a message may have been missed.
+    fn expect_messages<T: Outcome>(self: &Arc<Self>, attempt: &Attempt<T>, pending: &Pending<T>) {
+        let Some(client) = attempt.waiter().filter(|_| pending.is_queued) else {
+            return;
+        };
+        if self
+            .records
+            .expect_messages(client)
+            .now_or_never()
+            .is_some()
+        {
+            return;
+        }
+        let (shared, locks) = (self.clone(), attempt.locks.clone());
+        tokio::spawn(async move {
+            shared.records.expect_messages(client).await;
+            for Lock { key, kind, .. } in locks {
+                let ttl = Duration::ZERO;
+                shared
+                    .listeners
+                    .notify(&StoreEvent::FreeIn { key, kind, ttl });
+            }
+        });
+    }
+
+    /// Returns the outcome of an operation and sends its events, if its swap took effect.
+    fn took_effect<T: Outcome>(
+        &self,
+        attempt: &mut Attempt<T>,
+        pending: Pending<T>,
+        reply: SwapReply,
+        events: Vec<StoreEvent>,
+    ) -> Option<T> {
+        let late = reply.now.since(pending.now);
+        self.revoked(&pending.revoked);
+        let outcome = attempt.was_swapped(pending, reply.now, reply.outcome)?;
+        for mut event in events {
+            match &mut event {
+                StoreEvent::Granted { grant, .. } => grant.shorten(late),
+                StoreEvent::FreeIn { ttl, .. } => ttl.shorten(late),
+                _ => {}
+            }
+            self.listeners.notify(&event);
+        }
+        Some(outcome)
+    }
+
+    /// Notifies the clients of this store that were revoked, in case that no message has. Before
+    /// the reply, which they would take for the end of a lease.
+    fn revoked(&self, tokens: &[Token]) {
+        for token in tokens {
+            let is_own = lock(&self.clients).contains(&token.client());
+            if is_own {
+                let event = StoreEvent::Revoked { token: *token };
+                self.listeners.notify(&event);
+            }
+        }
+    }
+
+    /// Turns the events for other clients into messages. Returns those for clients of this store.
+    fn address<T>(&self, pending: &mut Pending<T>) -> Vec<StoreEvent> {
+        let clients = lock(&self.clients);
+        let mut local = Vec::new();
+        let Swap {
+            changes, messages, ..
+        } = &mut pending.swap;
+        for caused in pending.events.drain(..) {
+            if clients.contains(&caused.client) {
+                local.push(caused.event);
+            } else if let Some(change) = changes.iter().find(|it| it.name == caused.record) {
+                let (client, event) = (caused.client, &caused.event);
+                messages.extend(news::message(client, event, change, pending.now));
+            }
+        }
+        local
+    }
+
+    /// Executes an operation while the database locks its records.
+    async fn update<T: Outcome>(self: Arc<Self>, mut attempt: Attempt<T>) -> Updated<T> {
+        let names = attempt.names();
+        loop {
+            let mut decided = None;
+            let sent = Instant::now();
+            let decide: Decide<'_> = Box::new(|reply| {
+                self.clock.read(reply.now, sent);
+                let is_contended = !attempt.has_found(&reply.records);
+                for name in &names {
+                    self.cache.set_contended(name, is_contended);
+                }
+                attempt.was_read(reply.records);
+                let mut next = attempt.next(Some(reply.now));
+                let (swap, events) = match &mut next {
+                    Ok(Next::Swap(pending)) => {
+                        self.expect_messages(&attempt, pending);
+                        let events = self.address(pending);
+                        (Some(pending.swap.clone()), events)
+                    }
+                    _ => (None, Vec::new()),
+                };
+                decided = Some(Decided { next, events });
+                swap
+            });
+            let Some(call) = self.records.update(&names, decide) else {
+                return Updated::Unsupported(Box::new(attempt));
+            };
+            let reply = match call.await {
+                Ok(reply) => reply,
+                Err(error) => return Updated::Ended(Err(error)),
+            };
+            let Some(Decided { next, events }) = decided else {
+                return Updated::Ended(Err(StoreError::late()));
+            };
+            let pending = match next {
+                Ok(Next::Swap(pending)) => *pending,
+                Ok(Next::Done(outcome, revoked)) => {
+                    self.revoked(&revoked);
+                    return Updated::Ended(Ok(outcome));
+                }
+                Ok(Next::Read) => return Updated::Ended(Err(StoreError::late())),
+                Err(error) => return Updated::Ended(Err(error)),
+            };
+            let Some(reply) = reply else {
+                return Updated::Ended(Err(StoreError::late()));
+            };
+            self.swapped(&pending.swap, &reply, sent);
+            if let Some(outcome) = self.took_effect(&mut attempt, pending, reply, events) {
+                return Updated::Ended(Ok(outcome));
+            }
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! Locks and the operations on them, for the in-memory store and for stores of records. Pure logic:
+//! the time is an argument.
+
+pub(crate) mod entry;
+#[cfg(test)]
+mod probe;
+
+use std::{
+    collections::HashMap,
+    ops::DerefMut,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use foldhash::fast::RandomState;
+use tokio::time::Instant;
+
+use self::entry::{Entry, Place, Slot};
+use crate::{
+    fence::FencingToken,
+    key::LockKey,
+    spec::{LockKind, Mode},
+    store::{
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, HolderId,
+        Identity, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+        StoreEvent, Token, Waiter,
+    },
+};
+
+/// The latest fencing token of all keys.
+#[derive(Debug)]
+pub(crate) struct Fences {
+    latest: AtomicU64,
+    /// The time of creation, by the clock of the steps and in microseconds since 1970.
+    epoch: (Instant, u64),
+}
+
+impl Default for Fences {
+    fn default() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let micros = since.map_or(0, |since| since.as_micros() as u64);
+        Self {
+            latest: AtomicU64::new(0),
+            epoch: (Instant::now(), micros),
+        }
+    }
+}
+
+impl Fences {
+    /// The time in microseconds since 1970.
+    fn micros(&self, now: Instant) -> u64 {
+        let (began, micros) = self.epoch;
+        micros + now.saturating_duration_since(began).as_micros() as u64
+    }
+
+    /// Creates the counter of a store whose clock showed `micros` microseconds since 1970 at
+    /// `began`.
+    #[cfg(feature = "records")]
+    pub(crate) fn since(began: Instant, micros: u64) -> Self {
+        Self {
+            latest: AtomicU64::new(0),
+            epoch: (began, micros),
+        }
+    }
+
+    /// Returns the next token at the time of `step`, and reserves this number of tokens after it.
+    fn next(&self, reserved: u32, step: &Step<'_>) -> FencingToken {
+        let micros = self.micros(step.now);
+        let farthest = micros + MAX_PROPOSAL_SKEW.as_micros() as u64;
+        let proposed = step.proposal.map(|fence| fence.number().min(farthest));
+        let micros = proposed.unwrap_or(micros);
+        let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
+        let last = |latest| Some(next(latest).later(reserved).number());
+        let relaxed = Ordering::Relaxed;
+        let (Ok(latest) | Err(latest)) = self.latest.fetch_update(relaxed, relaxed, last);
+        next(latest)
+    }
+
+    /// Makes the next token larger than `fence`.
+    pub(crate) fn raise(&self, fence: FencingToken) -> RaiseReply {
+        let latest = FencingToken::new(self.latest.fetch_max(fence.number(), Ordering::Relaxed));
+        match latest.filter(|latest| *latest >= fence) {
+            Some(latest) => RaiseReply::NotRaised { latest },
+            None => RaiseReply::Raised,
+        }
+    }
+
+    pub(crate) fn latest(&self) -> Option<FencingToken> {
+        FencingToken::new(self.latest.load(Ordering::Relaxed))
+    }
+}
+
+/// One step: its time, and the events that it causes.
+pub(crate) struct Step<'a> {
+    pub(crate) now: Instant,
+    fences: &'a Fences,
+    /// The fencing token that a grant should have, if possible.
+    pub(crate) proposal: Option<FencingToken>,
+    /// The acquisition that the releaser has named to the other servers as well.
+    heir: Option<Token>,
+    /// The caller. The reply contains its grant, so it needs no event.
+    pub(in crate::store) caller: Option<Token>,
+    /// To be sent when no mutex is locked any more.
+    pub(crate) events: Vec<StoreEvent>,
+    /// A holder was released, or was granted a lease that ends before the next waiter polls. The
+    /// next waiter is to be notified of the time at which the lock may be free.
+    frees: bool,
+    /// The step grants no lock: requests are refused or queued, and waiters stay in the queue.
+    pub(in crate::store) grants_nothing: bool,
+    /// Switches rule 15 off: this step grants nothing from the wait queue.
+    #[cfg(test)]
+    pub(crate) lets_nobody_in: bool,
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
+        Self {
+            now,
+            fences,
+            proposal: None,
+            heir: None,
+            caller,
+            events: Vec::new(),
+            frees: false,
+            grants_nothing: false,
+            #[cfg(test)]
+            lets_nobody_in: false,
+        }
+    }
+}
+
+#[cfg(feature = "records")]
+impl Step<'_> {
+    /// Returns the latest fencing token.
+    pub(in crate::store) fn latest_fence(&self) -> Option<FencingToken> {
+        self.fences.latest()
+    }
+}
+
+type Map = HashMap<LockKey, Entry, RandomState>;
+
+/// Some of the locks.
+#[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Table {
+    /// Of each kind.
+    maps: [Map; 2],
+}
+
+/// Grants all requests or none, each in the table at its `place`.
+pub(crate) fn acquire_all(
+    tables: &mut [impl DerefMut<Target = Table>],
+    place: impl Fn(&KeyRequest) -> usize,
+    requests: &[KeyRequest],
+    step: &mut Step<'_>,
+) -> AcquireAllReply {
+    let mut grants = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        // A request for several keys is never queued, whatever it says.
+        let request = &KeyRequest {
+            if_busy: IfBusy::Refuse,
+            ..request.clone()
+        };
+        match tables[place(request)].verdict(request, step) {
+            None => grants.push(None),
+            Some(AcquireReply::Granted(grant)) => grants.push(Some(grant)),
+            Some(reply) => return AcquireAllReply::Refused { index, reply },
+        }
+    }
+    let grant_one = |(request, grant): (&KeyRequest, Option<_>)| {
+        grant.unwrap_or_else(|| tables[place(request)].grant(request, step))
+    };
+    AcquireAllReply::Granted(requests.iter().zip(grants).map(grant_one).collect())
+}
+
+impl Table {
+    fn map(&mut self, kind: LockKind) -> &mut Map {
+        &mut self.maps[kind as usize]
+    }
+
+    fn entry(&self, key: &LockKey, kind: LockKind) -> Option<&Entry> {
+        self.maps[kind as usize].get(key)
+    }
+
+    /// Adds a lock that is kept elsewhere.
+    pub(crate) fn insert(&mut self, key: &LockKey, kind: LockKind, entry: Entry) {
+        self.map(kind).insert(key.clone(), entry);
+    }
+
+    /// Returns a lock, to be kept elsewhere.
+    #[cfg(feature = "records")]
+    pub(in crate::store) fn remove(&mut self, key: &LockKey, kind: LockKind) -> Option<Entry> {
+        self.map(kind).remove(key)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.maps.iter().map(Map::len).sum()
+    }
+
+    /// Advances the wait queue of a key. Returns its entry unless it is empty.
+    fn advanced(
+        &mut self,
+        key: &LockKey,
+        kind: LockKind,
+        step: &mut Step<'_>,
+    ) -> Option<&mut Entry> {
+        let map = self.map(kind);
+        let entry = map.get_mut(key)?;
+        entry.advance(key, step);
+        if entry.slots.is_empty() && entry.line.is_empty() {
+            map.remove(key);
+            return None;
+        }
+        map.get_mut(key)
+    }
+
+    /// Keeps the queue entry of the caller alive, and advances the wait queue.
+    fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
+        let kind = hold.mode.kind();
+        let entry = self.map(kind).get_mut(&hold.key)?;
+        entry.line.retain(|place| place.is_queued(step.now));
+        if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
+            place.seen = step.now;
+        }
+        self.advanced(&hold.key, kind, step)
+    }
+
+    /// Evaluates a request. Returns the reply, or `None` if it is to be granted. Grants nothing,
+    /// except to waiters in the queue.
+    pub(crate) fn verdict(
+        &mut self,
+        request: &KeyRequest,
+        step: &mut Step<'_>,
+    ) -> Option<AcquireReply> {
+        let (mode, now) = (request.hold.mode, step.now);
+        if now > request.deadline {
+            return Some(AcquireReply::Late);
+        }
+        let (key, kind) = (&request.hold.key, mode.kind());
+        if self.kept_alive(&request.hold, step).is_none() {
+            if !step.grants_nothing {
+                return None;
+            }
+            self.insert(key, kind, Entry::new(mode));
+        }
+        let entry = self.map(kind).get_mut(key)?;
+        if let Some(grant) = entry.repeated(&request.hold, step) {
+            return Some(AcquireReply::Granted(grant));
+        }
+        if let (Mode::Permits(wanted), Mode::Permits(held)) = (mode, entry.mode)
+            && wanted != held
+            && !entry.slots.is_empty()
+        {
+            return Some(AcquireReply::ModeMismatch);
+        }
+        let group = request.reader_group.filter(|_| mode == Mode::Shared);
+        let is_of_a_group = group.is_some_and(|reader| entry.is_held_by(reader));
+        let is_next = is_of_a_group || entry.next_waiter(now).is_none();
+        if entry.admits(mode) && is_next && !step.grants_nothing {
+            return None;
+        }
+        let holder_ttl = entry.holder_ttl(mode, now);
+        if request.if_busy == IfBusy::Refuse {
+            let has_waiters = entry.next_waiter(now).is_some();
+            return Some(AcquireReply::Busy {
+                holder_ttl,
+                has_waiters,
+            });
+        }
+        entry.enqueue(&request.hold, new_holder(request), now);
+        Some(AcquireReply::Queued {
+            counter: step.fences.latest(),
+            holder_ttl,
+        })
+    }
+
+    /// Grants a request that [`verdict`](Self::verdict) found free.
+    pub(crate) fn grant(&mut self, request: &KeyRequest, step: &Step<'_>) -> Grant {
+        let Hold { ref key, mode, .. } = request.hold;
+        let map = self.map(mode.kind());
+        if let Some(entry) = map.get_mut(key) {
+            return entry.hold(mode, new_holder(request), step);
+        }
+        shrink(map, step.now);
+        let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
+        entry.hold(mode, new_holder(request), step)
+    }
+
+    pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
+        self.verdict(request, step)
+            .unwrap_or_else(|| AcquireReply::Granted(self.grant(request, step)))
+    }
+
+    pub(crate) fn poll(&mut self, hold: &Hold, step: &mut Step<'_>) -> PollReply {
+        let Some(entry) = self.kept_alive(hold, step) else {
+            return PollReply::Gone;
+        };
+        if let Some(grant) = entry.repeated(hold, step) {
+            return PollReply::Granted(grant);
+        }
+        if entry.line.iter().any(|place| place.is_of(hold)) {
+            return PollReply::Queued {
+                counter: step.fences.latest(),
+                holder_ttl: entry.holder_ttl(hold.mode, step.now),
+            };
+        }
+        PollReply::Gone
+    }
+
+    /// Returns the slot of a holder that still holds the lock. Does not advance the wait queue.
+    fn held(&mut self, hold: &Hold, now: Instant) -> Option<&mut Slot> {
+        let entry = self.map(hold.mode.kind()).get_mut(&hold.key)?;
+        entry.expire(now);
+        entry.slot(hold.mode, hold.token)
+    }
+
+    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
+        let held = self.held(&renewal.hold, now);
+        held.map_or(RenewReply::Gone, |slot| {
+            slot.expires = slot.expires.max(now + renewal.lease);
+            RenewReply::Renewed {
+                ttl: slot.expires - now,
+            }
+        })
+    }
+
+    pub(crate) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
+        let (hold, now) = (&release.hold, step.now);
+        let given_back = self.give_back(release, now);
+        let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
+            step.frees = true;
+            self.advanced(&hold.key, hold.mode.kind(), step);
+            return given_back.unwrap_or_else(|reply| reply);
+        };
+        let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
+        step.caller = Some(next.token);
+        if let Err(reply) = given_back {
+            // The reply to an earlier release may have been lost.
+            return match self.poll(&next_hold, step) {
+                PollReply::Granted(grant) => ReleaseReply::Passed(grant),
+                PollReply::Queued {
+                    counter,
+                    holder_ttl,
+                } => ReleaseReply::Queued {
+                    counter,
+                    holder_ttl,
+                },
+                PollReply::Gone => reply,
+            };
+        }
+        let entry = self.map(LockKind::Lock).entry(hold.key.clone());
+        let entry = entry.or_insert_with(|| Entry::new(Mode::Exclusive));
+        entry.advance(&hold.key, step);
+        let is_next = entry.admits(Mode::Exclusive) && entry.next_waiter(now).is_none();
+        if is_next && !step.grants_nothing {
+            return ReleaseReply::Passed(entry.hold(Mode::Exclusive, next, step));
+        }
+        entry.enqueue(&next_hold, next, now);
+        ReleaseReply::Queued {
+            counter: step.fences.latest(),
+            holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
+        }
+    }
+
+    /// Releases a lock and hands it off to an heir, unless another acquisition comes before it.
+    pub(crate) fn hand_off(
+        &mut self,
+        release: &Release,
+        hand_off: &HandOff,
+        step: &mut Step<'_>,
+    ) -> ReleaseReply {
+        let HandOff { heir, .. } = hand_off;
+        (step.proposal, step.heir) = (Some(hand_off.proposal), Some(heir.request.token));
+        let reply = self.release(release, step);
+        let Hold { ref key, mode, .. } = release.hold;
+        if mode != Mode::Exclusive || hand_off.is_coordinator {
+            return reply;
+        }
+        let map = self.map(LockKind::Lock);
+        let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
+        entry.expire(step.now);
+        if entry.slots.is_empty() {
+            entry.grant_heir(key, heir.request, step);
+        }
+        reply
+    }
+
+    /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
+    fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
+        let hold = &release.hold;
+        let entry = self.map(hold.mode.kind()).get_mut(&hold.key);
+        let Some(entry) = entry.filter(|entry| entry.mode == hold.mode) else {
+            return Err(ReleaseReply::NotHeld);
+        };
+        entry.expire(now);
+        let slots = &mut entry.slots;
+        let Some(index) = slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
+            let kept = slots.iter().any(|slot| slot.token == hold.token);
+            return Err(if kept {
+                ReleaseReply::Released
+            } else {
+                ReleaseReply::NotHeld
+            });
+        };
+        let slot = slots.swap_remove(index);
+        // With a `next`, the lock does not become free, so there is nothing to reserve.
+        let keep_for = release.keep_for.filter(|_| release.next.is_none());
+        if let Some(keep_for) = keep_for.filter(|keep_for| !keep_for.is_zero()) {
+            // The token may have an earlier reserved slot, if a delayed request acquired the lock
+            // again.
+            slots.retain(|slot| slot.token != hold.token);
+            slots.push(Slot {
+                kept: true,
+                expires: now + keep_for,
+                ..slot
+            });
+        }
+        Ok(ReleaseReply::Released)
+    }
+
+    pub(crate) fn abandon(&mut self, hold: &Hold, step: &mut Step<'_>) {
+        if let Some(entry) = self.map(hold.mode.kind()).get_mut(&hold.key) {
+            entry.line.retain(|place| !place.is_of(hold));
+        }
+        self.release(&Release::new(hold.clone()), step);
+    }
+
+    pub(crate) fn convert(&mut self, hold: &Hold, step: &mut Step<'_>) -> ConvertReply {
+        self.converted(hold, step)
+            .map_or(ConvertReply::NotHeld, ConvertReply::Converted)
+    }
+
+    fn converted(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<Grant> {
+        if hold.mode.kind() != LockKind::Lock {
+            return None;
+        }
+        let entry = self.advanced(&hold.key, LockKind::Lock, step)?;
+        let mut slots = entry.slots.iter_mut();
+        let slot = slots.find(|slot| slot.is_held_by(hold.token))?;
+        slot.fence = step.fences.next(0, step);
+        let grant = slot.grant(step.now);
+        entry.mode = Mode::Shared;
+        // Readers at the front of the queue may be admitted now.
+        entry.advance(&hold.key, step);
+        Some(grant)
+    }
+
+    /// Returns the locks whose names begin with `prefix`.
+    pub(in crate::store) fn names(&self, prefix: &str, now: Instant) -> Vec<(LockKey, LockKind)> {
+        let kinds = [LockKind::Lock, LockKind::Permits].into_iter();
+        let taken = |kind: LockKind| {
+            let entries = self.maps[kind as usize].iter();
+            let taken = entries.filter(move |(_, entry)| entry.is_taken(now));
+            taken.map(move |(key, _)| (key.clone(), kind))
+        };
+        let all = kinds.flat_map(taken);
+        all.filter(|(key, _)| key.as_str().starts_with(prefix))
+            .collect()
+    }
+
+    pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, step: &Step<'_>) -> Inspection {
+        let now = step.now;
+        let Some(entry) = self.entry(key, kind) else {
+            return Inspection::default();
+        };
+        let micros = step.fences.micros(now);
+        let holder = |slot: &Slot| {
+            let id = HolderId::of(key, slot.token, slot.kept);
+            let client = Identity::unnamed(slot.token.client());
+            // The number of a writer's token is the time of its grant.
+            let age = micros.checked_sub(slot.fence.number());
+            let age = age.filter(|_| entry.mode == Mode::Exclusive);
+            Holder::new(id, entry.mode, Some(slot.expires - now), client)
+                .reservation(slot.kept)
+                .held_for(age.map(Duration::from_micros))
+        };
+        let mut holders: Vec<_> = entry.living(now).map(holder).collect();
+        holders.sort_by_key(|holder| holder.ttl);
+        let waiter = |place: &Place| {
+            let silent = now.saturating_duration_since(place.seen);
+            let client = Identity::unnamed(place.request.token.client());
+            let waited = now.saturating_duration_since(place.came);
+            Waiter::new(place.mode, place.request.lease, silent, client).waited(Some(waited))
+        };
+        Inspection {
+            holders,
+            waiters: entry.queued(now).map(waiter).collect(),
+            fence: entry.living(now).map(|slot| slot.fence).max(),
+        }
+    }
+
+    pub(crate) fn revoke(
+        &mut self,
+        key: &LockKey,
+        kind: LockKind,
+        scope: RevokeScope,
+        step: &mut Step<'_>,
+    ) -> RevokeReply {
+        let Some(entry) = self.map(kind).get_mut(key) else {
+            return RevokeReply::NotHeld;
+        };
+        entry.expire(step.now);
+        let is_meant = |slot: &Slot| match scope {
+            RevokeScope::Holder(id) => HolderId::of(key, slot.token, slot.kept) == id,
+            RevokeScope::Leased | RevokeScope::AlsoEndless => true,
+        };
+        let (before, events) = (entry.slots.len(), &mut step.events);
+        entry.slots.retain(|slot| {
+            if is_meant(slot) {
+                let token = slot.token;
+                events.push(StoreEvent::Revoked { token });
+            }
+            !is_meant(slot)
+        });
+        let reply = match before - entry.slots.len() {
+            _ if before == 0 => RevokeReply::NotHeld,
+            0 => RevokeReply::Changed,
+            _ => RevokeReply::Revoked,
+        };
+        self.advanced(key, kind, step);
+        reply
+    }
+}
+
+fn new_holder(request: &KeyRequest) -> NextHolder {
+    NextHolder::new(request.hold.token, request.lease, request.reserved)
+}
+
+/// Drops expired entries before the map has to grow, so that locks that are never released do not
+/// pile up.
+fn shrink(map: &mut Map, now: Instant) {
+    if map.len() == map.capacity() {
+        map.retain(|_, entry| entry.is_taken(now));
+        // Otherwise each of the next insertions might visit all entries for a few expired ones.
+        map.reserve(map.len());
+    }
+}

@@ -1,0 +1,265 @@
+//! Real PostgreSQL servers, each with its own data on its own loopback port, that always end with
+//! the test process.
+//!
+//! ```no_run
+//! # async fn example() {
+//! use lock_tests::{PostgresServer, postgres, shared_postgres};
+//!
+//! // Its own server, for a test that stops, kills or configures it.
+//! let server = PostgresServer::builder().setting("max_connections", "20").start().await;
+//! let client = server.connect().await;
+//! client.batch_execute("create table colour (name text)").await.unwrap();
+//! server.kill();
+//! server.restart().await;
+//!
+//! // A database on the shared server, for all other tests.
+//! let url = shared_postgres().await.new_database().await;
+//! let client = postgres::connect(&url).await;
+//! # }
+//! ```
+
+mod builder;
+mod installation;
+
+use std::{
+    net::{Ipv4Addr, TcpStream},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::{
+    sync::OnceCell,
+    time::{Instant, sleep, timeout},
+};
+use tokio_postgres::{Client, NoTls};
+use url::Url;
+
+pub use self::builder::Builder;
+use self::builder::Failure;
+use crate::{
+    redis_server::{POLL, unique},
+    supervised::Supervised,
+};
+
+/// Time limit for a start, with the recovery after a crash, and for a connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Server shared by all tests of this process that neither stop it nor change its settings; the
+/// first caller starts it. Every test has a [`new_database`](PostgresServer::new_database).
+pub async fn shared_postgres() -> &'static PostgresServer {
+    static SHARED: OnceCell<PostgresServer> = OnceCell::const_new();
+    SHARED
+        .get_or_init(|| {
+            PostgresServer::builder()
+                .in_memory()
+                .setting("max_connections", "500")
+                .start()
+        })
+        .await
+}
+
+/// A connection to the database that a URL names. It ends with the client, or with the runtime.
+///
+/// # Panics
+/// When the server refuses it, or does not answer within 30 s.
+pub async fn connect(url: &str) -> Client {
+    let connecting = timeout(PATIENCE, tokio_postgres::connect(url, NoTls)).await;
+    let connecting = connecting.unwrap_or_else(|_| panic!("{url}: no answer"));
+    let (client, connection) = connecting.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+    // Its error is that of the queries.
+    tokio::spawn(async { drop(connection.await) });
+    client
+}
+
+/// A real PostgreSQL server, killed when it is dropped or when this process ends in any way.
+#[derive(Debug)]
+pub struct PostgresServer {
+    port: u16,
+    settings: Builder,
+    /// A std mutex: it is held for signals and for the end of processes, never across an await.
+    state: Mutex<State>,
+    /// The data, removed after the end of the server.
+    directory: Supervised,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` after [`PostgresServer::kill`].
+    process: Option<Supervised>,
+    stopped: bool,
+}
+
+impl PostgresServer {
+    /// A server with default settings, which keeps its data on disk, ready for connections.
+    ///
+    /// # Panics
+    /// When it is not ready within 30 s, with the server's log.
+    pub async fn start() -> Self {
+        Self::builder().start().await
+    }
+
+    /// Settings for a server to be started.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// `postgres://postgres[:password]@127.0.0.1:port/postgres`, as the superuser.
+    pub fn url(&self) -> String {
+        self.url_of("postgres")
+    }
+
+    /// The same for another database.
+    pub fn url_of(&self, database: &str) -> String {
+        url(
+            "postgres",
+            self.settings.password.as_deref(),
+            self.port,
+            database,
+        )
+    }
+
+    /// The same for another user, which a test has created.
+    pub fn url_as(&self, user: &str, password: &str, database: &str) -> String {
+        url(user, Some(password), self.port, database)
+    }
+
+    /// The port that the server listens on, the same for its whole life.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the postmaster.
+    ///
+    /// # Panics
+    /// When it was killed.
+    pub fn pid(&self) -> u32 {
+        let state = self.state();
+        let process = state.process.as_ref().expect("the server was killed");
+        process.pid()
+    }
+
+    /// Neither killed nor stopped.
+    pub fn is_running(&self) -> bool {
+        let state = self.state();
+        state.process.is_some() && !state.stopped
+    }
+
+    /// Output of the running server so far; empty when it was killed.
+    pub fn log(&self) -> String {
+        let state = self.state();
+        state
+            .process
+            .as_ref()
+            .map_or_else(String::new, Supervised::output)
+    }
+
+    /// A connection as the superuser to the database `postgres`.
+    ///
+    /// # Panics
+    /// When the server does not answer within 30 s.
+    pub async fn connect(&self) -> Client {
+        connect(&self.url()).await
+    }
+
+    /// Creates an empty database with a unique name, and returns its URL.
+    ///
+    /// # Panics
+    /// As [`connect`](Self::connect).
+    pub async fn new_database(&self) -> String {
+        let name = unique("test");
+        let create = format!("create database \"{name}\"");
+        let created = self.connect().await.batch_execute(&create).await;
+        created.unwrap_or_else(|error| panic!("{create}: {error:?}"));
+        self.url_of(&name)
+    }
+
+    /// SIGSTOP to the postmaster and to all of its backends: the server keeps its port, its
+    /// connections and the locks of its transactions, but sends no replies.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        self.state().stopped = true;
+    }
+
+    /// SIGCONT: continues after [`stop`](Self::stop).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+        self.state().stopped = false;
+    }
+
+    /// SIGKILL to the postmaster and to all of its backends, also stopped ones, as if the machine
+    /// had crashed; returns when all have ended and the port is closed. The data are kept.
+    pub fn kill(&self) {
+        let mut state = self.state();
+        state.stopped = false;
+        let Some(process) = state.process.take() else {
+            return;
+        };
+        let log = process.output();
+        if let Err(error) = process.kill_keeping_directory() {
+            panic!("SIGKILL to the server: {error}; its log:\n{log}");
+        }
+        // A process that ends closes its output before its port.
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Kills the server if it still runs, and starts it again on the same port, with the same
+    /// settings and its data. It recovers: no commit with a reply is lost, unless it was
+    /// asynchronous.
+    ///
+    /// # Panics
+    /// When the server is not ready within 30 s, with its log.
+    pub async fn restart(&self) {
+        self.kill();
+        let deadline = Instant::now() + PATIENCE;
+        let process = loop {
+            match self
+                .settings
+                .launch(self.port, self.directory.directory())
+                .await
+            {
+                Ok(process) => break process,
+                Err(Failure::PortTaken(_)) if Instant::now() < deadline => sleep(POLL).await,
+                Err(failure) => panic!("{}", failure.into_error(self.port)),
+            }
+        };
+        self.state().process = Some(process);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is consistent even when a holder has panicked, and a failed test must still end
+        // its servers.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let mut state = self.state();
+        let process = state.process.as_mut().expect("the server was killed");
+        if let Err(error) = process.signal_tree(signal) {
+            let log = process.output();
+            panic!("signal {signal:?} to the server: {error}; its log:\n{log}");
+        }
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // Its supervisor would not wait for the backends.
+        if let Some(process) = self.state().process.take() {
+            let _ = process.kill_keeping_directory();
+        }
+    }
+}
+
+fn url(user: &str, password: Option<&str>, port: u16, database: &str) -> String {
+    let mut url = Url::parse("postgres://127.0.0.1").expect("a valid URL");
+    // These fail for URLs without a host only.
+    let _ = url.set_port(Some(port));
+    let _ = url.set_username(user);
+    let _ = url.set_password(password);
+    url.set_path(database);
+    url.into()
+}

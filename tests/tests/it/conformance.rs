@@ -1,0 +1,79 @@
+//! The conformance tests of lock-runtime, on its own stores.
+
+mod model;
+pub(crate) mod noticed;
+
+mod in_memory {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{MemoryStore, Store};
+
+    lock_runtime::conformance!({
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        async move || store.clone()
+    });
+}
+
+mod on_redis {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{Store, redis::RedisStore};
+    use lock_tests::shared_server;
+
+    lock_runtime::conformance!(async || {
+        let url = shared_server().await.url();
+        Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
+    });
+}
+
+mod on_postgres {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{
+        Store,
+        postgres::{PostgresOptions, PostgresRecords},
+    };
+    use lock_tests::shared_postgres;
+
+    lock_runtime::conformance!(async || {
+        let url = shared_postgres().await.url();
+        let options = PostgresOptions::default();
+        let records = PostgresRecords::connect(&url, "conformance", options).await;
+        Arc::new(records.unwrap().into_store()) as Arc<dyn Store>
+    });
+}
+
+mod on_a_server_of_a_quorum {
+    use std::{sync::Arc, time::Duration};
+
+    use lock_runtime::store::{Store, redis::RedisStore};
+    use lock_tests::{RedisServer, shared_five};
+    use tokio::{sync::OnceCell, time::sleep};
+
+    lock_runtime::conformance!(async || {
+        static VOTES: OnceCell<()> = OnceCell::const_new();
+        let urls: Vec<_> = shared_five().await.iter().map(RedisServer::url).collect();
+        let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+        // A server reports its uptime, during which it may not vote, in whole seconds.
+        VOTES
+            .get_or_init(|| sleep(Duration::from_millis(1100)))
+            .await;
+        let members = RedisStore::members(&urls, "conformance", Duration::ZERO).await;
+        let (_, member) = members.unwrap().swap_remove(0);
+        member as Arc<dyn Store>
+    });
+}
+
+mod on_a_cluster {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{Store, redis::RedisStore};
+    use lock_tests::shared_cluster;
+
+    use crate::place::cluster_url;
+
+    lock_runtime::conformance!(async || {
+        let url = cluster_url(shared_cluster().await);
+        Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
+    });
+}

@@ -1,0 +1,41 @@
+//! The model test in full: a hundred thousand operations, and all parts of their replies.
+
+use std::{sync::Arc, time::Duration};
+
+use lock_runtime::{
+    conformance::Model,
+    store::{Store, redis::RedisStore},
+};
+use lock_tests::RedisServer;
+
+/// Of 110 operations each.
+const SEQUENCES: u64 = 1_000;
+
+#[tokio::test]
+async fn redis_answers_as_memory_does() {
+    let server = RedisServer::start().await;
+    let model = Model::new().sequences(SEQUENCES).exact();
+    let make = async || {
+        let store = RedisStore::connect(&server.url(), "model").await.unwrap();
+        Arc::new(store) as Arc<dyn Store>
+    };
+    model.run(&make).await;
+}
+
+#[tokio::test]
+async fn server_of_a_quorum_answers_as_memory_does() {
+    let servers = RedisServer::builder().start_all(3).await;
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let members = RedisStore::members(&urls, "model", Duration::ZERO).await;
+    let (_, member) = members.unwrap().swap_remove(0);
+    // The uptime is in whole seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let channel = format!("model:{}:quorum", "0".repeat(32));
+    // A server grants nothing to an heir whose channel has no subscriber.
+    let client = redis::Client::open(urls[0]).unwrap();
+    let mut subscription = client.get_async_pubsub().await.unwrap();
+    subscription.subscribe(&channel).await.unwrap();
+    let model = Model::new().sequences(SEQUENCES).exact();
+    model.run_member(member, Some(channel.into())).await;
+}

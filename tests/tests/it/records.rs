@@ -1,0 +1,4 @@
+//! Locks in stores of records.
+
+mod files;
+mod noticed;

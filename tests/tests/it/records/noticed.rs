@@ -1,0 +1,203 @@
+//! Each fault of a database is noticed by the conformance tests, and slowness does no harm.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lock_runtime::{
+    conformance,
+    store::{
+        RecordStore, Records, Replied, Store, StoreError,
+        records::{ReadReply, Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
+    },
+};
+use tokio::time::sleep;
+
+use super::files::{FileRecords, Place};
+use crate::conformance::noticed::{HELD_TWICE, LATE, notices};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const LATENESS: Duration = Duration::from_millis(300);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Replaces records of any version.
+    IgnoresVersions,
+    /// Keeps the version of a record that it replaces.
+    KeepsVersions,
+    /// Replies to each fifth swap without executing it.
+    LosesSwaps,
+    /// Executes only the first change of a swap.
+    HalvesSwaps,
+    /// Executes a swap once more, and late, if its future was dropped.
+    ExecutesLate,
+    /// The same, and deletes the records of free locks.
+    ForgetsAndExecutesLate,
+    /// Executes a swap at once, and replies late.
+    RepliesLate,
+}
+
+#[derive(Clone, Debug)]
+struct Faulty {
+    records: FileRecords,
+    fault: Fault,
+    swaps: Arc<AtomicUsize>,
+}
+
+impl Faulty {
+    async fn swap(self, mut swap: Swap) -> Result<SwapReply, StoreError> {
+        let nth = self.swaps.fetch_add(1, Ordering::Relaxed);
+        match self.fault {
+            Fault::LosesSwaps if nth % 5 == 4 => {
+                return Ok(SwapReply::new(Timestamp::of_system(), Swapped::Done));
+            }
+            Fault::IgnoresVersions => return self.overwrite(swap).await,
+            Fault::KeepsVersions => {
+                for change in &mut swap.changes {
+                    change.record.version = change.known.unwrap_or(change.record.version);
+                }
+            }
+            Fault::HalvesSwaps => swap.changes.truncate(1),
+            Fault::ForgetsAndExecutesLate => {
+                for change in &mut swap.changes {
+                    let micros = change.needed_until.micros() - DAY.as_micros() as u64;
+                    change.needed_until = Timestamp::from_micros(micros);
+                }
+            }
+            _ => {}
+        }
+        let reply = self.records.swap(&swap).await;
+        if self.fault == Fault::RepliesLate {
+            sleep(LATENESS).await;
+        }
+        reply
+    }
+
+    async fn overwrite(self, mut swap: Swap) -> Result<SwapReply, StoreError> {
+        loop {
+            let reply = self.records.swap(&swap).await?;
+            let Swapped::Conflict(present) = &reply.outcome else {
+                return Ok(reply);
+            };
+            for (change, record) in swap.changes.iter_mut().zip(present) {
+                change.known = record.as_ref().map(|record| record.version);
+            }
+        }
+    }
+}
+
+/// A swap that is executed late, unless it has been executed.
+struct Late(Option<(Faulty, Swap)>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let Some((faulty, swap)) = self.0.take() else {
+            return;
+        };
+        tokio::spawn(async move {
+            sleep(LATENESS).await;
+            // Any swap deletes the records that are not needed.
+            let none = Swap::new(Vec::new(), Timestamp::default());
+            faulty.records.swap(&none).await.unwrap();
+            faulty.swap(swap).await.unwrap();
+        });
+    }
+}
+
+impl Records for Faulty {
+    fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
+        let late = matches!(
+            self.fault,
+            Fault::ExecutesLate | Fault::ForgetsAndExecutesLate
+        );
+        Box::pin(async move {
+            let mut late = Late(late.then(|| (self.clone(), swap.clone())));
+            let reply = self.clone().swap(swap.clone()).await;
+            late.0 = None;
+            reply
+        })
+    }
+
+    fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
+        self.records.read(names)
+    }
+
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: Option<&'a RecordName>,
+    ) -> Replied<'a, Vec<(RecordName, Record)>> {
+        self.records.list(prefix, after)
+    }
+}
+
+/// Makes a client of a database with a fault each time.
+macro_rules! make {
+    ($place:ident, $fault:expr) => {{
+        let records = Faulty {
+            records: $place.records(),
+            fault: $fault,
+            swaps: Arc::default(),
+        };
+        async move || Arc::new(RecordStore::new(records.clone())) as Arc<dyn Store>
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_that_do_not_count_are_noticed() {
+    for fault in [Fault::IgnoresVersions, Fault::KeepsVersions] {
+        let place = Place::new();
+        let make = make!(place, fault);
+        // The first one that is seen: two holders, or the lock of a lost release.
+        notices(
+            "the store breaks",
+            conformance::contenders_exclude_each_other(&make),
+        )
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn swaps_that_are_lost_are_noticed() {
+    let place = Place::new();
+    let make = make!(place, Fault::LosesSwaps);
+    notices(
+        HELD_TWICE,
+        conformance::contenders_exclude_each_other(&make),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn swaps_of_which_a_part_is_lost_are_noticed() {
+    let place = Place::new();
+    let make = make!(place, Fault::HalvesSwaps);
+    let promise = "a call that is repeated does no more than the first one";
+    notices(
+        promise,
+        conformance::several_keys_are_acquired_together(&make),
+    )
+    .await;
+}
+
+/// A swap that is executed late finds another version, as long as that record is kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_that_are_deleted_early_are_noticed() {
+    let place = Place::new();
+    let make = make!(place, Fault::ForgetsAndExecutesLate);
+    notices(LATE, conformance::abandoned_requests_have_no_effect(&make)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_swaps_and_late_replies_do_no_harm() {
+    for fault in [Fault::ExecutesLate, Fault::RepliesLate] {
+        let place = Place::new();
+        let make = make!(place, fault);
+        conformance::abandoned_requests_have_no_effect(&make).await;
+        conformance::dropped_calls_can_be_abandoned(&make).await;
+    }
+}

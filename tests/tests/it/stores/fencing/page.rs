@@ -1,0 +1,53 @@
+//! The SQL of the page on fencing, executed as the page shows it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{client, code, fenced, seen};
+
+const PAGE: &str = include_str!("../../../../../lock-runtime/src/guide/fencing.rs");
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The blocks of SQL in which `text` occurs.
+fn block(text: &str) -> String {
+    let lines = PAGE.lines().map(|line| line.trim_start_matches("//!"));
+    let page: String = lines.map(|line| format!("{line}\n")).collect();
+    let blocks = page.split("```sql\n").skip(1);
+    let mut blocks = blocks.filter_map(|rest| Some(rest.split_once("```")?.0));
+    blocks
+        .find(|block| block.contains(text))
+        .unwrap()
+        .to_owned()
+}
+
+#[tokio::test]
+async fn the_transaction_of_the_page_compares_and_writes() {
+    let client = client().await;
+    let table = "create table account (id bigint, balance bigint);
+        insert into account values (7, 100)";
+    client.batch_execute(table).await.unwrap();
+    let transaction = block("begin;");
+    for expected in [90, 80] {
+        client.batch_execute(&transaction).await.unwrap();
+        let row = client.query_one("select balance from account", &[]).await;
+        assert_eq!(row.unwrap().get::<_, i64>(0), expected);
+    }
+    let token = seen(&client, "account:7").await.unwrap();
+    fenced(&client, "account:7", token + 1).await.unwrap();
+    let refused = client.batch_execute(&transaction).await;
+    assert_eq!(code(refused), lock_runtime::fencing::STALE);
+}
+
+#[tokio::test]
+async fn the_deletion_of_the_page_leaves_the_tokens_of_a_week() {
+    let client = client().await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    for days in [0, 6, 8] {
+        let granted = i64::try_from((now - DAY * days).as_micros()).unwrap();
+        fenced(&client, &days.to_string(), granted).await.unwrap();
+    }
+    client.batch_execute(&block("delete from")).await.unwrap();
+    let query = "select resource from lock_runtime.seen order by resource";
+    let rows = client.query(query, &[]).await.unwrap();
+    let left: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, ["0", "6"]);
+}
