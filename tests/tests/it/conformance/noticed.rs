@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep};
 
 const FENCES: &str = "fencing tokens of a key are unique and increase";
 const AS_MEMORY: &str = "it replies as the in-memory store does";
-pub(crate) const HELD_TWICE: &str = "no holder relies on a lock that another one holds";
+const HELD_TWICE: &str = "no holder relies on a lock that another one holds";
 pub(crate) const LATE: &str = "a request has no effect after its deadline and an abandonment";
 const RENEWED: &str = "a renewal makes a lease longer, never shorter";
 
