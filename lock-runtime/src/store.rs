@@ -99,10 +99,8 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 ///
 /// # Stability
 ///
-/// Implementing this trait is **unstable**. The trait, [`QuorumMember`], their messages and
-/// [`Limits`] may change in any minor release, also after 1.0, until a store of another kind than
-/// Redis and memory is built on them. Code that only passes a store on, for example to
-/// [`LockClient::with_store`](crate::LockClient::with_store), is not affected.
+/// This trait changes as the rest of the API does: an incompatible change is a new major version.
+/// For a database, implement [`records::Records`] instead, with the feature `records`.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants the lock, queues the request or refuses it.
     ///
@@ -230,7 +228,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// A store that can be one of the servers of a [`QuorumStore`]: it accepts fencing tokens from its
 /// clients, so that several stores can give the same number to the same acquisition.
 ///
-/// As unstable as [`Store`].
+/// Implementing this trait is **unstable**: it may change in any minor release, also after 1.0,
+/// until a store of another kind than Redis and memory implements it.
 pub trait QuorumMember: Store {
     /// Same as [`acquire`](Store::acquire), but proposes the fencing token of the grant.
     ///
