@@ -33,7 +33,7 @@ use tokio::{
     sync::OnceCell,
     time::{Instant, sleep, timeout},
 };
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, Error, NoTls};
 use url::Url;
 
 pub use self::builder::Builder;
@@ -65,12 +65,20 @@ pub async fn shared_postgres() -> &'static PostgresServer {
 /// # Panics
 /// When the server refuses it, or does not answer within 30 s.
 pub async fn connect(url: &str) -> Client {
-    let connecting = timeout(PATIENCE, tokio_postgres::connect(url, NoTls)).await;
+    let connecting = timeout(PATIENCE, try_connect(url)).await;
     let connecting = connecting.unwrap_or_else(|_| panic!("{url}: no answer"));
-    let (client, connection) = connecting.unwrap_or_else(|error| panic!("{url}: {error:?}"));
+    connecting.unwrap_or_else(|error| panic!("{url}: {error:?}"))
+}
+
+/// The same, without a time limit.
+///
+/// # Errors
+/// When the server refuses it.
+pub async fn try_connect(url: &str) -> Result<Client, Error> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     // Its error is that of the queries.
     tokio::spawn(async { drop(connection.await) });
-    client
+    Ok(client)
 }
 
 /// A real PostgreSQL server, killed when it is dropped or when this process ends in any way.

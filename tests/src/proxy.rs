@@ -7,6 +7,8 @@
 //! is closed, at once or when the fault ends. Only published messages may be lost alone: no server
 //! guarantees their delivery.
 //!
+//! Of other protocols it knows no messages: "the next reply" is then what the server sends next.
+//!
 //! Subscriptions over version 2 of the protocol work, but their confirmations count as replies:
 //! tests that drop replies and subscribe use version 3 (`?protocol=resp3`).
 
@@ -27,7 +29,7 @@ use tokio::{
 };
 use url::Url;
 
-use self::connection::Connection;
+use self::connection::{Connection, Framing};
 use crate::{RedisServer, ports::free_port};
 
 /// Commands that a client sends by itself when it connects; "the next command" excludes them.
@@ -113,12 +115,16 @@ impl Proxy {
         Self::to_url(&server.url()).await
     }
 
-    /// A proxy to the server of a plain Redis URL on loopback.
+    /// A proxy to the server of a plain URL on loopback.
     ///
     /// # Panics
     /// When the URL has no port, or no port can be bound.
     pub async fn to_url(url: &str) -> Self {
-        let upstream = Url::parse(url).expect("a Redis URL");
+        let upstream = Url::parse(url).expect("a URL");
+        let framing = match upstream.scheme() {
+            "redis" => Framing::Redis,
+            _ => Framing::Any,
+        };
         let target = (
             Ipv4Addr::LOCALHOST,
             upstream.port().expect("a URL with a port"),
@@ -134,7 +140,7 @@ impl Proxy {
             }
         };
         let shared = Arc::new(Shared::default());
-        let accepting = tokio::spawn(accept(shared.clone(), listener, port, target));
+        let accepting = tokio::spawn(accept(shared.clone(), listener, port, target, framing));
         Self {
             shared,
             upstream,
@@ -153,7 +159,7 @@ impl Proxy {
     /// # Panics
     /// When it is not a URL.
     pub fn url_for(&self, url: &str) -> String {
-        self.through(&Url::parse(url).expect("a Redis URL"))
+        self.through(&Url::parse(url).expect("a URL"))
     }
 
     /// The address that clients connect to.
@@ -329,7 +335,13 @@ enum Then {
     Silence,
 }
 
-async fn accept(shared: Arc<Shared>, listener: TcpListener, port: u16, target: SocketAddr) {
+async fn accept(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    port: u16,
+    target: SocketAddr,
+    framing: Framing,
+) {
     let mut listener = Some(listener);
     let mut connections = JoinSet::new();
     let mut faults = shared.faults.subscribe();
@@ -346,7 +358,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, port: u16, target: S
             }
             Some(_) = connections.join_next() => {}
             Some(Ok((client, _))) = accept_from(listener.as_ref()) => {
-                let connection = Connection::new(shared.clone());
+                let connection = Connection::new(shared.clone(), framing);
                 shared.accepted.send_modify(|accepted| *accepted += 1);
                 connections.spawn(async move { connection.run(client, target).await });
             }

@@ -21,9 +21,27 @@ use tokio::{
 use super::{Faults, Flow, Shared, Then};
 use crate::resp;
 
+/// Separation of a stream of bytes into messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Framing {
+    Redis,
+    /// A message is what arrives at once. It need not be a whole one of its protocol.
+    Any,
+}
+
+impl Framing {
+    fn message_len(self, bytes: &[u8]) -> Option<usize> {
+        match self {
+            Self::Redis => resp::message_len(bytes),
+            Self::Any => Some(bytes.len()).filter(|&length| length > 0),
+        }
+    }
+}
+
 /// One client connected to the server.
 pub(super) struct Connection {
     shared: Arc<Shared>,
+    framing: Framing,
     /// The number of cuts when it was accepted.
     cuts: u64,
     state: Mutex<State>,
@@ -48,10 +66,11 @@ enum Verdict {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, framing: Framing) -> Self {
         let cuts = shared.faults.borrow().cuts;
         Self {
             shared,
+            framing,
             cuts,
             state: Mutex::default(),
         }
@@ -69,8 +88,8 @@ impl Connection {
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             tokio::select! {
-                ended = pump(from_client, to_server, |message| self.command(message)) => ended,
-                ended = pump(from_server, to_client, |message| self.reply(message)) => ended,
+                ended = pump(from_client, to_server, self.framing, |message| self.command(message)) => ended,
+                ended = pump(from_server, to_client, self.framing, |message| self.reply(message)) => ended,
             }
         };
         tokio::select! {
@@ -171,6 +190,7 @@ impl Connection {
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    framing: Framing,
     judge: impl Fn(&[u8]) -> Verdict,
 ) -> io::Result<()> {
     let (queue, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
@@ -178,7 +198,7 @@ async fn pump(
         let mut buffer = Vec::with_capacity(16 * 1024);
         while from.read_buf(&mut buffer).await? > 0 {
             let mut passed = 0;
-            while let Some(length) = resp::message_len(&buffer[passed..]) {
+            while let Some(length) = framing.message_len(&buffer[passed..]) {
                 let message = &buffer[passed..passed + length];
                 passed += length;
                 match judge(message) {

@@ -21,13 +21,15 @@
 mod faults;
 mod noticed;
 mod processes;
+mod server;
 
 use std::{env, sync::Arc, time::Duration};
 
+use futures_util::TryStreamExt as _;
 use futures_util::future::join_all;
 use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
 use lock_tests::{
-    Proxy, RedisServer, SentinelSet, shared_cluster, shared_sentinels,
+    Proxy, RedisServer, SentinelSet, shared_cluster, shared_postgres, shared_sentinels,
     storm::{Chronicle, HANDOVER, KEYS, Plan, RECOVERY, Report, nanos},
     unique,
 };
@@ -36,6 +38,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::{
     faults::{Faults, Struck},
     processes::{Place, Processes, Records},
+    server::Server,
 };
 use crate::{
     exclusion::times_as_long,
@@ -73,7 +76,7 @@ fn seed() -> u64 {
 /// A store, and the connections of each client to it.
 struct Site {
     /// The servers that fail. Empty if the store is shared with other tests.
-    servers: Vec<RedisServer>,
+    servers: Vec<Server>,
     /// For each client, a proxy to each of these servers.
     proxies: Vec<Vec<Proxy>>,
     /// The URL of a store whose servers do not fail.
@@ -83,19 +86,11 @@ struct Site {
 }
 
 impl Site {
-    /// Starts one server, or several of which a majority has to agree. A restart from the log loses
-    /// nothing that the server has acknowledged.
-    async fn start(servers: usize, workers: Vec<String>) -> Self {
-        let builder = RedisServer::builder()
-            .arg("--appendonly", "yes")
-            .arg("--appendfsync", "always");
-        let servers = builder
-            .arg("--auto-aof-rewrite-percentage", "0")
-            .start_all(servers)
-            .await;
+    /// Uses one server, or several of which a majority has to agree.
+    async fn start(servers: Vec<Server>, workers: Vec<String>) -> Self {
         let mut proxies = Vec::new();
         for _ in 0..CLIENTS + workers.len() {
-            proxies.push(join_all(servers.iter().map(Proxy::to)).await);
+            proxies.push(join_all(servers.iter().map(Server::proxy)).await);
         }
         let site = Self {
             servers,
@@ -187,7 +182,10 @@ impl Site {
             Some(url) => url
                 .split_once(':')
                 .map_or(url.clone(), |(scheme, _)| scheme.to_owned()),
-            None => format!("{} servers", self.servers.len()),
+            None => match &self.servers[..] {
+                [Server::Postgres(_)] => "a server of PostgreSQL".to_owned(),
+                servers => format!("{} servers", servers.len()),
+            },
         }
     }
 
@@ -244,6 +242,24 @@ impl Site {
         report
     }
 
+    /// Asserts that the servers that may fail keep nothing of this storm but fences and the marker of
+    /// their data.
+    async fn assert_nothing_left(&self) {
+        for server in &self.servers {
+            match server {
+                Server::Redis(server) => self.assert_nothing_left_at([server]).await,
+                Server::Postgres(_) => self.assert_nothing_listed().await,
+            }
+        }
+    }
+
+    /// Asserts that no lock is held and no request waits.
+    async fn assert_nothing_listed(&self) {
+        let locks = self.client(0).await;
+        let left = async || matches!(locks.list("").try_next().await, Ok(None));
+        eventually("no lock is listed", left).await;
+    }
+
     /// Asserts that the servers keep nothing of this storm but fences and the marker of their data.
     async fn assert_nothing_left_at(&self, servers: impl IntoIterator<Item = &RedisServer>) {
         let pattern = format!("*{}:*", self.namespace);
@@ -292,22 +308,34 @@ async fn storm_of(clients: &[LockClient], length: Duration) -> Report {
     report
 }
 
-async fn on_one_server() {
-    let site = Site::start(1, vec![WORKER.to_owned(); WORKERS]).await;
+async fn on_servers(servers: Vec<Server>) {
+    let site = Site::start(servers, vec![WORKER.to_owned(); WORKERS]).await;
     site.storm().await.assert_all();
-    site.assert_nothing_left_at(&site.servers).await;
-}
-
-async fn on_a_majority_of_three_servers() {
-    let site = Site::start(3, vec![WORKER.to_owned(); WORKERS]).await;
-    site.storm().await.assert_all();
-    site.assert_nothing_left_at(&site.servers).await;
+    site.assert_nothing_left().await;
 }
 
 /// One storm begins while the servers of the other are in quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_servers_and_processes_that_fail() {
-    tokio::join!(on_one_server(), on_a_majority_of_three_servers());
+    let (one, three) = (Server::redis(1).await, Server::redis(3).await);
+    tokio::join!(on_servers(one), on_servers(three));
+}
+
+mod on_postgres {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn on_a_server_and_processes_that_fail() {
+        on_servers(vec![Server::postgres().await]).await;
+    }
+
+    /// Without restarts, the storm is faster.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn on_processes_that_fail() {
+        let site = Site::shared(shared_postgres().await.url());
+        site.storm().await.assert_all();
+        site.assert_nothing_listed().await;
+    }
 }
 
 async fn on_a_primary_that_sentinels_name() {
@@ -348,7 +376,7 @@ async fn acquire_excludes_between_clients_of_two_builds() {
     };
     for servers in [1, 3] {
         let site = Site::start(
-            servers,
+            Server::redis(servers).await,
             [WORKER, &old]
                 .repeat(WORKERS)
                 .into_iter()
@@ -365,6 +393,6 @@ async fn acquire_excludes_between_clients_of_two_builds() {
         }
         report.assert_exclusive();
         report.assert_answered();
-        site.assert_nothing_left_at(&site.servers).await;
+        site.assert_nothing_left().await;
     }
 }

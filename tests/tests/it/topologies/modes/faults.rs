@@ -3,21 +3,21 @@
 use std::{sync::Mutex, time::Duration};
 
 use lock_tests::{
-    Proxy, RedisServer,
+    Proxy,
     proxy::{Direction, DropReply},
     storm::{Fault, Nanos, nanos},
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 
-use super::processes::Processes;
+use super::{processes::Processes, server::Server};
 
 /// The longest pause between two faults of one kind.
 const PAUSE: Duration = Duration::from_millis(150);
 
 /// Everything that can fail.
 pub(super) struct Struck<'a> {
-    pub(super) servers: &'a [RedisServer],
+    pub(super) servers: &'a [Server],
     /// For each client, a proxy to each server.
     pub(super) proxies: &'a [Vec<Proxy>],
     pub(super) processes: &'a Processes,
@@ -48,33 +48,50 @@ impl Faults {
 
 /// A fault of a server, or of a connection to it.
 #[derive(Clone, Copy, Debug)]
-enum Strike {
+pub(super) enum Strike {
     Cut,
     Stall,
     LoseReplies,
-    LoseRepliesSilently,
     NoReplies,
     BlackHole,
     Stop,
+    RestartFromLog,
+    Redis(OfRedis),
+}
+
+/// A fault that needs a Redis server, or knows its protocol.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OfRedis {
+    LoseRepliesSilently,
     Pause,
     FlushScripts,
-    RestartFromLog,
     RestartEmpty,
 }
 
-const STRIKES: [Strike; 11] = [
-    Strike::Cut,
-    Strike::Stall,
-    Strike::LoseReplies,
-    Strike::LoseRepliesSilently,
-    Strike::NoReplies,
-    Strike::BlackHole,
-    Strike::Stop,
-    Strike::Pause,
-    Strike::FlushScripts,
-    Strike::RestartFromLog,
-    Strike::RestartEmpty,
-];
+impl Strike {
+    pub(super) const OF_ANY_SERVER: [Self; 7] = [
+        Self::Cut,
+        Self::Stall,
+        Self::LoseReplies,
+        Self::NoReplies,
+        Self::BlackHole,
+        Self::Stop,
+        Self::RestartFromLog,
+    ];
+    pub(super) const ALL: [Self; 11] = [
+        Self::Cut,
+        Self::Stall,
+        Self::LoseReplies,
+        Self::NoReplies,
+        Self::BlackHole,
+        Self::Stop,
+        Self::RestartFromLog,
+        Self::Redis(OfRedis::LoseRepliesSilently),
+        Self::Redis(OfRedis::Pause),
+        Self::Redis(OfRedis::FlushScripts),
+        Self::Redis(OfRedis::RestartEmpty),
+    ];
+}
 
 impl Struck<'_> {
     /// Makes servers, the network and processes fail for the given time. All faults are over at the
@@ -98,7 +115,7 @@ impl Struck<'_> {
         let (mut server, mut stays_until) = (0, Instant::now());
         while Instant::now() < until && !self.servers.is_empty() {
             if strikes.is_empty() {
-                strikes = STRIKES.to_vec();
+                strikes = self.servers[0].strikes().to_vec();
             }
             let strike = strikes.swap_remove(random.random_range(0..strikes.len()));
             if Instant::now() >= stays_until {
@@ -109,10 +126,11 @@ impl Struck<'_> {
             let since = nanos();
             self.strike(strike, server, client, lasts).await;
             let several = self.servers.len() > 1;
-            if matches!(strike, Strike::RestartFromLog | Strike::RestartEmpty) && several {
+            let empties = matches!(strike, Strike::Redis(OfRedis::RestartEmpty));
+            if (empties || matches!(strike, Strike::RestartFromLog)) && several {
                 stays_until = Instant::now() + self.quarantine;
             }
-            let loses = matches!(strike, Strike::RestartEmpty) && !several;
+            let loses = empties && !several;
             self.log.ended(
                 format!("{strike:?} server {server}, client {client}"),
                 since,
@@ -125,39 +143,43 @@ impl Struck<'_> {
     async fn strike(&self, strike: Strike, server: usize, client: usize, lasts: Duration) {
         let (proxy, server) = (&self.proxies[client][server], &self.servers[server]);
         match strike {
-            Strike::Cut => proxy.cut(),
+            Strike::Cut => return proxy.cut(),
+            Strike::RestartFromLog => return server.restart_from_log().await,
+            Strike::Stop => {
+                server.stop();
+                sleep(lasts).await;
+                return server.resume();
+            }
             Strike::Stall => {
                 for direction in [Direction::ToServer, Direction::ToClient] {
                     proxy.delay(direction, lasts / 4);
                 }
             }
             Strike::LoseReplies => proxy.drop_reply(DropReply::next().times(3)),
-            Strike::LoseRepliesSilently => {
-                proxy.drop_reply(DropReply::next().to("EVALSHA").silently())
-            }
             Strike::NoReplies => proxy.drop_all_replies(),
             Strike::BlackHole => proxy.black_hole(),
-            Strike::Stop => server.stop(),
-            Strike::Pause => {
-                let millis = lasts.as_millis().to_string();
-                server.command(&["CLIENT", "PAUSE", &millis, "ALL"]).await;
+            Strike::Redis(strike) => {
+                let Server::Redis(server) = server else {
+                    unreachable!("it is no strike of this server");
+                };
+                match strike {
+                    OfRedis::LoseRepliesSilently => {
+                        proxy.drop_reply(DropReply::next().to("EVALSHA").silently());
+                    }
+                    OfRedis::Pause => {
+                        let millis = lasts.as_millis().to_string();
+                        server.command(&["CLIENT", "PAUSE", &millis, "ALL"]).await;
+                    }
+                    OfRedis::FlushScripts => {
+                        server.command(&["SCRIPT", "FLUSH"]).await;
+                        return;
+                    }
+                    OfRedis::RestartEmpty => return server.restart_empty().await,
+                }
             }
-            Strike::FlushScripts => _ = server.command(&["SCRIPT", "FLUSH"]).await,
-            Strike::RestartFromLog => server.restart_from_log().await,
-            Strike::RestartEmpty => server.restart_empty().await,
         }
-        match strike {
-            Strike::Cut | Strike::FlushScripts | Strike::RestartFromLog | Strike::RestartEmpty => {}
-            Strike::Pause => sleep(lasts).await,
-            Strike::Stop => {
-                sleep(lasts).await;
-                server.resume();
-            }
-            _ => {
-                sleep(lasts).await;
-                proxy.let_through().await;
-            }
-        }
+        sleep(lasts).await;
+        proxy.let_through().await;
     }
 
     async fn strike_processes(&self, until: Instant, mut random: StdRng) {

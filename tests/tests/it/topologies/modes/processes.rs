@@ -11,7 +11,7 @@ use std::{
 };
 
 use lock_tests::{
-    RedisServer, Worker,
+    Worker,
     storm::{Event, Log, Nanos, Record, in_nanos, nanos},
 };
 use tokio::{
@@ -19,6 +19,8 @@ use tokio::{
     task::JoinHandle,
     time::{Duration, sleep},
 };
+
+use super::server::Server;
 
 /// The pause between two checks of the server.
 const LOOK: Duration = Duration::from_millis(10);
@@ -41,11 +43,11 @@ impl Records {
 
     /// Records the times in which the only server did not reply: it was stopped, wrote its log to a
     /// slow disk, or the machine ran other processes.
-    pub(super) async fn watch(&self, server: &RedisServer) {
+    pub(super) async fn watch(&self, server: &Server) {
         loop {
-            if let Ok(mut connection) = server.connection().await {
+            if let Some(mut connection) = server.connection().await {
                 let mut since = nanos();
-                while redis::cmd("PING").exec_async(&mut connection).await.is_ok() {
+                while connection.replies().await {
                     let at = nanos();
                     if at - since >= in_nanos(LOOK) {
                         let event = Event::Stalled { since };

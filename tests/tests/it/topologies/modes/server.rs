@@ -1,0 +1,94 @@
+//! The servers of a storm, which can fail.
+
+use lock_tests::{PostgresServer, Proxy, RedisServer, postgres};
+use tokio_postgres::Client;
+
+use super::faults::Strike;
+
+/// A server that keeps the acknowledged changes when it is killed.
+pub(super) enum Server {
+    Redis(RedisServer),
+    Postgres(PostgresServer),
+}
+
+/// A connection that shows whether a server replies.
+pub(super) enum Connection {
+    Redis(redis::aio::MultiplexedConnection),
+    Postgres(Client),
+}
+
+impl Server {
+    /// Starts servers of Redis. A restart from the log loses no acknowledged change.
+    pub(super) async fn redis(count: usize) -> Vec<Self> {
+        let builder = RedisServer::builder()
+            .arg("--appendonly", "yes")
+            .arg("--appendfsync", "always");
+        let servers = builder
+            .arg("--auto-aof-rewrite-percentage", "0")
+            .start_all(count)
+            .await;
+        servers.into_iter().map(Self::Redis).collect()
+    }
+
+    /// Starts PostgreSQL. A restart loses the latest commits that are not durable, as many as
+    /// possible.
+    pub(super) async fn postgres() -> Self {
+        let builder = PostgresServer::builder().in_memory();
+        Self::Postgres(builder.setting("wal_writer_delay", "10s").start().await)
+    }
+
+    pub(super) async fn proxy(&self) -> Proxy {
+        match self {
+            Self::Redis(server) => Proxy::to(server).await,
+            Self::Postgres(server) => Proxy::to_url(&server.url()).await,
+        }
+    }
+
+    pub(super) fn strikes(&self) -> &'static [Strike] {
+        match self {
+            Self::Redis(_) => &Strike::ALL,
+            Self::Postgres(_) => &Strike::OF_ANY_SERVER,
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        match self {
+            Self::Redis(server) => server.stop(),
+            Self::Postgres(server) => server.stop(),
+        }
+    }
+
+    pub(super) fn resume(&self) {
+        match self {
+            Self::Redis(server) => server.resume(),
+            Self::Postgres(server) => server.resume(),
+        }
+    }
+
+    pub(super) async fn restart_from_log(&self) {
+        match self {
+            Self::Redis(server) => server.restart_from_log().await,
+            Self::Postgres(server) => server.restart().await,
+        }
+    }
+
+    /// Connects to it without a proxy, if it replies.
+    pub(super) async fn connection(&self) -> Option<Connection> {
+        Some(match self {
+            Self::Redis(server) => Connection::Redis(server.connection().await.ok()?),
+            Self::Postgres(server) => {
+                Connection::Postgres(postgres::try_connect(&server.url()).await.ok()?)
+            }
+        })
+    }
+}
+
+impl Connection {
+    /// Returns whether the server has replied, when it has.
+    pub(super) async fn replies(&mut self) -> bool {
+        match self {
+            Self::Redis(connection) => redis::cmd("PING").exec_async(connection).await.is_ok(),
+            Self::Postgres(client) => client.simple_query("select 1").await.is_ok(),
+        }
+    }
+}
