@@ -64,8 +64,10 @@
 //! - End the transaction before you release the lock. Otherwise the next waiter is served by its
 //!   next poll, up to a second after the end of the transaction, instead of at once.
 //! - Call `guard` first in a transaction with the isolation level `repeatable read` or
-//!   `serializable`. A renewal in the meantime may cause a serialization failure (SQLSTATE 40001),
-//!   after which the transaction can be repeated. After `LK001` it cannot.
+//!   `serializable`. If the lock was renewed or granted after the snapshot of the transaction, it
+//!   fails with SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
+//! - `guard` holds an advisory lock of the database, in shared mode, until the end of the
+//!   transaction. A grant tries the same lock, without waiting for it.
 //! - `guard` is for exclusive locks and for readers and writers. Permits do not exclude each other.
 //!
 //! # Commits

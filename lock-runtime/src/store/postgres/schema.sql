@@ -14,6 +14,7 @@ begin
   -- The format of the records, and the oldest format whose clients work with it.
   create table if not exists lock_runtime.format (version int not null, since int not null);
   insert into lock_runtime.format select 1, 1 where not exists (select from lock_runtime.format);
+  update lock_runtime.format set version = 1 where version < 1;
 
   -- Half of each page stays free, and no index contains a column that changes, so updates are
   -- heap-only.
@@ -31,6 +32,11 @@ begin
   create or replace function lock_runtime.micros() returns bigint
     language sql volatile set search_path = pg_catalog, pg_temp
     as $f$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $f$;
+
+  -- The advisory lock between the grants of a lock and the transactions with guard().
+  create or replace function lock_runtime.advisory(lock_name text) returns bigint
+    language sql immutable
+    as $f$ select pg_catalog.hashtextextended($1 collate "C", 7813573191325087086) $f$;
 
   -- Replaces records that have their known versions (0: no record). Returns the outcome (d: done,
   -- c: conflict, e: early) and the present records after a conflict. Raises lock_not_available if a
@@ -70,11 +76,10 @@ begin
         outcome := 'c';
         exit;
       end if;
-      -- The previous holder may have an open transaction with guard(), which holds FOR KEY SHARE.
-      -- The update is compatible with that, so that it can renew its lease; the grant to another
-      -- one is not.
-      if known[i] <> 0 and found_since <> sinces[i] then
-        perform from lock_runtime.record r where r.name = names[i] for update nowait;
+      -- A grant to others than the present holders. One of these may have an open transaction with
+      -- guard(). Until the end of this one, guard() waits.
+      if sinces[i] <> coalesce(found_since, 0) and not pg_try_advisory_xact_lock(lock_runtime.advisory(names[i])) then
+        raise exception 'a transaction with guard() is open' using errcode = 'lock_not_available';
       end if;
     end loop;
     if outcome = 'c' then
@@ -118,18 +123,30 @@ begin
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
   declare
+    oldest bigint;
     latest bigint;
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
     end if;
-    perform from lock_runtime.record r where r.name = lock_name and r.since <= token and token <= r.fence for key share;
-    if not found then
-      select r.fence into latest from lock_runtime.record r where r.name = lock_name;
-      if latest is null then
-        raise exception 'the lock % is not known here', lock_name using errcode = 'LK001',
-          hint = 'The name is "<namespace>:<key>", such as lock:order:42, of a lock that is kept in this database.';
-      end if;
+    perform pg_advisory_xact_lock_shared(lock_runtime.advisory(lock_name));
+    -- The other isolation levels read an older state than that of the latest grant, if it was
+    -- committed after their snapshot. Then this fails, as a serialization failure. The row is not
+    -- kept locked, so that the lock can be renewed.
+    if current_setting('transaction_isolation') <> 'read committed' then
+      begin
+        perform from lock_runtime.record r where r.name = lock_name for share;
+        raise exception using errcode = 'LK011';
+      exception when sqlstate 'LK011' then
+        null;
+      end;
+    end if;
+    select r.since, r.fence into oldest, latest from lock_runtime.record r where r.name = lock_name;
+    if oldest is null then
+      raise exception 'the lock % is not known here', lock_name using errcode = 'LK001',
+        hint = 'The name is "<namespace>:<key>", such as lock:order:42, of a lock that is kept in this database.';
+    end if;
+    if token < oldest or latest < token then
       raise exception 'the fencing token % is stale: the lock % was granted with %', token, lock_name, latest using errcode = 'LK001',
         hint = 'The holder has lost the lock. Do not repeat the transaction.';
     end if;

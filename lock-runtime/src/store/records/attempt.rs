@@ -177,6 +177,7 @@ impl<T: Outcome> Attempt<T> {
                 self.found = is_whole.then(|| take(&mut present));
                 self.is_fresh = is_whole;
                 self.is_contended = true;
+                self.is_guarded = false;
                 self.conflicts += 1;
             }
             Swapped::Early => {}

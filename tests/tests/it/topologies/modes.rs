@@ -242,8 +242,8 @@ impl Site {
         report
     }
 
-    /// Asserts that the servers that may fail keep nothing of this storm but fences and the marker of
-    /// their data.
+    /// Asserts that the servers that may fail keep nothing of this storm but fences and the marker
+    /// of their data.
     async fn assert_nothing_left(&self) {
         for server in &self.servers {
             match server {

@@ -5,18 +5,8 @@ use lock_runtime::fencing::{self, STALE};
 use lock_tests::postgres;
 use tokio_postgres::{Client, IsolationLevel};
 
-use super::{code, database, fenced, seen, token};
-use crate::place::{begun, eventually, in_time};
-
-/// Waits until a connection of the database waits for a lock.
-async fn one_waits(client: &Client) {
-    let query = "select from pg_stat_activity
-        where datname = current_database() and wait_event_type = 'Lock'";
-    eventually("a transaction waits", async || {
-        client.query(query, &[]).await.unwrap().len() == 1
-    })
-    .await;
-}
+use super::{super::one_waits, code, database, fenced, seen, token};
+use crate::place::{begun, in_time};
 
 async fn commit(client: &Client) {
     client.batch_execute("commit").await.unwrap();
