@@ -57,20 +57,24 @@ install_browser() {
     command -v chromedriver >/dev/null || fail 'apt-get has installed chromium-driver, but chromedriver is not in the PATH'
 }
 
-# Without the cluster that the package would create and start.
+# Without the cluster and the service that the packages would create and start.
 install_postgresql() {
     on_debian postgresql postgresql-server
     as_root postgresql env DEBIAN_FRONTEND=noninteractive sh -ec '
         mkdir -p /etc/postgresql-common/createcluster.d
         no_cluster=/etc/postgresql-common/createcluster.d/lock-tests.conf
-        trap "rm -f $no_cluster" EXIT
+        policy=/usr/sbin/policy-rc.d
+        [ ! -e $policy ] || policy=
+        trap "rm -f $no_cluster $policy" EXIT
         echo "create_main_cluster = false" >$no_cluster
-        apt-get install -y -q --no-install-recommends postgresql'
-    has_postgresql || fail 'apt-get has installed postgresql, but there is no initdb'
+        [ -z "$policy" ] || { printf "#!/bin/sh\nexit 101\n" >$policy && chmod +x $policy; }
+        apt-get install -y -q --no-install-recommends postgresql pgbouncer'
+    has_postgresql || fail 'apt-get has installed postgresql and pgbouncer, but they are not there'
 }
 
-# In the places where the tests look for it.
+# In the places where the tests look for them.
 has_postgresql() {
+    { command -v pgbouncer || [ -x /usr/sbin/pgbouncer ]; } >/dev/null || return 1
     command -v initdb >/dev/null || [ -x "$(pg_config --bindir 2>/dev/null)/initdb" ] || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
 }
 

@@ -34,6 +34,7 @@ pub mod sentinel;
 pub mod storm;
 pub mod traces;
 
+mod certificates;
 mod nodes;
 mod ports;
 mod resp;
@@ -44,7 +45,7 @@ pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use lockctl::lockctl;
-pub use postgres::{PostgresServer, shared_postgres};
+pub use postgres::{PgBouncer, PostgresServer, shared_postgres};
 pub use processes::Worker;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

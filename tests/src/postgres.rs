@@ -20,6 +20,7 @@
 
 mod builder;
 mod installation;
+mod pooler;
 
 use std::{
     net::{Ipv4Addr, TcpStream},
@@ -28,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     sync::OnceCell,
     time::{Instant, sleep, timeout},
@@ -36,8 +37,8 @@ use tokio::{
 use tokio_postgres::{Client, Error, NoTls};
 use url::Url;
 
-pub use self::builder::Builder;
-use self::builder::Failure;
+pub use self::{builder::Builder, pooler::PgBouncer};
+use self::{builder::Failure, installation::Installation};
 use crate::{
     redis_server::{POLL, unique},
     supervised::Supervised,
@@ -79,6 +80,15 @@ pub async fn try_connect(url: &str) -> Result<Client, Error> {
     // Its error is that of the queries.
     tokio::spawn(async { drop(connection.await) });
     Ok(client)
+}
+
+/// Limits the size of the files that a backend may write, as a full disk does. `None` ends that.
+///
+/// # Panics
+/// When there is no such process, or no program `prlimit`.
+pub fn limit_files(backend: i32, bytes: Option<u64>) {
+    let limited = Installation::find().and_then(|it| it.limit_files(backend, bytes));
+    limited.unwrap_or_else(|error| panic!("prlimit of {backend}: {error}"));
 }
 
 /// A real PostgreSQL server, killed when it is dropped or when this process ends in any way.
@@ -181,6 +191,39 @@ impl PostgresServer {
         let created = self.connect().await.batch_execute(&create).await;
         created.unwrap_or_else(|error| panic!("{create}: {error:?}"));
         self.url_of(&name)
+    }
+
+    /// The certificate, in PEM, of the authority that has signed the server's.
+    ///
+    /// # Panics
+    /// When the server was built without TLS.
+    pub fn ca_pem(&self) -> &str {
+        let certificates = self.settings.certificates.as_ref();
+        &certificates.expect("the server was built with `tls`").ca
+    }
+
+    /// Makes a standby the primary.
+    ///
+    /// # Panics
+    /// When it is no standby.
+    pub async fn promote(&self) {
+        let promoted = self.connect().await;
+        let promoted = promoted.query_one("select pg_promote()", &[]).await;
+        let promoted = promoted.unwrap_or_else(|error| panic!("pg_promote: {error:?}"));
+        assert!(promoted.get::<_, bool>(0), "it is still a standby");
+    }
+
+    /// Stops the process that writes asynchronous commits to the log.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn stop_wal_writer(&self) {
+        let query = "select pid from pg_stat_activity where backend_type = 'walwriter'";
+        let row = self.connect().await.query_one(query, &[]).await;
+        let row = row.unwrap_or_else(|error| panic!("{query}: {error:?}"));
+        let pid = Pid::from_raw(row.get::<_, i32>(0)).expect("a process id");
+        let stopped = kill_process(pid, Signal::STOP);
+        stopped.unwrap_or_else(|error| panic!("SIGSTOP to the WAL writer: {error}"));
     }
 
     /// SIGSTOP to the postmaster and to all of its backends: the server keeps its port, its

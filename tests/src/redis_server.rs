@@ -40,7 +40,8 @@ use tokio::{
 use url::Url;
 
 use self::builder::Failure;
-pub use self::{builder::Builder, snapshot::Snapshot, tls::Identity};
+pub use self::{builder::Builder, snapshot::Snapshot};
+pub use crate::certificates::Identity;
 use crate::supervised::{Files, Supervised};
 
 /// Time limit for a server's first reply to PING, and for the reply to a command.

@@ -49,7 +49,7 @@ pub async fn fenced(
 ///
 /// It is for locks in the store for PostgreSQL, which creates the function `lock_runtime.guard`.
 /// `name` is the namespace and the key of the lock, such as `lock:order:42`. End the transaction
-/// before the lock is released.
+/// before the lock is released, dropped or downgraded: tasks of one client are not kept apart.
 ///
 /// # Errors
 /// [`is_stale`](FencingError::is_stale) if the token is refused. After any error roll the

@@ -106,9 +106,9 @@
 //! ```
 //!
 //! While the transaction is open, the lock is granted to no other client, even after its lease.
-//! After the next grant, the stale holder is refused with `LK001`. Renewals pass. End the
-//! transaction before you release the lock; otherwise the next holder waits for it. In Rust:
-//! `fencing::guard(&transaction, name, token)`.
+//! After the next grant to another client, the stale holder is refused with `LK001`. Renewals pass.
+//! End the transaction before you release the lock; [`postgres`](super::postgres) has the details.
+//! In Rust: `fencing::guard(&transaction, name, token)`.
 //!
 //! # A column of the row
 //!

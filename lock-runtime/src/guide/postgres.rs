@@ -38,12 +38,26 @@
 //!
 //! ```sql
 //! grant usage on schema lock_runtime to app;
-//! grant select, insert, update, delete on all tables in schema lock_runtime to app;
+//! grant select on lock_runtime.format to app;
+//! grant select, insert, update, delete on lock_runtime.record to app;
 //! ```
 //!
+//! A role that only calls `guard` or `fenced` needs `usage on schema lock_runtime` alone. The
+//! encoding of the database must be UTF-8.
+//!
+//! `lock_runtime.format` contains the version of the schema, and the oldest version whose clients
+//! work with it. A newer client brings the schema up to date, while older ones work with it. A
+//! client that is too old is refused with `IncompatibleFormat`.
+//!
 //! The row of a lock is named `<namespace>:<key>`. It stays for a day after the last use of the
-//! lock. An hourly clean-up by one of the clients deletes it then. Updates are heap-only, because
-//! no index contains a column that changes, so a hot lock needs no vacuum to stay fast.
+//! lock. An hourly clean-up by one of the clients deletes it then, or
+//! [`remove_old`](crate::store::postgres::PostgresRecords::remove_old). Updates are heap-only while
+//! their page has room, because no index contains a column that changes. Autovacuum is set to
+//! follow soon.
+//!
+//! A row has some 100 bytes, and 40 bytes more for each process (not task) that waits for the lock.
+//! Above about 50 waiting processes it is stored out of line, and each hand-off costs more. Locks
+//! for which thousands of processes wait at once belong in Redis.
 //!
 //! # The holder's transaction
 //!
@@ -61,29 +75,32 @@
 //! them. The table of the orders needs no column for it.
 //!
 //! - Renewals go on during the transaction.
-//! - End the transaction before you release the lock. Otherwise the next waiter is served by its
-//!   next poll, up to a second after the end of the transaction, instead of at once.
+//! - End the transaction before you release, drop or downgrade the guard of the lock. Otherwise a
+//!   waiter in another process is served by its next poll, up to a second after the end of the
+//!   transaction, instead of at once. Tasks of one process hand a lock off without the database,
+//!   and readers join a downgraded lock, also while the transaction is open. A task that is
+//!   cancelled drops both: its transaction ends when the server has processed the rollback.
 //! - Call `guard` first in a transaction with the isolation level `repeatable read` or
-//!   `serializable`. If the lock was renewed or granted after the snapshot of the transaction, it
-//!   fails with SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
-//! - `guard` holds an advisory lock of the database, in shared mode, until the end of the
-//!   transaction. A grant tries the same lock, without waiting for it.
+//!   `serializable`. If the lock was granted after the snapshot of the transaction, it fails with
+//!   SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
+//! - `guard` locks the row of the lock `for key share`.
 //! - `guard` is for exclusive locks and for readers and writers. Permits do not exclude each other.
 //!
 //! # Commits
 //!
 //! Grants, hand-offs and renewals are on the disk when the call returns. Commits whose loss costs
 //! waiting and no more do not wait for the disk (`synchronous_commit = off`): enqueuing, polls,
-//! abandonments, and releases for which no request waits. A crash of the server may undo the last
-//! ones. The lock is then with its previous holder until that lease ends, and the waiters enqueue
-//! again.
+//! abandonments, names of clients, and releases for which no request waits. A crash of the server
+//! may undo the last ones. The lock is then with its previous holder until that lease ends, and the
+//! waiters enqueue again. The other commits wait even if the server, the database or the user has
+//! `synchronous_commit = off`; a level such as `remote_apply` is kept.
 //!
 //! # Standbys
 //!
 //! With asynchronous replication, a standby that is promoted may lack the last grants, and grants
-//! them to other clients as well: two holders until the first one notices, at most a third of its
-//! lease later. Fencing tokens keep increasing if the clocks of the servers differ by less than the
-//! duration of the failover. With `synchronous_standby_names`, a grant is on the standby before it
+//! them to other clients as well: two holders until the first one notices by its next renewal, or
+//! at the end of its lease without renewals. Fencing tokens keep increasing if the clocks of the
+//! servers differ by less than the duration of the failover. With `synchronous_standby_names`, a grant is on the standby before it
 //! is returned, and nothing is lost. `guard` protects the data of the same database in both cases,
 //! because a promoted standby that lacks the grant also lacks the holder's transactions after it.
 //!
@@ -91,11 +108,17 @@
 //!
 //! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction
 //! without prepared statements. In transaction mode no notifications arrive. Waiters then find
-//! their grants by a poll, up to a second late.
+//! their grants by a poll, up to a second late. Connect to the server itself to avoid that: four
+//! connections per process are enough for most services.
 //!
 //! # Notifications
 //!
 //! Up to version 18, PostgreSQL wakes every listening connection of the database for each
 //! notification. Only hand-offs to waiting processes notify, and only processes with waiting
 //! requests listen, so idle clients cost nothing. A lock for which dozens of processes wait costs
-//! their wake-ups with each hand-off.
+//! their wake-ups with each hand-off. Commits with notifications take one lock of the server, so
+//! the hand-offs of all locks follow one another.
+//!
+//! A holder whose process has no waiting request does not listen. It notices a revocation at its
+//! next renewal, and a lock without renewals at the end of its lease. `guard` refuses its
+//! transactions at once.

@@ -1,9 +1,12 @@
 //! Locks in PostgreSQL: [`PostgresRecords`] keeps them in a table of the schema `lock_runtime`.
 
+mod check;
 mod error;
 mod listener;
 mod pool;
 mod settings;
+mod tls;
+mod transaction;
 mod upkeep;
 
 use std::{
@@ -13,7 +16,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio_postgres::{
     Row,
     types::{ToSql, Type},
@@ -21,7 +24,7 @@ use tokio_postgres::{
 
 use self::{error::failed, listener::Listening, pool::Pool, settings::Target};
 use super::{
-    ClientId, KeyPart, Limits, Replied, StoreError,
+    ClientId, KeyPart, Limits, Replied, Replies, StoreError,
     records::{
         Change, Decide, Inbox, ReadReply, Record, RecordName, RecordStore, Records, Swap,
         SwapReply, Swapped, Timestamp, Version,
@@ -37,8 +40,8 @@ pub use self::settings::PostgresOptions;
 /// migration otherwise. They are one statement, which can be repeated.
 pub const MIGRATION: &str = include_str!("postgres/schema.sql");
 
-/// The format of the records.
-const FORMAT: i32 = 1;
+/// The version of [`MIGRATION`].
+const VERSION: i32 = 1;
 /// The records in one page of a list.
 const PAGE: i64 = 500;
 
@@ -89,13 +92,14 @@ impl PostgresRecords {
         namespace: &str,
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
-        let records = Self::connect_lazy(url, namespace, options)?;
+        let records = Self::new(url, namespace, &options)?;
         let ready = tokio::time::timeout(CONNECT, records.pool.ready()).await;
         let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         ready.map_err(|error| {
             let message = format!("cannot keep locks at {}", records.pool.address());
             LockError::new(error.kind().into(), message).with_source(Some(error))
         })?;
+        upkeep::start(&records.pool);
         Ok(records)
     }
 
@@ -108,15 +112,18 @@ impl PostgresRecords {
         namespace: &str,
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
+        let records = Self::new(url, namespace, &options)?;
+        upkeep::start(&records.pool);
+        Ok(records)
+    }
+
+    fn new(url: &str, namespace: &str, options: &PostgresOptions) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
         runtime::check()?;
-        let target = Target::new(url, &options)?;
-        let listening = Listening::new(target.clone());
-        let pool = Arc::new(Pool::new(target, &options)?);
-        upkeep::start(&pool);
+        let target = Target::new(url, options)?;
         Ok(Self {
-            pool,
-            listening,
+            listening: Listening::new(target.clone()),
+            pool: Arc::new(Pool::new(target, options)?),
             namespace: namespace.to_owned(),
         })
     }
@@ -126,21 +133,55 @@ impl PostgresRecords {
         RecordStore::new(self)
     }
 
+    /// Removes the records that are no longer needed, of all namespaces. Returns their number.
+    ///
+    /// A record is needed for a day after the last use of its lock. One of the clients of a
+    /// database removes the others every hour, so this is not necessary.
+    ///
+    /// # Errors
+    /// Those of a call. Some records may have been removed then.
+    ///
+    /// # Cancellation
+    /// Dropping the future ends the removal, after some of the records.
+    pub async fn remove_old(&self) -> Result<u64, StoreError> {
+        let removed = upkeep::remove(&self.pool).await;
+        removed.map_err(pool::Failure::into_store_error)
+    }
+
     fn name(&self, name: &RecordName) -> String {
         format!("{}:{name}", self.namespace)
     }
 
     async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
-        let arguments = Arguments::new(self, swap);
+        let arguments = Arguments::new(self, [swap]);
         match self.pool.query_one(SWAP, &arguments.typed()).await {
             Ok(row) => swap_reply(&row),
             Err(error) => self.refused(error, swap).await,
         }
     }
 
+    /// Makes the swaps of one record each in one transaction, and the others one by one.
+    async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+        let are_single = |swap: &Swap| swap.changes.len() == 1 && swap.messages.is_empty();
+        if swaps.iter().all(are_single) {
+            let mut arguments = Arguments::new(self, swaps);
+            arguments.each = true;
+            match self.pool.query_one(SWAP, &arguments.typed()).await {
+                Ok(row) => match swap_replies(&row, swaps.len()) {
+                    Ok(replies) => return replies.into_iter().map(Ok).collect(),
+                    Err(error) => return vec![Err(error); swaps.len()],
+                },
+                // One of them has undone the others.
+                Err(error) if error.is_guarded() || error.is_conflict() => {}
+                Err(error) => return vec![Err(error.into_store_error()); swaps.len()],
+            }
+        }
+        join_all(swaps.iter().map(|swap| self.swap(swap))).await
+    }
+
     /// Turns an error of a swap that had no effect into its outcome.
     async fn refused(&self, error: pool::Failure, swap: &Swap) -> Result<SwapReply, StoreError> {
-        if error.is_lock_not_available() {
+        if error.is_guarded() {
             let now = self.read(&[]).await?.now;
             return Ok(SwapReply::new(now, Swapped::Guarded));
         }
@@ -175,7 +216,7 @@ impl PostgresRecords {
             transaction.end().await;
             return Ok(None);
         };
-        let arguments = Arguments::new(self, &swap);
+        let arguments = Arguments::new(self, [&swap]);
         let reply = match transaction.commit(SWAP, &arguments.typed()).await {
             Ok(row) => swap_reply(&row)?,
             Err(error) => self.refused(error, &swap).await?,
@@ -222,8 +263,8 @@ impl PostgresRecords {
     }
 }
 
-const SWAP: &str = "select clock, outcome, present_versions, present_bodies \
-    from lock_runtime.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+const SWAP: &str = "select clock, outcomes, present_versions, present_bodies \
+    from lock_runtime.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 const READ: &str = "select lock_runtime.micros(), array_agg(r.version order by u.place), \
     array_agg(r.body order by u.place) \
     from unnest($1) with ordinality u (name, place) left join lock_runtime.record r using (name)";
@@ -243,17 +284,24 @@ struct Arguments {
     needed: Vec<i64>,
     not_before: i64,
     durable: bool,
+    each: bool,
     channels: Vec<String>,
     messages: Vec<String>,
 }
 
 impl Arguments {
-    fn new(records: &PostgresRecords, swap: &Swap) -> Self {
-        let mut arguments = Self {
-            not_before: swap.not_before.micros().cast_signed(),
-            durable: swap.durable,
-            ..Self::default()
-        };
+    fn new<'a>(records: &PostgresRecords, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
+        let mut arguments = Self::default();
+        for swap in swaps {
+            arguments.add(records, swap);
+        }
+        arguments
+    }
+
+    fn add(&mut self, records: &PostgresRecords, swap: &Swap) {
+        let not_before = swap.not_before.micros().cast_signed();
+        self.not_before = self.not_before.max(not_before);
+        self.durable |= swap.durable;
         for Change {
             name,
             known,
@@ -264,27 +312,23 @@ impl Arguments {
         } in &swap.changes
         {
             let number = |version: Version| version.number().cast_signed();
-            arguments.names.push(records.name(name));
-            arguments.known.push(known.map_or(0, number));
-            arguments.versions.push(number(record.version));
-            arguments.bodies.push(record.body.clone());
+            self.names.push(records.name(name));
+            self.known.push(known.map_or(0, number));
+            self.versions.push(number(record.version));
+            self.bodies.push(record.body.clone());
             let fences = fences.as_ref();
-            arguments
-                .sinces
+            self.sinces
                 .push(fences.map_or(0, |it| (*it.start()).into()));
-            arguments
-                .fences
-                .push(fences.map_or(0, |it| (*it.end()).into()));
-            arguments.needed.push(needed_until.micros().cast_signed());
+            self.fences.push(fences.map_or(0, |it| (*it.end()).into()));
+            self.needed.push(needed_until.micros().cast_signed());
         }
         for message in &swap.messages {
-            arguments.channels.push(listener::channel(message.to));
-            arguments.messages.push(STANDARD.encode(&message.body));
+            self.channels.push(listener::channel(message.to));
+            self.messages.push(STANDARD.encode(&message.body));
         }
-        arguments
     }
 
-    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 11] {
+    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 12] {
         [
             (&self.names, Type::TEXT_ARRAY),
             (&self.known, Type::INT8_ARRAY),
@@ -295,6 +339,7 @@ impl Arguments {
             (&self.needed, Type::INT8_ARRAY),
             (&self.not_before, Type::INT8),
             (&self.durable, Type::BOOL),
+            (&self.each, Type::BOOL),
             (&self.channels, Type::TEXT_ARRAY),
             (&self.messages, Type::TEXT_ARRAY),
         ]
@@ -308,13 +353,27 @@ fn field<'a, T: tokio_postgres::types::FromSql<'a>>(
     row.try_get(index).map_err(|error| failed(&error))
 }
 
+/// Reads the reply to a swap whose records were replaced together.
 fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
-    let outcome = match field::<i8>(row, 1)? as u8 {
+    let mut replies = swap_replies(row, 1)?;
+    replies.pop().ok_or_else(StoreError::late)
+}
+
+/// Reads the replies to swaps of one record each.
+fn swap_replies(row: &Row, count: usize) -> Result<Vec<SwapReply>, StoreError> {
+    let (now, outcomes): (_, &str) = (timestamp(row)?, field(row, 1)?);
+    let reply = |outcome| SwapReply::new(now, outcome);
+    match outcomes {
+        "e" => return Ok(vec![reply(Swapped::Early); count]),
+        "g" => return Ok(vec![reply(Swapped::Guarded)]),
+        _ => {}
+    }
+    let mut present = present(row, 2)?.into_iter();
+    let outcome = |outcome| match outcome {
         b'd' => Swapped::Done,
-        b'e' => Swapped::Early,
-        _ => Swapped::Conflict(present(row, 2)?),
+        _ => Swapped::Conflict(vec![present.next().flatten()]),
     };
-    Ok(SwapReply::new(timestamp(row)?, outcome))
+    Ok(outcomes.bytes().map(outcome).map(reply).collect())
 }
 
 fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {
@@ -328,7 +387,7 @@ fn present(row: &Row, column: usize) -> Result<Vec<Option<Record>>, StoreError> 
     let versions: Option<Vec<Option<i64>>> = field(row, column)?;
     let bodies: Option<Vec<Option<Vec<u8>>>> = field(row, column + 1)?;
     let Some((versions, bodies)) = versions.zip(bodies) else {
-        return Ok(vec![None]);
+        return Ok(Vec::new());
     };
     let records = versions.into_iter().zip(bodies);
     Ok(records
@@ -344,6 +403,10 @@ fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Record> {
 impl Records for PostgresRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
         Box::pin(self.swap(swap))
+    }
+
+    fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
+        Box::pin(self.swap_each(swaps))
     }
 
     fn update<'a>(

@@ -11,6 +11,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{PATIENCE, PostgresServer, State, installation::Installation};
 use crate::{
+    certificates::Certificates,
     ports::free_port,
     supervised::{Log, Supervised},
 };
@@ -20,6 +21,9 @@ use crate::{
 pub struct Builder {
     lines: Vec<String>,
     pub(super) password: Option<String>,
+    pub(super) certificates: Option<Certificates>,
+    /// The port of the primary, if it is a standby.
+    primary: Option<u16>,
 }
 
 impl Builder {
@@ -43,6 +47,27 @@ impl Builder {
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Accepts TLS, with a certificate for `127.0.0.1` and `localhost`.
+    #[must_use]
+    pub fn tls(self) -> Self {
+        self.tls_for(&["127.0.0.1", "localhost"])
+    }
+
+    /// The same with a certificate for other names or addresses.
+    #[must_use]
+    pub fn tls_for(mut self, names: &[&str]) -> Self {
+        self.certificates = Some(Certificates::new(names));
+        self
+    }
+
+    /// Makes it a standby of a server that requires no password. It replicates under the name
+    /// `standby`, for `synchronous_standby_names`, until [`promote`](PostgresServer::promote).
+    #[must_use]
+    pub fn standby_of(mut self, primary: &PostgresServer) -> Self {
+        self.primary = Some(primary.port());
         self
     }
 
@@ -92,7 +117,10 @@ impl Builder {
     /// A data directory with these settings.
     fn create(&self) -> io::Result<Supervised> {
         let installation = Installation::find()?;
-        let directory = installation.new_data()?;
+        let directory = match self.primary {
+            Some(primary) => installation.new_copy(primary)?,
+            None => installation.new_data()?,
+        };
         let data = installation.data_of(directory.directory());
         let mut file = OpenOptions::new()
             .append(true)
@@ -105,6 +133,11 @@ impl Builder {
         )?;
         for line in &self.lines {
             writeln!(file, "{line}")?;
+        }
+        if let Some(Certificates { server, .. }) = &self.certificates {
+            writeln!(file, "ssl = on")?;
+            installation.write(&data.join("server.crt"), &server.certificate)?;
+            installation.write(&data.join("server.key"), &server.key)?;
         }
         if let Some(password) = &self.password {
             let literal = password.replace('\'', "''");
@@ -125,8 +158,10 @@ impl Builder {
         let process = Supervised::spawn(directory, command.iter().map(String::as_str))?;
 
         let mut log = process.log();
-        let line = "database system is ready to accept connections";
-        let ready = |log: &Log| log.ended || log.text.contains(line);
+        let lines = ["connections", "read-only connections"];
+        let lines = lines.map(|what| format!("database system is ready to accept {what}"));
+        let is_ready = |text: &str| lines.iter().any(|line| text.contains(line));
+        let ready = |log: &Log| log.ended || is_ready(&log.text);
         let ready = timeout(PATIENCE, log.wait_for(ready)).await;
         if ready.is_ok_and(|log| log.is_ok_and(|log| !log.ended)) {
             installation.forget_shared_memory(&data)?;

@@ -71,6 +71,34 @@ impl Installation {
         Ok(directory)
     }
 
+    /// The same with the data of a server that runs, for its standby.
+    pub(super) fn new_copy(&self, port: u16) -> io::Result<Supervised> {
+        let directory = self.new_directory()?;
+        let program = self.programs.join("pg_basebackup");
+        let mut copy = self.command(program, directory.directory());
+        copy.args([
+            "--pgdata=data",
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+        ]);
+        copy.args(["--wal-method=stream", "--no-sync", "--dbname"]);
+        copy.arg(format!(
+            "host=127.0.0.1 port={port} user=postgres application_name=standby"
+        ));
+        succeed(copy.output()?)?;
+        Ok(directory)
+    }
+
+    /// Writes a file that only the user of the servers can read.
+    pub(super) fn write(&self, file: &Path, content: &str) -> io::Result<()> {
+        fs::write(file, content)?;
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600))?;
+        match self.owner {
+            Some(Owner { user, group }) => chown(file, Some(user), Some(group)),
+            None => Ok(()),
+        }
+    }
+
     /// The data in a directory of [`new_data`](Self::new_data).
     pub(super) fn data_of(&self, directory: &Path) -> PathBuf {
         directory.join("data")
@@ -91,7 +119,7 @@ impl Installation {
     }
 
     /// An empty directory of the user of the servers.
-    fn new_directory(&self) -> io::Result<Supervised> {
+    pub(super) fn new_directory(&self) -> io::Result<Supervised> {
         let directory = tempfile::Builder::new()
             .prefix("lock-tests-postgres-")
             .permissions(fs::Permissions::from_mode(0o700))
@@ -107,16 +135,22 @@ impl Installation {
 
     /// The command line of a server.
     pub(super) fn server(&self, data: &Path, port: u16) -> Vec<String> {
+        let mut words = self.as_owner(data);
+        words.push(self.programs.join("postgres").display().to_string());
+        words.extend(["-D".to_owned(), data.display().to_string()]);
+        words.extend(["-p".to_owned(), port.to_string()]);
+        words
+    }
+
+    /// The beginning of a command line of the user of the servers.
+    pub(super) fn as_owner(&self, directory: &Path) -> Vec<String> {
         let mut words = Vec::new();
         // PostgreSQL does not start in a directory that its user may not enter.
-        words.extend(["env".to_owned(), format!("--chdir={}", data.display())]);
+        words.extend(["env".to_owned(), format!("--chdir={}", directory.display())]);
         if let Some(Owner { user, group }) = self.owner {
             words.extend(["setpriv".to_owned(), "--clear-groups".to_owned()]);
             words.extend([format!("--reuid={user}"), format!("--regid={group}")]);
         }
-        words.push(self.programs.join("postgres").display().to_string());
-        words.extend(["-D".to_owned(), data.display().to_string()]);
-        words.extend(["-p".to_owned(), port.to_string()]);
         words
     }
 
@@ -152,6 +186,17 @@ impl Installation {
             )));
         };
         succeed(Command::new("ipcrm").args(["-m", segment]).output()?)
+    }
+
+    /// Limits the size of files, as the user of the server: root may lack the right to.
+    pub(super) fn limit_files(&self, backend: i32, bytes: Option<u64>) -> io::Result<()> {
+        let limit = bytes.map_or("unlimited".to_owned(), |bytes| bytes.to_string());
+        let mut command = self.command("prlimit", Path::new("/"));
+        command.args([
+            format!("--pid={backend}"),
+            format!("--fsize={limit}:unlimited"),
+        ]);
+        succeed(command.output()?)
     }
 
     /// A command of the user of the servers.

@@ -1,30 +1,15 @@
 //! TLS beside the plain port of a server, with its own authority and certificates.
 
-use std::{fmt, fs, io, path::Path};
-
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
+use std::{fs, io, path::Path};
 
 use super::{Builder, RedisServer, url};
-
-/// A certificate and its private key, both in PEM.
-#[derive(Clone)]
-pub struct Identity {
-    /// The certificate.
-    pub certificate: String,
-    /// Its private key.
-    pub key: String,
-}
+use crate::certificates::{Certificates, Identity};
 
 /// A TLS port, and the certificates for it.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     pub(super) port: u16,
-    ca: String,
-    server: Identity,
-    client: Identity,
+    certificates: Certificates,
 }
 
 impl Builder {
@@ -39,9 +24,10 @@ impl Builder {
     /// The same with a certificate for other names or addresses.
     #[must_use]
     pub fn tls_for(mut self, names: &[&str]) -> Self {
-        self.tls = Some(
-            Tls::new(names).unwrap_or_else(|error| panic!("a certificate for {names:?}: {error}")),
-        );
+        self.tls = Some(Tls {
+            port: 0,
+            certificates: Certificates::new(names),
+        });
         self
     }
 
@@ -71,12 +57,12 @@ impl RedisServer {
     /// The certificate, in PEM, of the authority that has signed the server's and
     /// [`client_identity`](Self::client_identity).
     pub fn ca_pem(&self) -> &str {
-        &self.tls().ca
+        &self.tls().certificates.ca
     }
 
     /// A certificate that the server accepts if it requires one.
     pub fn client_identity(&self) -> &Identity {
-        &self.tls().client
+        &self.tls().certificates.client
     }
 
     fn tls(&self) -> &Tls {
@@ -92,32 +78,15 @@ fn tls(plain: String) -> String {
 }
 
 impl Tls {
-    fn new(names: &[&str]) -> Result<Self, rcgen::Error> {
-        let mut authority = CertificateParams::default();
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        authority.distinguished_name = common_name("lock-tests authority");
-        let key = KeyPair::generate()?;
-        let ca = authority.self_signed(&key)?.pem();
-        let issuer = Issuer::new(authority, key);
-        let server = Identity::issue(&issuer, "lock-tests server", names)?;
-        let client = Identity::issue(&issuer, "lock-tests client", &[])?;
-        Ok(Self {
-            port: 0,
-            ca,
-            server,
-            client,
-        })
-    }
-
     /// Writes the server's files to its directory, which is removed with it, and returns the
     /// options for them.
     pub(super) fn options(&self, directory: &Path) -> io::Result<Vec<String>> {
         let mut options = vec!["--tls-port".to_owned(), self.port.to_string()];
+        let Certificates { ca, server, .. } = &self.certificates;
         for (option, name, pem) in [
-            ("--tls-ca-cert-file", "ca.pem", &self.ca),
-            ("--tls-cert-file", "server.pem", &self.server.certificate),
-            ("--tls-key-file", "server.key", &self.server.key),
+            ("--tls-ca-cert-file", "ca.pem", ca),
+            ("--tls-cert-file", "server.pem", &server.certificate),
+            ("--tls-key-file", "server.key", &server.key),
         ] {
             let file = directory.join(name);
             fs::write(&file, pem)?;
@@ -125,36 +94,5 @@ impl Tls {
         }
         options.extend(["--tls-auth-clients", "no"].map(str::to_owned));
         Ok(options)
-    }
-}
-
-impl Identity {
-    fn issue(
-        issuer: &Issuer<'_, KeyPair>,
-        name: &str,
-        alternatives: &[&str],
-    ) -> Result<Self, rcgen::Error> {
-        let alternatives: Vec<String> = alternatives.iter().map(|&name| name.to_owned()).collect();
-        let mut params = CertificateParams::new(alternatives)?;
-        params.distinguished_name = common_name(name);
-        let key = KeyPair::generate()?;
-        Ok(Self {
-            certificate: params.signed_by(&key, issuer)?.pem(),
-            key: key.serialize_pem(),
-        })
-    }
-}
-
-/// An authority and the certificates that it signs must have different names: otherwise the
-/// certificates would look self-signed.
-fn common_name(name: &str) -> DistinguishedName {
-    let mut distinguished = DistinguishedName::new();
-    distinguished.push(DnType::CommonName, name);
-    distinguished
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").finish_non_exhaustive()
     }
 }

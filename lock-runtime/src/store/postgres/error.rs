@@ -8,6 +8,8 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// The SQLSTATE of a swap of several records that conflicts.
 pub(super) const CONFLICT: &str = "LK010";
+/// The SQLSTATE of a grant that has to wait for a transaction of the user.
+pub(super) const GUARDED: &str = "LK011";
 
 /// Turns an error of the driver into the error of a store.
 pub(super) fn failed(error: &Error) -> StoreError {
@@ -41,8 +43,9 @@ fn remedy(kind: StoreErrorKind, code: Option<&SqlState>) -> Option<&'static str>
     use StoreErrorKind as Kind;
     match (kind, code.map(SqlState::code)) {
         (Kind::Forbidden, _) => Some(
-            "as its owner: grant usage on schema lock_runtime to <user>; \
-             grant select, insert, update, delete on all tables in schema lock_runtime to <user>",
+            "as the owner of the schema: grant usage on schema lock_runtime to <user>; \
+             grant select on lock_runtime.format to <user>; \
+             grant select, insert, update, delete on lock_runtime.record to <user>",
         ),
         (Kind::ReadOnly, _) => {
             Some("connect to the primary, or add target_session_attrs=read-write and its address")

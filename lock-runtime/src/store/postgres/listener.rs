@@ -11,11 +11,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
 };
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
-use super::{pool::Tls, settings::Target};
+use super::{pool::CALL, settings::Target, tls::Tls};
 use crate::{
     store::{ClientId, records::Inbox},
     sync::lock,
@@ -83,7 +83,7 @@ impl Listening {
         let state = &self.0.state;
         let listens = listened.wait_for(|_| is_listening(&lock(state)));
         // Polls find the grant if there is no connection for messages.
-        let _ = tokio::time::timeout(PATIENCE, listens).await;
+        let _ = timeout(PATIENCE, listens).await;
     }
 }
 
@@ -91,6 +91,13 @@ impl Shared {
     fn inboxes(&self) -> Vec<Arc<dyn Inbox>> {
         let state = lock(&self.state);
         state.inboxes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Lets the waiters poll, as messages may have been lost, with data of the server.
+    fn doubt(&self) {
+        self.inboxes()
+            .iter()
+            .for_each(|inbox| inbox.connected(false));
     }
 
     /// Returns the end of the last expectation. `None` if it has passed: the task ends.
@@ -123,8 +130,15 @@ impl Shared {
     }
 }
 
+/// The reason for which a connection is no longer used.
+enum Ended {
+    Unneeded,
+    Lost(String),
+}
+
 /// Receives messages while they are expected.
 async fn receive(shared: Weak<Shared>) {
+    let mut was_lost = false;
     loop {
         let Some(target) = shared.upgrade().and_then(|shared| {
             shared.expected_until()?;
@@ -133,48 +147,57 @@ async fn receive(shared: Weak<Shared>) {
             return;
         };
         let ended = match &target.tls {
-            Tls::None => match target.config.connect(NoTls).await {
-                Ok((client, connection)) => serve(&shared, client, connection).await,
-                Err(error) => Err(error),
+            Tls::None => match timeout(CALL, target.config.connect(NoTls)).await {
+                Ok(Ok(connected)) => serve(&shared, connected, was_lost).await,
+                failed => unconnected(failed.map(|it| it.err())),
             },
             #[cfg(feature = "postgres-rustls")]
-            Tls::Rustls(tls) => match target.config.connect(tls.clone()).await {
-                Ok((client, connection)) => serve(&shared, client, connection).await,
-                Err(error) => Err(error),
+            Tls::Rustls(tls) => match timeout(CALL, target.config.connect(tls.clone())).await {
+                Ok(Ok(connected)) => serve(&shared, connected, was_lost).await,
+                failed => unconnected(failed.map(|it| it.err())),
             },
         };
-        let Some(shared) = shared.upgrade() else {
+        let (Some(shared), Ended::Lost(cause)) = (shared.upgrade(), ended) else {
             return;
         };
         let clients: Vec<_> = lock(&shared.state).clients.keys().copied().collect();
         shared.set_heard(&clients, false);
-        if let Err(error) = ended {
-            tracing::debug!(%error, "the connection for messages of locks was lost; waiters poll");
-            drop(shared);
-            sleep(PAUSE).await;
+        tracing::debug!(%cause, "the connection for messages of locks was lost; waiters poll");
+        if !was_lost {
+            shared.doubt();
         }
+        was_lost = true;
+        drop(shared);
+        sleep(PAUSE.mul_f64(0.5 + rand::random::<f64>())).await;
     }
+}
+
+fn unconnected(error: Result<Option<Error>, Elapsed>) -> Ended {
+    Ended::Lost(match error {
+        Ok(Some(error)) => error.to_string(),
+        _ => format!("no answer within {CALL:?}"),
+    })
 }
 
 /// Receives messages on one connection until it breaks or none are expected.
 async fn serve<S, T>(
     shared: &Weak<Shared>,
-    client: Client,
-    mut connection: Connection<S, T>,
-) -> Result<(), Error>
+    (client, mut connection): (Client, Connection<S, T>),
+    mut was_lost: bool,
+) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let Some(mut changed) = shared.upgrade().map(|shared| shared.listened.subscribe()) else {
-        return Ok(());
+        return Ended::Unneeded;
     };
     loop {
         let Some((unheard, until)) = shared.upgrade().and_then(|shared| {
             let until = shared.expected_until()?;
             Some((shared.unheard(), until))
         }) else {
-            return Ok(());
+            return Ended::Unneeded;
         };
         if !unheard.is_empty() {
             // The names consist of letters, digits and underscores.
@@ -182,15 +205,22 @@ where
                 .iter()
                 .map(|client| format!("listen {};", channel(*client)));
             let sql: String = listen.collect();
-            let listening = client.batch_execute(&sql);
+            let listening = timeout(CALL, client.batch_execute(&sql));
             tokio::select! {
-                listening = listening => listening?,
+                listening = listening => match listening {
+                    Ok(Ok(())) => {}
+                    failed => return unconnected(failed.map(Result::err)),
+                },
                 ended = messages(shared, &mut connection) => return ended,
             }
             if let Some(shared) = shared.upgrade() {
                 shared.set_heard(&unheard, true);
                 shared.listened.send_modify(|count| *count += unheard.len());
+                if was_lost {
+                    shared.doubt();
+                }
             }
+            was_lost = false;
             changed.mark_unchanged();
             continue;
         }
@@ -203,17 +233,16 @@ where
 }
 
 /// Passes messages on until the connection breaks. Safe to drop and to call again.
-async fn messages<S, T>(
-    shared: &Weak<Shared>,
-    connection: &mut Connection<S, T>,
-) -> Result<(), Error>
+async fn messages<S, T>(shared: &Weak<Shared>, connection: &mut Connection<S, T>) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
 {
     while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-        let AsyncMessage::Notification(message) = message? else {
-            continue;
+        let message = match message {
+            Ok(AsyncMessage::Notification(message)) => message,
+            Ok(_) => continue,
+            Err(error) => return Ended::Lost(error.to_string()),
         };
         let (Some(shared), Ok(body)) = (shared.upgrade(), STANDARD.decode(message.payload()))
         else {
@@ -224,5 +253,5 @@ where
             .iter()
             .for_each(|inbox| inbox.deliver(&body));
     }
-    Ok(())
+    Ended::Lost("it was closed".to_owned())
 }

@@ -1,33 +1,35 @@
 //! The connections to a database, and the state of its server.
 
 use std::{
-    mem::take,
-    ops::ControlFlow,
     sync::{
-        Mutex, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use deadpool_postgres::{
-    Manager, ManagerConfig, Object, PoolError, QueueMode, RecyclingMethod, Runtime, Timeouts,
+    Manager, ManagerConfig, Object, PoolError, QueueMode, RecyclingMethod, Runtime, TimeoutType,
+    Timeouts,
 };
-use futures_util::{
-    FutureExt as _,
-    future::{join, try_join},
+use tokio::{
+    runtime::Handle,
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
 };
-use tokio::time::Instant;
 use tokio_postgres::{
-    Client, Error, Row,
+    Error, Row,
     error::SqlState,
     types::{ToSql, Type},
 };
 
 use super::{
-    FORMAT, MIGRATION, PostgresOptions,
+    PostgresOptions,
+    check::check,
     error::{self, failed},
     settings::Target,
+    tls::Tls,
+    transaction::Transaction,
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -40,9 +42,12 @@ use crate::{
 };
 
 /// The longest time for which a call waits for a connection, and for its reply.
-const CALL: Duration = Duration::from_secs(10);
-/// A connection whose call was dropped after this time is not used again: its server may hang.
+pub(super) const CALL: Duration = Duration::from_secs(10);
+/// A server that has not replied within this time seems to hang, so its connection is not used
+/// again.
 const HANGS: Duration = Duration::from_millis(500);
+/// The pause before a connection is taken again, where the server has none left.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Arguments with their types, so that a call is one round trip without a prepared statement. A
 /// pooler in front of the server may give each transaction another connection.
@@ -51,15 +56,20 @@ pub(super) type Arguments<'a> = [(&'a (dyn ToSql + Sync), Type)];
 pub(super) struct Pool {
     target: Target,
     connections: deadpool_postgres::Pool,
+    /// Transactions in progress. They may wait for each other, so one connection is for the other
+    /// calls.
+    pub(super) transactions: Arc<Semaphore>,
     inboxes: Mutex<Vec<Weak<dyn Inbox>>>,
     /// The latest call got a reply, or none was made.
     is_up: AtomicBool,
+    /// The start of the server that was connected last.
+    server: Mutex<Option<String>>,
 }
 
 /// The reason why a call has failed.
 pub(super) enum Failure {
     /// There was no connection, so the call was not sent.
-    NotSent(StoreError),
+    NotSent(Unconnected),
     Refused(Error),
     TimedOut,
 }
@@ -67,24 +77,28 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn into_store_error(self) -> StoreError {
         match self {
-            Self::NotSent(error) => error,
+            Self::NotSent(unconnected) => unconnected.error,
             Self::Refused(error) => failed(&error),
             Self::TimedOut => StoreError::timed_out(CALL),
         }
     }
 
-    /// Returns whether a lock of a row was not available.
-    pub(super) fn is_lock_not_available(&self) -> bool {
-        matches!(self, Self::Refused(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Refused(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a grant has to wait for a transaction of the user.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.code().map(SqlState::code) == Some(error::GUARDED)
     }
 
     /// Returns whether the server has undone the call because of another one, so that it can be
     /// repeated.
     pub(super) fn is_conflict(&self) -> bool {
-        let Self::Refused(refused) = self else {
-            return false;
-        };
-        refused.code().is_some_and(|code| {
+        self.code().is_some_and(|code| {
             *code == SqlState::T_R_SERIALIZATION_FAILURE
                 || *code == SqlState::T_R_DEADLOCK_DETECTED
                 || code.code() == error::CONFLICT
@@ -93,91 +107,95 @@ impl Failure {
 
     fn is_outage(&self) -> bool {
         match self {
-            Self::NotSent(error) => error.kind() == StoreErrorKind::Unavailable,
-            Self::Refused(error) => error.is_closed() || error.code().is_none(),
+            Self::NotSent(unconnected) => unconnected.is_outage,
+            Self::Refused(error) => error.is_closed() || error.code().is_none_or(ends_connections),
             Self::TimedOut => true,
         }
     }
 }
 
-/// A connection with a call in flight. If the call is dropped, its reply is read before that of
-/// the next one, unless the server seems to hang.
+/// The reason why there is no connection.
+pub(super) struct Unconnected {
+    error: StoreError,
+    is_outage: bool,
+}
+
+impl Unconnected {
+    fn new(error: StoreError) -> Self {
+        Self {
+            is_outage: error.kind() == StoreErrorKind::Unavailable,
+            error: error.with_unsent(true),
+        }
+    }
+}
+
+impl From<PoolError> for Unconnected {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Backend(error) => Self {
+                // Other connections may work, if the server has none left for this one.
+                is_outage: error.code() != Some(&SqlState::TOO_MANY_CONNECTIONS),
+                ..Self::new(failed(&error))
+            },
+            PoolError::Timeout(_) => {
+                let message = format!(
+                    "no connection within {CALL:?}: all are in use, or the server does not answer"
+                );
+                Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
+            }
+            error => Self::new(StoreError::new(
+                StoreErrorKind::Unavailable,
+                error.to_string(),
+            )),
+        }
+    }
+}
+
+/// Returns whether the server ends its connections, as it stops or recovers from a crash.
+fn ends_connections(code: &SqlState) -> bool {
+    [
+        SqlState::ADMIN_SHUTDOWN,
+        SqlState::CRASH_SHUTDOWN,
+        SqlState::CANNOT_CONNECT_NOW,
+    ]
+    .contains(code)
+}
+
+/// A connection with a call in flight. If the call is dropped, the connection is used again once
+/// its reply has come, unless the server seems to hang.
 struct InFlight {
+    pool: Arc<Pool>,
     connection: Option<Object>,
     since: Instant,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take()
-            && self.since.elapsed() >= HANGS
-        {
-            drop(Object::take(connection));
-        }
-    }
-}
-
-const BEGIN: &str = "begin isolation level read committed";
-
-/// A transaction in progress. When dropped before its end, its connection is closed.
-pub(super) struct Transaction<'a> {
-    pool: &'a Pool,
-    connection: Option<Object>,
-}
-
-impl Drop for Transaction<'_> {
-    fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            drop(Object::take(connection));
-        }
-    }
-}
-
-impl Transaction<'_> {
-    fn connection(&self) -> Result<&Object, Failure> {
-        self.connection.as_ref().ok_or(Failure::TimedOut)
-    }
-
-    /// Executes a query and commits.
-    pub(super) async fn commit(
-        mut self,
-        sql: &str,
-        arguments: &Arguments<'_>,
-    ) -> Result<Row, Failure> {
-        let connection = self.connection()?;
-        // In one round trip. After an error, the commit undoes the transaction.
-        let both = join(
-            connection.query_typed(sql, arguments),
-            connection.batch_execute("commit"),
-        );
-        let both = both.map(|(rows, committed)| rows.and_then(|rows| committed.map(|()| rows)));
-        let rows = self.pool.within(both).await;
-        if !matches!(rows, Err(Failure::TimedOut)) {
-            drop(self.connection.take());
-        }
-        first(rows?)
-    }
-
-    /// Ends it without a change.
-    pub(super) async fn end(mut self) {
-        let ended = match self.connection() {
-            Ok(connection) => self
-                .pool
-                .within(connection.batch_execute("rollback"))
-                .await
-                .is_ok(),
-            Err(_) => false,
+        let Some(connection) = self.connection.take() else {
+            return;
         };
-        if ended {
-            drop(self.connection.take());
-        }
+        let left = HANGS.saturating_sub(self.since.elapsed());
+        let Ok(runtime) = Handle::try_current() else {
+            drop(Object::take(connection));
+            return;
+        };
+        let pool = self.pool.clone();
+        runtime.spawn(async move {
+            // The reply to an empty query comes after that of the call.
+            let drained = timeout(left, connection.batch_execute("")).await;
+            if !matches!(drained, Ok(Ok(()))) {
+                drop(Object::take(connection));
+                pool.set_up(false);
+            }
+        });
     }
 }
 
-fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
+pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
     rows.pop().ok_or_else(|| {
         let message = "the server returned no row";
-        Failure::NotSent(StoreError::new(StoreErrorKind::WrongServer, message))
+        let error = StoreError::new(StoreErrorKind::WrongServer, message);
+        Failure::NotSent(Unconnected::new(error))
     })
 }
 
@@ -192,25 +210,27 @@ impl Pool {
             #[cfg(feature = "postgres-rustls")]
             Tls::Rustls(tls) => Manager::from_config(config, tls.clone(), settings),
         };
-        let timeouts = Timeouts {
-            wait: Some(CALL),
-            create: Some(CALL),
-            recycle: Some(CALL),
-        };
         let connections = deadpool_postgres::Pool::builder(manager)
             .max_size(options.pool_size())
             .runtime(Runtime::Tokio1)
             // So that connections that are not needed stay closed.
             .queue_mode(QueueMode::Lifo)
-            .timeouts(timeouts)
+            .timeouts(Timeouts {
+                wait: Some(CALL),
+                create: Some(CALL),
+                recycle: Some(CALL),
+            })
             .build();
         let connections = connections
             .map_err(|error| LockError::new(LockErrorKind::InvalidSpec, error.to_string()))?;
+        let transactions = options.pool_size().saturating_sub(1).max(1);
         Ok(Self {
             target,
             connections,
+            transactions: Arc::new(Semaphore::new(transactions)),
             inboxes: Mutex::default(),
             is_up: AtomicBool::new(true),
+            server: Mutex::default(),
         })
     }
 
@@ -224,27 +244,83 @@ impl Pool {
     }
 
     /// Waits for the first connection, and checks its database.
-    pub(super) async fn ready(&self) -> Result<(), StoreError> {
-        self.connection().await.map(drop)
+    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), StoreError> {
+        let connected = self.connection().await.map(drop);
+        connected.map_err(|unconnected| unconnected.error)
     }
 
-    async fn connection(&self) -> Result<Object, StoreError> {
-        let got = self.connections.get().await;
-        let connection = got.map_err(|error| unconnected(&error).with_unsent(true))?;
-        if Object::metrics(&connection).recycle_count == 0 {
-            let checked = tokio::time::timeout(CALL, check(&connection)).await;
-            let checked = checked.unwrap_or_else(|_| Err(StoreError::timed_out(CALL)));
-            if let Err(error) = checked {
-                // The next call checks again.
-                drop(Object::take(connection));
-                return Err(error.with_unsent(true));
+    /// Takes a connection from the pool.
+    ///
+    /// A new one is made in a task of its own. That may take longer than its caller waits, and the
+    /// next one uses it.
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Object, Unconnected> {
+        let present = Timeouts {
+            wait: Some(CALL),
+            create: Some(Duration::ZERO),
+            recycle: Some(CALL),
+        };
+        let status = self.connections.status();
+        if status.available > 0 || status.size >= status.max_size {
+            match self.connections.timeout_get(&present).await {
+                // It has ended.
+                Err(PoolError::Timeout(TimeoutType::Create)) => {}
+                Err(error) => return Err(error.into()),
+                Ok(connection) if Object::metrics(&connection).recycle_count > 0 => {
+                    return Ok(connection);
+                }
+                // A server that is this near has connected at once.
+                Ok(connection) => return self.checked(connection).await,
             }
         }
-        Ok(connection)
+        match tokio::spawn(self.clone().connect()).await {
+            Ok(connected) => connected,
+            // The runtime is shutting down.
+            Err(_) => Err(Unconnected::new(StoreError::timed_out(CALL))),
+        }
     }
 
+    async fn connect(self: Arc<Self>) -> Result<Object, Unconnected> {
+        let until = Instant::now() + CALL;
+        loop {
+            match self.connections.get().await {
+                Ok(connection) if Object::metrics(&connection).recycle_count > 0 => {
+                    return Ok(connection);
+                }
+                Ok(connection) => return self.checked(connection).await,
+                Err(PoolError::Backend(error))
+                    if error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+                        && self.connections.status().size > 0
+                        && Instant::now() < until =>
+                {
+                    sleep(PAUSE).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Checks the database of a new connection. It is not in the pool before, also if this future
+    /// is dropped.
+    async fn checked(&self, connection: Object) -> Result<Object, Unconnected> {
+        let mut unchecked = Unchecked(Some(connection));
+        let checked = match &unchecked.0 {
+            Some(connection) => timeout(CALL, check(connection)).await,
+            None => Ok(Err(StoreError::late())),
+        };
+        let checked = checked.unwrap_or_else(|_| Err(StoreError::timed_out(CALL)));
+        let server = checked.map_err(Unconnected::new)?;
+        let before = lock(&self.server).replace(server.clone());
+        if before.is_some_and(|before| before != server) {
+            // It may have less data, and the earlier connections may not have noticed.
+            self.set_up(false);
+        }
+        let connection = unchecked.0.take();
+        connection.ok_or_else(|| Unconnected::new(StoreError::late()))
+    }
+
+    /// Executes a query, and records whether the server has replied.
     pub(super) async fn query(
-        &self,
+        self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
     ) -> Result<Vec<Row>, Failure> {
@@ -255,35 +331,18 @@ impl Pool {
 
     /// Begins a transaction with a query that locks rows.
     pub(super) async fn begin(
-        &self,
+        self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
-    ) -> Result<(Transaction<'_>, Row), Failure> {
-        let connection = self.connection().await.map_err(Failure::NotSent)?;
-        let transaction = Transaction {
-            pool: self,
-            connection: Some(connection),
-        };
-        let connection = transaction.connection()?;
-        // In one round trip.
-        let both = try_join(
-            connection.batch_execute(BEGIN),
-            connection.query_typed(sql, arguments),
-        );
-        let (_, rows) = self.within(both).await?;
-        Ok((transaction, first(rows)?))
+    ) -> Result<(Transaction, Row), Failure> {
+        let begun = timeout(CALL, Transaction::begin(self, sql, arguments)).await;
+        let begun = begun.unwrap_or(Err(Failure::TimedOut));
+        self.record(&begun);
+        begun
     }
 
-    /// Waits for a reply, and records whether there was one.
-    async fn within<T>(&self, reply: impl Future<Output = Result<T, Error>>) -> Result<T, Failure> {
-        let reply = tokio::time::timeout(CALL, reply).await;
-        let reply = reply.map_err(|_| Failure::TimedOut);
-        let reply = reply.and_then(|reply| reply.map_err(Failure::Refused));
-        self.record(&reply);
-        reply
-    }
-
-    fn record<T>(&self, reply: &Result<T, Failure>) {
+    /// Records whether a call got a reply.
+    pub(super) fn record<T>(&self, reply: &Result<T, Failure>) {
         match reply {
             Ok(_) => self.set_up(true),
             Err(failure) if failure.is_outage() => self.set_up(false),
@@ -291,24 +350,29 @@ impl Pool {
         }
     }
 
-    async fn call(&self, sql: &str, arguments: &Arguments<'_>) -> Result<Vec<Row>, Failure> {
+    /// The same, and no outage of the server if it fails.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        sql: &str,
+        arguments: &Arguments<'_>,
+    ) -> Result<Vec<Row>, Failure> {
         let connection = self.connection().await.map_err(Failure::NotSent)?;
         let mut in_flight = InFlight {
+            pool: self.clone(),
             connection: Some(connection),
             since: Instant::now(),
         };
         let Some(connection) = &in_flight.connection else {
             return Err(Failure::TimedOut);
         };
-        let rows = connection.query_typed(sql, arguments);
-        let rows = tokio::time::timeout(CALL, rows).await;
+        let rows = timeout(CALL, connection.query_typed(sql, arguments)).await;
         let rows = rows.map_err(|_| Failure::TimedOut)?;
-        drop(take(&mut in_flight.connection));
+        drop(in_flight.connection.take());
         rows.map_err(Failure::Refused)
     }
 
     pub(super) async fn query_one(
-        &self,
+        self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
     ) -> Result<Row, Failure> {
@@ -326,10 +390,10 @@ impl Pool {
         inboxes.iter().for_each(|inbox| inbox.connected(is_up));
     }
 
-    pub(super) async fn health(&self) -> Health {
+    pub(super) async fn health(self: &Arc<Self>) -> Health {
         let mut server = ServerHealth::new(self.address());
         let sent = Instant::now();
-        let asked = tokio::time::timeout(PATIENCE, self.query_one(HEALTH, &[])).await;
+        let asked = timeout(PATIENCE, self.query_one(HEALTH, &[])).await;
         let asked = asked.unwrap_or(Err(Failure::TimedOut));
         let mut findings = Vec::new();
         match asked
@@ -358,145 +422,20 @@ impl Pool {
     }
 }
 
+/// A connection that is not returned to the pool when it is dropped.
+struct Unchecked(Option<Object>);
+
+impl Drop for Unchecked {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(Object::take(connection));
+        }
+    }
+}
+
 const HEALTH: &str = "select lock_runtime.micros(), current_setting('server_version')";
 
 fn facts(row: &Row) -> Result<(i64, String), StoreError> {
     let fact = row.try_get(0).and_then(|now| Ok((now, row.try_get(1)?)));
     fact.map_err(|error| failed(&error))
-}
-
-fn unconnected(error: &PoolError) -> StoreError {
-    match error {
-        PoolError::Backend(error) => failed(error),
-        PoolError::Timeout(_) => {
-            let message = format!(
-                "no connection within {CALL:?}: all are in use, or the server does not answer"
-            );
-            StoreError::new(StoreErrorKind::Unavailable, message)
-        }
-        error => StoreError::new(StoreErrorKind::Unavailable, error.to_string()),
-    }
-}
-
-const CHECK: &str = "select current_setting('transaction_read_only') = 'on', version, since from lock_runtime.format";
-
-/// Checks the database of a new connection. Creates the schema if it is missing or older.
-async fn check(client: &Client) -> Result<(), StoreError> {
-    if let ControlFlow::Break(checked) = check_format(client).await {
-        return checked;
-    }
-    client
-        .batch_execute(MIGRATION)
-        .await
-        .map_err(|error| failed(&error))?;
-    match check_format(client).await {
-        ControlFlow::Break(checked) => checked,
-        ControlFlow::Continue(()) => Err(incompatible("the schema is still missing")),
-    }
-}
-
-/// Continues if the schema has to be created or brought up to date.
-async fn check_format(client: &Client) -> ControlFlow<Result<(), StoreError>> {
-    const MISSING: [SqlState; 2] = [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
-    let rows = match client.query_typed(CHECK, &[]).await {
-        Err(error) if error.code().is_some_and(|code| MISSING.contains(code)) => {
-            return ControlFlow::Continue(());
-        }
-        rows => rows,
-    };
-    let format = rows.and_then(|rows| match rows.first() {
-        Some(row) => Ok(Some((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))),
-        None => Ok(None),
-    });
-    let (is_read_only, version, since): (bool, i32, i32) = match format {
-        Ok(Some(format)) => format,
-        Ok(None) => return ControlFlow::Continue(()),
-        Err(error) => return ControlFlow::Break(Err(failed(&error))),
-    };
-    if is_read_only {
-        let message = "the server is a standby, or allows no writes; connect to the primary, \
-                       or add target_session_attrs=read-write and its address";
-        return ControlFlow::Break(Err(StoreError::new(StoreErrorKind::ReadOnly, message)));
-    }
-    if since > FORMAT {
-        let message = format!(
-            "the schema lock_runtime has format {version}, and this version of the library has {FORMAT}"
-        );
-        return ControlFlow::Break(Err(incompatible(&message)));
-    }
-    match version < FORMAT {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(Ok(())),
-    }
-}
-
-fn incompatible(message: &str) -> StoreError {
-    let message = format!("{message}; use versions of one format");
-    StoreError::new(StoreErrorKind::IncompatibleFormat, message)
-}
-
-/// TLS for connections, or none.
-#[derive(Clone)]
-pub(super) enum Tls {
-    None,
-    #[cfg(feature = "postgres-rustls")]
-    Rustls(tokio_postgres_rustls::MakeRustlsConnect),
-}
-
-impl Tls {
-    #[cfg(not(feature = "postgres-rustls"))]
-    pub(super) fn new(
-        root: Option<&[u8]>,
-        mode: tokio_postgres::config::SslMode,
-    ) -> Result<Self, String> {
-        if root.is_some() || mode == tokio_postgres::config::SslMode::Require {
-            let complaint = "it asks for TLS, which is not compiled in; enable the feature `postgres-rustls` of lock-runtime";
-            return Err(complaint.into());
-        }
-        Ok(Self::None)
-    }
-
-    /// Uses the authorities in `root`, or those of the system.
-    #[cfg(feature = "postgres-rustls")]
-    pub(super) fn new(
-        root: Option<&[u8]>,
-        mode: tokio_postgres::config::SslMode,
-    ) -> Result<Self, String> {
-        use rustls::{
-            ClientConfig, RootCertStore,
-            pki_types::{CertificateDer, pem::PemObject as _},
-        };
-        // `prefer` is no protection, so it is not worth the authorities of the system.
-        if root.is_none() && mode != tokio_postgres::config::SslMode::Require {
-            return Ok(Self::None);
-        }
-        let mut roots = RootCertStore::empty();
-        match root {
-            Some(pem) => {
-                for certificate in CertificateDer::pem_slice_iter(pem) {
-                    let certificate =
-                        certificate.map_err(|error| format!("the root certificate: {error}"))?;
-                    roots
-                        .add(certificate)
-                        .map_err(|error| format!("the root certificate: {error}"))?;
-                }
-                if roots.is_empty() {
-                    return Err("the root certificate: there is none in the PEM".into());
-                }
-            }
-            None => {
-                let system = rustls_native_certs::load_native_certs();
-                roots.add_parsable_certificates(system.certs);
-            }
-        }
-        if rustls::crypto::CryptoProvider::get_default().is_none() {
-            return Err("TLS needs a crypto provider; install one, such as rustls::crypto::ring::default_provider().install_default()".into());
-        }
-        let config = ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self::Rustls(tokio_postgres_rustls::MakeRustlsConnect::new(
-            config,
-        )))
-    }
 }

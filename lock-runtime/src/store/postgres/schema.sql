@@ -1,9 +1,12 @@
 -- The records of locks, and guard(). Executed by LockClient::connect where the user may create a
 -- schema; otherwise, execute it once as another user, and grant:
 --   grant usage on schema lock_runtime to app;
---   grant select, insert, update, delete on all tables in schema lock_runtime to app;
+--   grant select on lock_runtime.format to app;
+--   grant select, insert, update, delete on lock_runtime.record to app;
 -- Repeating it is harmless, and so is executing it several times at once.
 do $install$
+declare
+  installed int;
 begin
   perform pg_advisory_xact_lock(7813573191325087086);
   -- A user that may not create schemas can then execute this in a schema that it owns.
@@ -11,10 +14,14 @@ begin
     create schema lock_runtime;
   end if;
 
-  -- The format of the records, and the oldest format whose clients work with it.
+  -- The version of this file, which grows with each change, and the oldest one whose clients work
+  -- with it.
   create table if not exists lock_runtime.format (version int not null, since int not null);
-  insert into lock_runtime.format select 1, 1 where not exists (select from lock_runtime.format);
-  update lock_runtime.format set version = 1 where version < 1;
+  select version into installed from lock_runtime.format;
+  if installed > 1 then
+    raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
+    return;
+  end if;
 
   -- Half of each page stays free, and no index contains a column that changes, so updates are
   -- heap-only.
@@ -33,66 +40,78 @@ begin
     language sql volatile set search_path = pg_catalog, pg_temp
     as $f$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $f$;
 
-  -- The advisory lock between the grants of a lock and the transactions with guard().
-  create or replace function lock_runtime.advisory(lock_name text) returns bigint
-    language sql immutable
-    as $f$ select pg_catalog.hashtextextended($1 collate "C", 7813573191325087086) $f$;
-
-  -- Replaces records that have their known versions (0: no record). Returns the outcome (d: done,
-  -- c: conflict, e: early) and the present records after a conflict. Raises lock_not_available if a
-  -- grant has to wait for a transaction with guard().
+  -- Replaces records that have their known versions (0: no record), and sends the messages: all of
+  -- them or none, or with `each`, and without messages, those that have. Returns an outcome for each
+  -- record (d: done, c: conflict) and the present records of conflicts, or only `e` (early) or `g` (a
+  -- grant has to wait for a transaction with guard()). If one of several records cannot be replaced,
+  -- raises LK010 for a conflict, and LK011 for such a grant.
   create or replace function lock_runtime.swap(
     names text[], known bigint[], versions bigint[], bodies bytea[], sinces bigint[], fences bigint[], needed bigint[],
-    not_before bigint, durable bool, channels text[], messages text[],
-    out clock bigint, out outcome "char", out present_versions bigint[], out present_bodies bytea[]
+    not_before bigint, durable bool, each bool, channels text[], messages text[],
+    out clock bigint, out outcomes text, out present_versions bigint[], out present_bodies bytea[]
   ) language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $f$
   declare
     found_version bigint;
     found_since bigint;
+    found_body bytea;
+    is_done bool;
   begin
     clock := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     if clock < not_before then
-      outcome := 'e';
+      outcomes := 'e';
       return;
     end if;
-    -- Without locks, as most conflicts are seen here and need not wait for the other change.
-    outcome := 'd';
+    outcomes := '';
     for i in 1 .. cardinality(names) loop
+      -- Without locks, as most conflicts are seen here and need not wait for the other change.
       select r.version, r.since into found_version, found_since from lock_runtime.record r where r.name = names[i];
-      if coalesce(found_version, 0) <> known[i] then
-        outcome := 'c';
-        exit;
+      is_done := false;
+      if coalesce(found_version, 0) = known[i] then
+        if known[i] = 0 then
+          insert into lock_runtime.record (name, version, since, fence, needed_until, body)
+            values (names[i], versions[i], sinces[i], fences[i], needed[i], bodies[i])
+            on conflict do nothing;
+        else
+          if sinces[i] <> found_since then
+            -- A grant to others than the present holders, of which one may have an open transaction
+            -- with guard(). That holds FOR KEY SHARE, which is compatible with other updates and
+            -- with the first of these locks. The second one makes the update count as one of the
+            -- key, so that guard() waits for it and compares with its result.
+            perform from lock_runtime.record r where r.name = names[i] for no key update;
+            perform from lock_runtime.record r where r.name = names[i] for update skip locked;
+            if not found then
+              if cardinality(names) > 1 then
+                raise exception 'a transaction with guard() is open' using errcode = 'LK011';
+              end if;
+              outcomes := 'g';
+              return;
+            end if;
+          end if;
+          update lock_runtime.record r
+            set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
+            where r.name = names[i] and r.version = known[i];
+        end if;
+        is_done := found;
       end if;
-      if known[i] = 0 then
-        insert into lock_runtime.record (name, version, since, fence, needed_until, body)
-          values (names[i], versions[i], sinces[i], fences[i], needed[i], bodies[i])
-          on conflict do nothing;
-      else
-        update lock_runtime.record r
-          set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
-          where r.name = names[i] and r.version = known[i];
+      if is_done then
+        outcomes := outcomes || 'd';
+        continue;
       end if;
-      if not found then
-        outcome := 'c';
-        exit;
-      end if;
-      -- A grant to others than the present holders. One of these may have an open transaction with
-      -- guard(). Until the end of this one, guard() waits.
-      if sinces[i] <> coalesce(found_since, 0) and not pg_try_advisory_xact_lock(lock_runtime.advisory(names[i])) then
-        raise exception 'a transaction with guard() is open' using errcode = 'lock_not_available';
-      end if;
-    end loop;
-    if outcome = 'c' then
-      if cardinality(names) > 1 then
-        -- Undoes the changes before this one.
+      if cardinality(names) > 1 and not each then
         raise exception 'another client has changed one of the records' using errcode = 'LK010';
       end if;
-      select array[r.version], array[r.body] into present_versions, present_bodies
-        from lock_runtime.record r where r.name = names[1];
-      return;
-    end if;
+      select r.version, r.body into found_version, found_body from lock_runtime.record r where r.name = names[i];
+      present_versions := array_append(present_versions, found_version);
+      present_bodies := array_append(present_bodies, found_body);
+      outcomes := outcomes || 'c';
+      if not each then
+        return;
+      end if;
+    end loop;
     if not durable then
       perform set_config('synchronous_commit', 'off', true);
+    elsif current_setting('synchronous_commit') = 'off' then
+      perform set_config('synchronous_commit', 'on', true);
     end if;
     for i in 1 .. cardinality(channels) loop
       perform pg_notify(channels[i], messages[i]);
@@ -108,7 +127,7 @@ begin
     found_version bigint;
     found_body bytea;
   begin
-    perform set_config('idle_in_transaction_session_timeout', '1s', true), set_config('lock_timeout', '5s', true);
+    perform set_config('idle_in_transaction_session_timeout', '1s', true), set_config('lock_timeout', '2s', true);
     perform from lock_runtime.record r where r.name = any (names) order by r.name for no key update;
     clock := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     for i in 1 .. cardinality(names) loop
@@ -118,37 +137,57 @@ begin
     end loop;
   end $f$;
 
-  -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
-  -- is granted to no other client, not even after its lease has ended. Renewals are not delayed.
-  create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
+  -- Deletes those records of a page that are no longer needed, but for those in use. Returns the
+  -- last name of the page, or null at the end.
+  create or replace function lock_runtime.remove(after text, out last text, out removed bigint)
     language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
   declare
-    oldest bigint;
+    now bigint := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
+    page text[];
+  begin
+    page := array(select r.name from lock_runtime.record r where r.name > after order by r.name limit 1000);
+    last := page[cardinality(page)];
+    with old as materialized (
+      select r.name from lock_runtime.record r where r.name = any (page) and r.needed_until < now for update skip locked
+    )
+    delete from lock_runtime.record r using old where r.name = old.name;
+    get diagnostics removed = row_count;
+  end $f$;
+
+  -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
+  -- is granted to no other client, not even after its lease has ended. Renewals are not delayed.
+  -- With the rights of its owner: callers need none on the table.
+  create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $f$
+  declare
     latest bigint;
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
     end if;
-    perform pg_advisory_xact_lock_shared(lock_runtime.advisory(lock_name));
-    -- The other isolation levels read an older state than that of the latest grant, if it was
-    -- committed after their snapshot. Then this fails, as a serialization failure. The row is not
-    -- kept locked, so that the lock can be renewed.
+    perform from lock_runtime.record r where r.name = lock_name and r.since <= token and token <= r.fence for key share;
+    if found then
+      return;
+    end if;
+    -- The other isolation levels do not see a lock that was first granted after their snapshot.
+    -- This fails then, as a serialization failure, and otherwise changes nothing.
     if current_setting('transaction_isolation') <> 'read committed' then
       begin
-        perform from lock_runtime.record r where r.name = lock_name for share;
-        raise exception using errcode = 'LK011';
-      exception when sqlstate 'LK011' then
+        insert into lock_runtime.record values (lock_name, 1, 0, 0, 0, '') on conflict do nothing;
+        raise exception using errcode = 'LK012';
+      exception when sqlstate 'LK012' then
         null;
       end;
     end if;
-    select r.since, r.fence into oldest, latest from lock_runtime.record r where r.name = lock_name;
-    if oldest is null then
+    select r.fence into latest from lock_runtime.record r where r.name = lock_name;
+    if latest is null then
       raise exception 'the lock % is not known here', lock_name using errcode = 'LK001',
         hint = 'The name is "<namespace>:<key>", such as lock:order:42, of a lock that is kept in this database.';
     end if;
-    if token < oldest or latest < token then
-      raise exception 'the fencing token % is stale: the lock % was granted with %', token, lock_name, latest using errcode = 'LK001',
-        hint = 'The holder has lost the lock. Do not repeat the transaction.';
-    end if;
+    raise exception 'the fencing token % is stale: the lock % was granted with %', token, lock_name, latest using errcode = 'LK001',
+      hint = 'The holder has lost the lock. Do not repeat the transaction.';
   end $f$;
+
+  delete from lock_runtime.format where version < 1;
+  insert into lock_runtime.format select 1, 1 where not exists (select from lock_runtime.format);
 end $install$;

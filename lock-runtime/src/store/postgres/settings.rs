@@ -7,6 +7,7 @@ use tokio_postgres::{
     config::{Host, SslMode},
 };
 
+use super::tls::Tls;
 use crate::error::{LockError, LockErrorKind};
 
 /// The parameter of a URL that names a file of trusted authorities.
@@ -14,6 +15,8 @@ const ROOT_CERTIFICATE: &str = "sslrootcert";
 /// The limits of an attempt to connect, and of data without an acknowledgement.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
+/// The pause between two probes of an idle connection.
+const KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Options for connections to PostgreSQL that a URL cannot express.
 #[derive(Clone, Debug)]
@@ -67,7 +70,7 @@ impl PostgresOptions {
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) config: Config,
-    pub(super) tls: super::pool::Tls,
+    pub(super) tls: Tls,
 }
 
 impl Target {
@@ -88,7 +91,16 @@ impl Target {
         if config.get_application_name().is_none() {
             config.application_name("lock-runtime");
         }
-        config.keepalives_idle(UNACKNOWLEDGED);
+        // A listening connection sends nothing, and has to notice the end of its server.
+        if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
+            config.keepalives_idle(UNACKNOWLEDGED);
+        }
+        if config.get_keepalives_interval().is_none() {
+            config.keepalives_interval(KEEPALIVE);
+        }
+        if config.get_keepalives_retries().is_none() {
+            config.keepalives_retries(2);
+        }
         let root = match root_file {
             Some(path) => Some(std::fs::read(&path).map_err(|error| {
                 invalid(&format!(
@@ -101,7 +113,7 @@ impl Target {
         if is_required {
             config.ssl_mode(SslMode::Require);
         }
-        let tls = super::pool::Tls::new(root.as_deref(), config.get_ssl_mode())
+        let tls = Tls::new(root.as_deref(), config.get_ssl_mode())
             .map_err(|complaint| invalid(&complaint))?;
         Ok(Self { config, tls })
     }

@@ -3,33 +3,55 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
+use tokio_postgres::types::Type;
 
-use super::pool::Pool;
+use super::pool::{Failure, Pool};
 
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// The pause between two pages.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// One client at a time removes records, and only those that no other transaction has locked.
-const REMOVE: &str = "delete from lock_runtime.record where ctid = any (array( \
-        select ctid from lock_runtime.record where needed_until < lock_runtime.micros() \
-        limit 1000 for update skip locked)) \
-    and pg_try_advisory_xact_lock(hashtext('lock_runtime.upkeep')) returning 1";
+/// Returns a row if no client has removed records for an hour. The name is that of no lock, as it
+/// has no namespace.
+const CLAIM: &str = "insert into lock_runtime.record as r (name, version, since, fence, needed_until, body) \
+    select 'upkeep', 1, 0, 0, now + 3600000000, '' from (select lock_runtime.micros()) u (now) \
+    on conflict (name) do update set needed_until = excluded.needed_until \
+    where r.needed_until < excluded.needed_until - 3600000000 returning 1";
+const REMOVE: &str = "select last, removed from lock_runtime.remove($1)";
 
 /// Removes records from time to time, as long as the pool is in use.
 pub(super) fn start(pool: &Arc<Pool>) {
     let pool = Arc::downgrade(pool);
     tokio::spawn(async move {
-        // Clients that start together do not remove together.
-        let mut pause = INTERVAL.mul_f64(rand::random());
         loop {
-            sleep(pause).await;
+            // Clients that start together do not remove together.
+            sleep(INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
             let Some(pool) = pool.upgrade() else {
                 return;
             };
-            pause = match pool.query(REMOVE, &[]).await {
-                Ok(removed) if !removed.is_empty() => PAUSE,
-                _ => INTERVAL,
-            };
+            let claimed = pool.call(CLAIM, &[]).await;
+            if claimed.is_ok_and(|rows| !rows.is_empty()) {
+                // The other calls report the failures of the database.
+                let _ = remove(&pool).await;
+            }
         }
     });
+}
+
+/// Removes the records that are no longer needed, page by page. Returns their number.
+pub(super) async fn remove(pool: &Arc<Pool>) -> Result<u64, Failure> {
+    let (mut after, mut count) = (Some(String::new()), 0);
+    while let Some(last) = after {
+        let rows = pool.call(REMOVE, &[(&last, Type::TEXT)]).await?;
+        let Some(row) = rows.first() else {
+            break;
+        };
+        let removed: i64 = row.try_get(1).map_err(Failure::Refused)?;
+        count += removed.cast_unsigned();
+        after = row.try_get(0).map_err(Failure::Refused)?;
+        if after.is_some() {
+            sleep(PAUSE).await;
+        }
+    }
+    Ok(count)
 }

@@ -127,7 +127,11 @@ impl<T: Outcome> Attempt<T> {
             is_guarded: self.is_guarded,
             writes: self.writes,
         };
-        let evaluation = evaluate(&self.locks, found, &terms, &mut self.rule)?;
+        let evaluation = match evaluate(&self.locks, found, &terms, &mut self.rule) {
+            // The cached record may be the mistake.
+            Err(_) if !self.is_fresh => return Ok(Next::Read),
+            evaluation => evaluation?,
+        };
         let Evaluation {
             outcome,
             swap,

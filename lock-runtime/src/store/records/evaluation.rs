@@ -156,7 +156,8 @@ pub(crate) fn evaluate<T>(
         if terms.writes != Writes::Always && !after.is_worth_writing_over(before) {
             continue;
         }
-        swap.durable |= !after.relies_on_less_than(before);
+        // A crash must not take a fencing token back.
+        swap.durable |= after.fence > before.fence || !after.relies_on_less_than(before);
         swap.changes.push(Change {
             name: lock.name.clone(),
             known: record.as_ref().map(|record| record.version),

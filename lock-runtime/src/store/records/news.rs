@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     fence::FencingToken,
-    store::{Grant, Hold, StoreEvent, Token},
+    store::{Grant, HANDOFF_LEASE, Hold, StoreEvent, Token},
 };
 
 /// The longest record that is sent with a grant.
@@ -94,7 +94,9 @@ pub(super) fn read(
             expires,
         } => {
             let (key, _) = name.lock()?;
-            let grant = Grant::new(FencingToken::new(fence)?, left(expires)).reserved(reserved);
+            // Longer if the reading is older than a step of the clock.
+            let ttl = left(expires).min(HANDOFF_LEASE);
+            let grant = Grant::new(FencingToken::new(fence)?, ttl).reserved(reserved);
             StoreEvent::Granted {
                 hold: Hold::new(key, mode.into(), Token::from_bytes(token)),
                 grant,

@@ -1,7 +1,15 @@
 //! Locks in PostgreSQL: the server, its connections and its crashes. The promises of every store
 //! are in the other modules.
 
+mod clock;
+mod connecting;
+mod connections;
+mod crashes;
+mod faults;
 mod guard;
+mod names;
+mod schema;
+mod standby;
 
 use lock_runtime::{LockClient, LockGuard, LockRequest};
 use lock_tests::{PostgresServer, postgres, shared_postgres};

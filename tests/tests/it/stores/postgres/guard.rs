@@ -178,8 +178,8 @@ async fn a_lock_is_renewed_during_the_transaction() {
 async fn a_grant_in_flight_is_awaited() {
     const GRANT: &str = "select from lock_runtime.record r, lock_runtime.swap(array[r.name], \
         array[r.version], array[r.version + 1], array[r.body], array[r.fence + 1], \
-        array[r.fence + 1], array[r.needed_until], 0, true, '{}', '{}') s \
-        where r.name = $1 and s.outcome = 'd'";
+        array[r.fence + 1], array[r.needed_until], 0, true, false, '{}', '{}') s \
+        where r.name = $1 and s.outcomes = 'd'";
     in_time(async {
         let (url, one, mut db) = client_of_new_database().await;
         for (isolation, end, refusal) in [

@@ -1,0 +1,213 @@
+//! The connections of a client: few of them, one for messages while a request waits, and those of
+//! a pooler.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+use futures_util::future::join_all;
+use lock_runtime::{LockClient, store::postgres::PostgresOptions};
+use lock_tests::{PgBouncer, shared_postgres};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{client_of_new_database, connections, held, number, once, waiters};
+use crate::place::{LONG, begun, eventually, in_time};
+
+const LISTENS: &str = "query like 'listen %'";
+
+#[tokio::test]
+async fn a_client_has_no_more_connections_than_its_option_says() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        drop(locks);
+        for most in [1, 2, 4] {
+            let options = PostgresOptions::new().connections(NonZeroUsize::new(most).unwrap());
+            let builder = LockClient::builder().postgres(options);
+            let locks = builder.connect(&url).await.unwrap();
+            eventually("the others have ended", async || {
+                connections(&admin, "true").await == 1
+            })
+            .await;
+            let request = |number: usize| once(locks.exclusive(format!("k{number}")));
+            let requests = join_all((0..200).map(request));
+            tokio::pin!(requests);
+            let mut seen = 0;
+            loop {
+                tokio::select! {
+                    results = &mut requests => {
+                        results.into_iter().for_each(Result::unwrap);
+                        break;
+                    }
+                    count = connections(&admin, "true") => seen = seen.max(count),
+                }
+            }
+            assert!((1..=most as i64).contains(&seen), "{seen} of {most}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_listens_only_while_a_request_waits() {
+    in_time(async {
+        let (url, one, admin) = client_of_new_database().await;
+        let other = LockClient::connect(&url).await.unwrap();
+        let guard = held(&one, "a").await;
+        once(other.exclusive("b")).await.unwrap();
+        assert_eq!(connections(&admin, LISTENS).await, 0);
+        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+        waiters(&one, "a", 1).await;
+        eventually("the waiter listens", async || {
+            connections(&admin, LISTENS).await == 1
+        })
+        .await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        let idle = Instant::now();
+        eventually("it no longer listens", async || {
+            connections(&admin, LISTENS).await == 0
+        })
+        .await;
+        assert!(
+            idle.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            idle.elapsed()
+        );
+        // And again.
+        let guard = held(&one, "a").await;
+        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+        eventually("it listens again", async || {
+            connections(&admin, LISTENS).await == 1
+        })
+        .await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// The shortest of some hand-offs, and so one without a poll.
+async fn fastest_hand_off(one: &LockClient, other: &LockClient) -> Duration {
+    let mut fastest = Duration::MAX;
+    for _ in 0..10 {
+        let guard = held(one, "a").await;
+        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+        waiters(one, "a", 1).await;
+        // The first request of a process may wait until it listens.
+        sleep(Duration::from_millis(20)).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        fastest = fastest.min(released.elapsed());
+        next.release().await.unwrap();
+    }
+    fastest
+}
+
+#[tokio::test]
+async fn a_lost_connection_for_messages_is_made_again() {
+    in_time(async {
+        let (url, one, admin) = client_of_new_database().await;
+        let other = LockClient::connect(&url).await.unwrap();
+        let kill = format!(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity \
+             where datname = current_database() and {LISTENS}"
+        );
+        let soon = Duration::from_millis(100);
+        let fastest = fastest_hand_off(&one, &other).await;
+        assert!(fastest < soon, "{fastest:?}");
+        for _ in 0..3 {
+            let guard = held(&one, "a").await;
+            let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+            waiters(&one, "a", 1).await;
+            assert!(number(&admin, &kill).await >= 1);
+            guard.release().await.unwrap();
+            let released = Instant::now();
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+            assert!(
+                released.elapsed() < Duration::from_secs(2),
+                "{:?}",
+                released.elapsed()
+            );
+            eventually("it listens again", async || {
+                connections(&admin, LISTENS).await >= 1
+            })
+            .await;
+            let fastest = fastest_hand_off(&one, &other).await;
+            assert!(fastest < soon, "{fastest:?}");
+        }
+    })
+    .await;
+}
+
+/// A client that is dropped leaves no connection, also while its requests wait.
+#[tokio::test]
+async fn a_client_that_is_dropped_leaves_no_connection() {
+    in_time(async {
+        let (url, one, admin) = client_of_new_database().await;
+        let guard = held(&one, "a").await;
+        for _ in 0..3 {
+            let other = LockClient::connect(&url).await.unwrap();
+            let waiting = begun(other.exclusive("a").wait(LONG).acquire()).await;
+            waiters(&one, "a", 1).await;
+            drop(waiting);
+            other.shutdown().await;
+        }
+        waiters(&one, "a", 0).await;
+        guard.release().await.unwrap();
+        one.shutdown().await;
+        drop(one);
+        eventually("all connections have ended", async || {
+            connections(&admin, "true").await == 0
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pooler_in_transaction_mode_works_with_polls() {
+    in_time(async {
+        let server = shared_postgres().await;
+        let (url, direct, _) = client_of_new_database().await;
+        let (_, database) = url.rsplit_once('/').unwrap();
+        let pooler = PgBouncer::to(server).await;
+        let pooled = pooler.url_of(database);
+        let (one, other) = (
+            LockClient::connect(&pooled).await.unwrap(),
+            LockClient::connect(&pooled).await.unwrap(),
+        );
+        // They exclude each other and a client without the pooler, and hand the lock on.
+        let mut last = None;
+        for (from, to) in [(&one, &other), (&direct, &one), (&other, &direct)] {
+            let guard = held(from, "a").await;
+            assert!(to.exclusive("a").try_acquire().await.unwrap().is_none());
+            assert!(last < Some(guard.fence()));
+            let waiting = tokio::spawn(begun(to.exclusive("a").wait(LONG).acquire()).await);
+            waiters(from, "a", 1).await;
+            guard.release().await.unwrap();
+            let released = Instant::now();
+            let next = waiting.await.unwrap().unwrap();
+            assert!(
+                released.elapsed() < Duration::from_secs(2),
+                "{:?}",
+                released.elapsed()
+            );
+            last = Some(next.fence());
+            next.release().await.unwrap();
+        }
+        let request = |number: usize| {
+            let locks = [&one, &other, &direct][number % 3];
+            once(locks.exclusive(format!("k{}", number % 20)).wait(LONG))
+        };
+        for result in join_all((0..200).map(request)).await {
+            result.unwrap();
+        }
+        let guard = one.exclusive("b").lease(Duration::from_millis(600));
+        let guard = guard.acquire().await.unwrap();
+        timeout(Duration::from_secs(2), guard.lost())
+            .await
+            .expect_err("it is renewed");
+        once(one.all(["a", "c"])).await.unwrap();
+        guard.release().await.unwrap();
+    })
+    .await;
+}
