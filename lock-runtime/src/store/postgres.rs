@@ -204,15 +204,14 @@ impl PostgresRecords {
         decide: Decide<'_>,
     ) -> Result<Option<SwapReply>, StoreError> {
         let full_names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
-        let transaction = self
-            .pool
-            .begin(LOCK, &[(&full_names, Type::TEXT_ARRAY)])
-            .await;
+        let arguments: [(&(dyn ToSql + Sync), Type); 1] = [(&full_names, Type::TEXT_ARRAY)];
+        let caller = decide.caller();
+        let transaction = self.pool.begin(LOCK, &arguments, &caller).await;
         let (transaction, row) = transaction.map_err(pool::Failure::into_store_error)?;
         let mut records = present(&row, 1)?;
         records.resize(names.len(), None);
         let now = timestamp(&row)?;
-        let Some(swap) = decide(ReadReply::new(now, records)) else {
+        let Some(swap) = decide.decide(ReadReply::new(now, records)) else {
             transaction.end().await;
             return Ok(None);
         };

@@ -68,9 +68,8 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         Box::pin(join_all(swaps.iter().map(|swap| self.swap(swap))))
     }
 
-    /// Makes the swap that `decide` returns for the present records, and lets no other client
-    /// change them in between. `decide` is called once, unless the call fails; it returns `None` to
-    /// change nothing.
+    /// Makes the swap that [`decide`](Decide::decide) returns for the present records, and lets no
+    /// other client change them in between. It returns `None` to change nothing.
     ///
     /// [`RecordStore`] calls it for records that other clients change at the same time, so that
     /// each of them succeeds in its turn. `None`, the default, makes it repeat its swaps instead.
@@ -141,8 +140,53 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Returns the swap to make for the present records, if there is one to make.
-pub type Decide<'a> = Box<dyn FnOnce(ReadReply) -> Option<Swap> + Send + 'a>;
+/// A choice of a swap by the present records, for [`Records::update`].
+pub struct Decide<'a> {
+    caller: Caller,
+    choose: Box<dyn FnOnce(ReadReply) -> Option<Swap> + Send + 'a>,
+}
+
+impl<'a> Decide<'a> {
+    pub(super) fn new(
+        caller: Caller,
+        choose: impl FnOnce(ReadReply) -> Option<Swap> + Send + 'a,
+    ) -> Self {
+        Self {
+            caller,
+            choose: Box::new(choose),
+        }
+    }
+
+    /// Returns the caller of the operation.
+    pub fn caller(&self) -> Caller {
+        self.caller.clone()
+    }
+
+    /// Returns the swap to make for the present records, if there is one to make.
+    pub fn decide(self, present: ReadReply) -> Option<Swap> {
+        (self.choose)(present)
+    }
+}
+
+impl fmt::Debug for Decide<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decide")
+            .field("caller", &self.caller)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The caller of an operation.
+#[derive(Clone, Debug)]
+pub struct Caller(pub(super) Weak<()>);
+
+impl Caller {
+    /// Returns whether it waits for the result. If not, the operation changes nothing, and the
+    /// records need not be locked for it.
+    pub fn is_waiting(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
 
 /// A receiver of messages.
 pub trait Inbox: Send + Sync {

@@ -23,8 +23,6 @@ use crate::{
 
 /// The time for which messages are received after a request has last waited.
 const EXPECTED_FOR: Duration = Duration::from_secs(15);
-/// The longest time that a request waits until its messages are received. Polls replace them.
-const PATIENCE: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Returns the channel of a client.
@@ -83,7 +81,7 @@ impl Listening {
         let state = &self.0.state;
         let listens = listened.wait_for(|_| is_listening(&lock(state)));
         // Polls find the grant if there is no connection for messages.
-        let _ = timeout(PATIENCE, listens).await;
+        let _ = timeout(CALL, listens).await;
     }
 }
 

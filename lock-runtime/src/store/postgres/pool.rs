@@ -36,7 +36,7 @@ use crate::{
     health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, is_answer},
     store::{
         StoreError, StoreErrorKind,
-        records::{Inbox, Timestamp},
+        records::{Caller, Inbox, Timestamp},
     },
     sync::lock,
 };
@@ -125,6 +125,14 @@ impl Unconnected {
         Self {
             is_outage: error.kind() == StoreErrorKind::Unavailable,
             error: error.with_unsent(true),
+        }
+    }
+
+    /// No call was made, as its caller has ended.
+    pub(super) fn unwanted() -> Self {
+        Self {
+            is_outage: false,
+            ..Self::new(StoreError::late())
         }
     }
 }
@@ -329,13 +337,16 @@ impl Pool {
         reply
     }
 
-    /// Begins a transaction with a query that locks rows.
+    /// Begins a transaction with a query that locks rows, if its caller still waits once there is a
+    /// connection.
     pub(super) async fn begin(
         self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
+        caller: &Caller,
     ) -> Result<(Transaction, Row), Failure> {
-        let begun = timeout(CALL, Transaction::begin(self, sql, arguments)).await;
+        let begun = Transaction::begin(self, sql, arguments, caller);
+        let begun = timeout(CALL, begun).await;
         let begun = begun.unwrap_or(Err(Failure::TimedOut));
         self.record(&begun);
         begun

@@ -10,7 +10,8 @@ use futures_util::{
 use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Error, Row};
 
-use super::pool::{Arguments, CALL, Failure, Pool, first};
+use super::pool::{Arguments, CALL, Failure, Pool, Unconnected, first};
+use crate::store::records::Caller;
 
 const BEGIN: &str = "begin isolation level read committed";
 
@@ -35,9 +36,13 @@ impl Transaction {
         pool: &Arc<Pool>,
         sql: &str,
         arguments: &Arguments<'_>,
+        caller: &Caller,
     ) -> Result<(Self, Row), Failure> {
         let permit = pool.transactions.clone().acquire_owned().await;
         let connection = pool.connection().await.map_err(Failure::NotSent)?;
+        if !caller.is_waiting() {
+            return Err(Failure::NotSent(Unconnected::unwanted()));
+        }
         let transaction = Self {
             pool: pool.clone(),
             connection: Some(connection),

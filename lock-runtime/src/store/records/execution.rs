@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    Change, Decide, Record, RecordName, Swap, SwapReply, Swapped, Timestamp,
+    Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped, Timestamp,
     adapter::Shared,
     attempt::{Attempt, Next, Pending},
     evaluation::Lock,
@@ -147,9 +147,12 @@ impl Shared {
     ) -> Open<T> {
         let (contended, mut others): (Open<T>, Open<T>) =
             open.into_iter().partition(|(_, it)| it.locks_records());
+        // Ends with the operation.
+        let caller = Arc::new(());
         let updates = contended.into_iter().map(|(index, attempt)| {
             // It is not dropped with the operation: while the records are locked, others wait.
-            let update = tokio::spawn(self.clone().update(attempt));
+            let caller = Caller(Arc::downgrade(&caller));
+            let update = tokio::spawn(self.clone().update(attempt, caller));
             async move { (index, update.await) }
         });
         for (index, updated) in join_all(updates).await {
@@ -322,12 +325,21 @@ impl Shared {
     }
 
     /// Executes an operation while the database locks its records.
-    async fn update<T: Outcome>(self: Arc<Self>, mut attempt: Attempt<T>) -> Updated<T> {
+    ///
+    /// Changes nothing once its `caller` has ended, which may abandon the operation by then.
+    async fn update<T: Outcome>(
+        self: Arc<Self>,
+        mut attempt: Attempt<T>,
+        caller: Caller,
+    ) -> Updated<T> {
         let names = attempt.names();
         loop {
             let mut decided = None;
             let sent = Instant::now();
-            let decide: Decide<'_> = Box::new(|reply| {
+            let decide = Decide::new(caller.clone(), |reply| {
+                if !caller.is_waiting() {
+                    return None;
+                }
                 self.clock.read(reply.now, sent);
                 let is_contended = !attempt.has_found(&reply.records);
                 for name in &names {
