@@ -4,15 +4,23 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use hdrhistogram::Histogram;
-use lock_tests::redis_server::RedisServer;
 
-use crate::{cpu::cpu_of_all, report::Row, subject::Subject, turns::each, wire::WIRE};
+use crate::{
+    cpu::{Server, cpu_of_all},
+    report::Row,
+    subject::Subject,
+    turns::each,
+    wire::WIRE,
+};
 
 /// Number of rounds that count, after a shorter one for warm-up.
 pub(crate) const ROUNDS: usize = 3;
 
 /// The subject that the others are compared with, where there is no [`WIRE`].
 pub(crate) const LIMIT: &str = "limit";
+
+/// The same where it is SQL that needs no library.
+pub(crate) const BARE: &str = "bare";
 
 /// Measurements of one subject during one round.
 pub(crate) struct Tally {
@@ -64,6 +72,7 @@ impl Tally {
                 .filter(|_| served.len() > 1),
             handed_on_percent: (self.grants > 0)
                 .then(|| 100.0 * self.handed_on as f64 / self.grants as f64),
+            handed_on_per_s: (self.grants > 0).then(|| self.handed_on as f64 / took.as_secs_f64()),
         }
     }
 }
@@ -82,6 +91,7 @@ pub(crate) struct Round {
     served: Option<(u64, u64)>,
     /// Share of grants to another client; only where clients wait for each other.
     handed_on_percent: Option<f64>,
+    handed_on_per_s: Option<f64>,
 }
 
 type Measure<'a> = Box<dyn Fn(usize, Duration) -> LocalBoxFuture<'a, Round> + 'a>;
@@ -107,11 +117,11 @@ impl<'a> Contest<'a> {
     }
 
     /// The processes whose CPU time is measured beside that of this one.
-    pub(crate) fn servers<'s>(
+    pub(crate) fn servers<'s, S: Server + 's>(
         mut self,
-        servers: impl IntoIterator<Item = &'s RedisServer>,
+        servers: impl IntoIterator<Item = &'s S>,
     ) -> Self {
-        self.servers = servers.into_iter().map(RedisServer::pid).collect();
+        self.servers = servers.into_iter().map(S::pid).collect();
         self
     }
 
@@ -160,7 +170,10 @@ impl<'a> Contest<'a> {
                 let before = cpu_of_all(&self.servers);
                 let mut one = measure(round, slice).await;
                 let after = cpu_of_all(&self.servers).into_iter();
-                one.cpu = after.zip(before).map(|(now, then)| now - then).collect();
+                one.cpu = after
+                    .zip(before)
+                    .map(|(now, then)| now.saturating_sub(then))
+                    .collect();
                 if round > 0 {
                     rounds.push(one);
                 }
@@ -178,7 +191,7 @@ pub(crate) fn rows(
 ) -> Vec<Row> {
     let limit = measured
         .iter()
-        .find(|&&(name, _)| [WIRE, LIMIT].contains(&name));
+        .find(|&&(name, _)| [WIRE, LIMIT, BARE].contains(&name));
     let of_limit = |name, rounds: &[Round]| {
         let (_, limit) = limit.filter(|&&(limit, _)| name != limit)?;
         Some(median(
@@ -194,8 +207,10 @@ pub(crate) fn rows(
             let ends: Option<Vec<_>> = rounds.iter().map(|round| round.served.map(end)).collect();
             Some(median(ends?))
         };
-        let handed_on: Option<Vec<_>> =
-            rounds.iter().map(|round| round.handed_on_percent).collect();
+        let handed_on = |field: fn(&Round) -> Option<f64>| {
+            let handed_on: Option<Vec<_>> = rounds.iter().map(field).collect();
+            handed_on.map(median)
+        };
         let processes = rounds.first().map_or(0, |round| round.cpu.len());
         let cpu_us = |process: usize| {
             let each =
@@ -210,7 +225,8 @@ pub(crate) fn rows(
             longest_us: of(|round| round.longest_us),
             served_min: served(|(min, _)| min),
             served_max: served(|(_, max)| max),
-            handed_on_percent: handed_on.map(median),
+            handed_on_percent: handed_on(|round| round.handed_on_percent),
+            handed_on_per_s: handed_on(|round| round.handed_on_per_s),
             ratio_to_limit: of_limit(name, rounds),
             ..Row::new(scenario, name, clients)
         }

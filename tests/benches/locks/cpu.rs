@@ -2,25 +2,60 @@
 
 use std::time::Duration;
 
-/// CPU time of this process and of `servers` so far.
-pub(crate) fn cpu_of_all(servers: &[u32]) -> Vec<Duration> {
-    let pids = [std::process::id()]
-        .into_iter()
-        .chain(servers.iter().copied());
-    pids.map(cpu).collect()
+use lock_tests::{PostgresServer, RedisServer};
+
+/// A server whose CPU time is measured.
+pub(crate) trait Server {
+    fn pid(&self) -> u32;
 }
 
-/// CPU time of a process so far, in user and in kernel mode.
-pub(crate) fn cpu(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .expect("the bench runs on Linux, and so does the server");
-    // The second field is a name in parentheses, which may contain spaces; the times are the fields
-    // 14 and 15.
-    let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
+impl Server for RedisServer {
+    fn pid(&self) -> u32 {
+        self.pid()
+    }
+}
+
+impl Server for PostgresServer {
+    fn pid(&self) -> u32 {
+        self.pid()
+    }
+}
+
+/// CPU time of this process and of `servers` so far.
+pub(crate) fn cpu_of_all(servers: &[u32]) -> Vec<Duration> {
+    let trees = servers.iter().map(|&pid| cpu_of_tree(pid));
+    // The servers are below this process.
+    [cpu(std::process::id(), OWN)]
+        .into_iter()
+        .chain(trees)
+        .collect()
+}
+
+/// The number of times that are added up: those in user and in kernel mode, of the process alone or
+/// also of its children that have ended.
+const OWN: usize = 2;
+const WITH_ENDED: usize = 4;
+
+/// CPU time of a server with its child processes, such as the backends of PostgreSQL.
+fn cpu_of_tree(pid: u32) -> Duration {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    // A child that ends after this is counted by its parent or not at all, never twice.
+    let own = cpu(pid, WITH_ENDED);
+    let children = children.unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|it| it.parse().ok());
+    children.map(cpu_of_tree).sum::<Duration>() + own
+}
+
+/// Sum of the first `times` of a process. Zero for one that has ended.
+fn cpu(pid: u32, times: usize) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The second field is a name in parentheses, which may contain spaces; the times begin with the
+    // field 14.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks: u64 = fields
         .split_whitespace()
         .skip(11)
-        .take(2)
+        .take(times)
         .filter_map(|ticks| ticks.parse::<u64>().ok())
         .sum();
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)

@@ -7,7 +7,7 @@ use lock_tests::redis_server::RedisServer;
 use tokio::time::sleep;
 
 use crate::{
-    cpu::cpu,
+    cpu::{Server, cpu_of_all},
     heap,
     report::Row,
     subject::{LEASE, connect},
@@ -26,32 +26,37 @@ pub(crate) async fn measure() -> Vec<Row> {
         .await
         .expect("our own server answers");
 
-    eprintln!("held, acquiring {LEASES} leases");
-    let guards = hold(&locks, "held", LEASES).await;
+    let mut rows = watch("held", &locks, LEASES, ("redis-server", &server)).await;
+    rows[0].bytes_per_lease = Some(bytes_per_lease);
+    server.kill();
+    rows
+}
+
+/// Acquires `leases` leases, and measures the share of a core that this process and a server need
+/// to hold them.
+pub(crate) async fn watch(
+    scenario: &'static str,
+    locks: &LockClient,
+    leases: usize,
+    (name, server): (&'static str, &impl Server),
+) -> Vec<Row> {
+    eprintln!("{scenario}, acquiring {leases} leases");
+    let guards = hold(locks, "held", leases).await;
     sleep(RENEWED).await;
 
-    eprintln!("held, watching for {WATCHED:?}");
-    let spent = || (cpu(std::process::id()), cpu(server.pid()));
+    eprintln!("{scenario}, watching for {WATCHED:?}");
+    let spent = || cpu_of_all(&[server.pid()]).into_iter();
     let (start, before) = (Instant::now(), spent());
     sleep(WATCHED).await;
-    let after = spent();
-    let share = |spent: Duration| Some(100.0 * spent.as_secs_f64() / start.elapsed().as_secs_f64());
-    let (ours, theirs) = (share(after.0 - before.0), share(after.1 - before.1));
+    let (after, took) = (spent(), start.elapsed());
     expect_all_held(&guards);
-    server.kill();
 
-    let held = |subject| Row::new("held", subject, LEASES);
-    vec![
-        Row {
-            core_percent: ours,
-            bytes_per_lease: Some(bytes_per_lease),
-            ..held("lock-runtime")
-        },
-        Row {
-            core_percent: theirs,
-            ..held("redis-server")
-        },
-    ]
+    let spent = ["lock-runtime", name].into_iter().zip(before.zip(after));
+    let row = |(subject, (before, after)): (_, (Duration, Duration))| Row {
+        core_percent: Some(100.0 * after.saturating_sub(before).as_secs_f64() / took.as_secs_f64()),
+        ..Row::new(scenario, subject, leases)
+    };
+    spent.map(row).collect()
 }
 
 /// Heap use of a lease, with the state for its renewal.
@@ -91,5 +96,5 @@ async fn hold(locks: &LockClient, name: &str, count: usize) -> Vec<LockGuard> {
 
 fn expect_all_held(guards: &[LockGuard]) {
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    assert_eq!(lost, 0, "{lost} of {LEASES} leases were lost");
+    assert_eq!(lost, 0, "{lost} of {} leases were lost", guards.len());
 }

@@ -11,6 +11,8 @@
 //! | `wire redis-rs` | the same over a connection of that crate |
 //! | `scripts` | our own scripts, sent directly: what the client adds to them |
 //! | `limit` | where there is no `wire`: a hand-off in one script, or a map of mutexes |
+//! | `bare` | PostgreSQL: the statements without a library |
+//! | `poller` | PostgreSQL: a lock that waiters request again every 50 ms, as ShedLock's |
 //! | `rslock` | the best Rust peer, over one server; it has no fencing tokens and no wait queue |
 
 mod cluster;
@@ -26,6 +28,7 @@ mod list;
 mod memory;
 mod overhead;
 mod page;
+mod postgres;
 mod raw;
 mod redlock;
 mod report;
@@ -89,6 +92,8 @@ enum Scenario {
     Sentinel,
     /// Three primaries that share the keys.
     Cluster,
+    /// Locks and fencing in PostgreSQL, which is skipped where it is not installed.
+    Postgres,
 }
 
 #[tokio::main]
@@ -115,6 +120,14 @@ async fn main() {
             Scenario::Redlock => redlock::measure(slice).await,
             Scenario::Sentinel => sentinel::measure(slice).await,
             Scenario::Cluster => cluster::measure(slice).await,
+            Scenario::Postgres => match postgres::measure(slice).await {
+                Ok(rows) => rows,
+                Err(error) if options.only.is_none() => {
+                    eprintln!("postgres is skipped: {error}");
+                    Vec::new()
+                }
+                Err(error) => panic!("{error}"),
+            },
         });
     }
     report.print();

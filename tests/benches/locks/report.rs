@@ -31,6 +31,8 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) handed_on_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) handed_on_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) core_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_lease: Option<f64>,
@@ -58,6 +60,7 @@ impl Row {
             p999_us: None,
             longest_us: None,
             handed_on_percent: None,
+            handed_on_per_s: None,
             core_percent: None,
             bytes_per_lease: None,
             bytes_per_waiter: None,
@@ -72,6 +75,8 @@ impl Row {
             self.p999_us.map(|us| format!("p99.9 {us:.0} µs")),
             self.handed_on_percent
                 .map(|percent| format!("{percent:.1} % handed on")),
+            self.handed_on_per_s
+                .map(|rate| format!("{rate:.0} hand-offs/s")),
             self.core_percent
                 .map(|percent| format!("{percent:.1} % of a core")),
             self.bytes_per_lease

@@ -10,12 +10,20 @@ use tokio_postgres::{
 use super::{MIGRATION, VERSION, error::failed};
 use crate::store::{StoreError, StoreErrorKind};
 
-const CHECK: &str = "select pg_postmaster_start_time()::text, current_setting('server_encoding'), \
-    current_setting('transaction_read_only') = 'on', version, since from lock_runtime.format";
+const CHECK: &str = "select pg_postmaster_start_time()::text, pg_backend_pid(), \
+    current_setting('server_encoding'), current_setting('transaction_read_only') = 'on', \
+    version, since from lock_runtime.format";
 
-/// Checks the database of a new connection. Creates the schema if it is missing or older. Returns
-/// the start of the server, by which two servers behind one address differ.
-pub(super) async fn check(client: &Client) -> Result<String, StoreError> {
+/// The server of a connection.
+pub(super) struct Server {
+    /// By which two servers behind one address differ.
+    pub(super) start: String,
+    /// The process that serves the connection.
+    pub(super) process: i32,
+}
+
+/// Checks the database of a new connection. Creates the schema if it is missing or older.
+pub(super) async fn check(client: &Client) -> Result<Server, StoreError> {
     if let ControlFlow::Break(checked) = check_version(client).await {
         return checked;
     }
@@ -30,7 +38,7 @@ pub(super) async fn check(client: &Client) -> Result<String, StoreError> {
 }
 
 /// Continues if the schema has to be created or brought up to date.
-async fn check_version(client: &Client) -> ControlFlow<Result<String, StoreError>> {
+async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError>> {
     const MISSING: [SqlState; 2] = [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
     let rows = match client.query_typed(CHECK, &[]).await {
         Err(error) if error.code().is_some_and(|code| MISSING.contains(code)) => {
@@ -50,7 +58,7 @@ async fn check_version(client: &Client) -> ControlFlow<Result<String, StoreError
 }
 
 struct State {
-    start: String,
+    server: Server,
     encoding: String,
     is_read_only: bool,
     version: i32,
@@ -60,15 +68,18 @@ struct State {
 impl State {
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
-            start: row.try_get(0)?,
-            encoding: row.try_get(1)?,
-            is_read_only: row.try_get(2)?,
-            version: row.try_get(3)?,
-            since: row.try_get(4)?,
+            server: Server {
+                start: row.try_get(0)?,
+                process: row.try_get(1)?,
+            },
+            encoding: row.try_get(2)?,
+            is_read_only: row.try_get(3)?,
+            version: row.try_get(4)?,
+            since: row.try_get(5)?,
         })
     }
 
-    fn checked(self) -> Result<String, StoreError> {
+    fn checked(self) -> Result<Server, StoreError> {
         if self.is_read_only {
             let message = "the server is a standby, or allows no writes; connect to the primary, \
                            or add target_session_attrs=read-write and its address";
@@ -87,7 +98,7 @@ impl State {
                 self.version
             )));
         }
-        Ok(self.start)
+        Ok(self.server)
     }
 }
 

@@ -12,20 +12,22 @@ use deadpool_postgres::{
     Manager, ManagerConfig, Object, PoolError, QueueMode, RecyclingMethod, Runtime, TimeoutType,
     Timeouts,
 };
+use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
     time::{Instant, sleep, timeout},
 };
 use tokio_postgres::{
-    Error, Row,
+    Error, Row, Statement,
     error::SqlState,
     types::{ToSql, Type},
 };
 
 use super::{
     PostgresOptions,
-    check::check,
+    check::{Server, check},
+    direct::is_direct,
     error::{self, failed},
     settings::Target,
     tls::Tls,
@@ -49,8 +51,7 @@ const HANGS: Duration = Duration::from_millis(500);
 /// The pause before a connection is taken again, where the server has none left.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Arguments with their types, so that a call is one round trip without a prepared statement. A
-/// pooler in front of the server may give each transaction another connection.
+/// Arguments with their types, so that a call needs no round trip to prepare its statement.
 pub(super) type Arguments<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
 pub(super) struct Pool {
@@ -64,6 +65,8 @@ pub(super) struct Pool {
     is_up: AtomicBool,
     /// The start of the server that was connected last.
     server: Mutex<Option<String>>,
+    /// There is a pooler between the client and the server, so statements cannot be prepared.
+    is_pooled: AtomicBool,
 }
 
 /// The reason why a call has failed.
@@ -103,6 +106,16 @@ impl Failure {
                 || *code == SqlState::T_R_DEADLOCK_DETECTED
                 || code.code() == error::CONFLICT
         })
+    }
+
+    /// Returns whether the connection must not be used again: a reply is still to come, or a
+    /// prepared statement is gone or has other columns by now.
+    pub(super) fn spoils_connection(&self) -> bool {
+        let lost = [
+            SqlState::INVALID_SQL_STATEMENT_NAME,
+            SqlState::FEATURE_NOT_SUPPORTED,
+        ];
+        matches!(self, Self::TimedOut) || self.code().is_some_and(|code| lost.contains(code))
     }
 
     fn is_outage(&self) -> bool {
@@ -239,6 +252,7 @@ impl Pool {
             inboxes: Mutex::default(),
             is_up: AtomicBool::new(true),
             server: Mutex::default(),
+            is_pooled: AtomicBool::new(false),
         })
     }
 
@@ -316,9 +330,16 @@ impl Pool {
             None => Ok(Err(StoreError::late())),
         };
         let checked = checked.unwrap_or_else(|_| Err(StoreError::timed_out(CALL)));
-        let server = checked.map_err(Unconnected::new)?;
-        let before = lock(&self.server).replace(server.clone());
-        if before.is_some_and(|before| before != server) {
+        let Server { start, process } = checked.map_err(Unconnected::new)?;
+        let is_direct = match &unchecked.0 {
+            Some(connection) => is_direct(connection, process).await,
+            None => false,
+        };
+        if !is_direct {
+            self.is_pooled.store(true, Ordering::Relaxed);
+        }
+        let before = lock(&self.server).replace(start.clone());
+        if before.is_some_and(|before| before != start) {
             // It may have less data, and the earlier connections may not have noticed.
             self.set_up(false);
         }
@@ -376,10 +397,41 @@ impl Pool {
         let Some(connection) = &in_flight.connection else {
             return Err(Failure::TimedOut);
         };
-        let rows = timeout(CALL, connection.query_typed(sql, arguments)).await;
+        let rows = timeout(CALL, self.execute(connection, sql, arguments)).await;
         let rows = rows.map_err(|_| Failure::TimedOut)?;
-        drop(in_flight.connection.take());
-        rows.map_err(Failure::Refused)
+        let rows = rows.map_err(Failure::Refused);
+        let connection = in_flight.connection.take();
+        if rows.as_ref().is_err_and(Failure::spoils_connection) {
+            drop(connection.map(Object::take));
+        }
+        rows
+    }
+
+    /// Executes a query on a connection.
+    pub(super) async fn execute(
+        &self,
+        connection: &Object,
+        sql: &str,
+        arguments: &Arguments<'_>,
+    ) -> Result<Vec<Row>, Error> {
+        let statement = self.prepare(connection, sql, arguments).await?;
+        execute(connection, sql, statement.as_ref(), arguments).await
+    }
+
+    /// Prepares a query once for each connection, where that is possible: parsing and planning it
+    /// takes the server longer than its execution.
+    pub(super) async fn prepare(
+        &self,
+        connection: &Object,
+        sql: &str,
+        arguments: &Arguments<'_>,
+    ) -> Result<Option<Statement>, Error> {
+        if self.is_pooled.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let types: SmallVec<[Type; 12]> = arguments.iter().map(|(_, it)| it.clone()).collect();
+        let statement = connection.prepare_typed_cached(sql, &types).await?;
+        Ok(Some(statement))
     }
 
     pub(super) async fn query_one(
@@ -431,6 +483,21 @@ impl Pool {
         }
         Health::new(vec![server], findings)
     }
+}
+
+/// Executes a query that is prepared or not, in one round trip.
+pub(super) async fn execute(
+    connection: &Object,
+    sql: &str,
+    statement: Option<&Statement>,
+    arguments: &Arguments<'_>,
+) -> Result<Vec<Row>, Error> {
+    let Some(statement) = statement else {
+        return connection.query_typed(sql, arguments).await;
+    };
+    let values: SmallVec<[&(dyn ToSql + Sync); 12]> =
+        arguments.iter().map(|(value, _)| *value).collect();
+    connection.query(statement, &values).await
 }
 
 /// A connection that is not returned to the pool when it is dropped.

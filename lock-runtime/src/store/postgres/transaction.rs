@@ -10,7 +10,7 @@ use futures_util::{
 use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Error, Row};
 
-use super::pool::{Arguments, CALL, Failure, Pool, Unconnected, first};
+use super::pool::{Arguments, CALL, Failure, Pool, Unconnected, execute, first};
 use crate::store::records::Caller;
 
 const BEGIN: &str = "begin isolation level read committed";
@@ -50,9 +50,11 @@ impl Transaction {
             _permit: permit.ok(),
         };
         let connection = transaction.connection()?;
+        let statement = pool.prepare(connection, sql, arguments).await;
+        let statement = statement.map_err(Failure::Refused)?;
         let both = try_join(
             connection.batch_execute(BEGIN),
-            connection.query_typed(sql, arguments),
+            execute(connection, sql, statement.as_ref(), arguments),
         );
         let (_, rows) = both.await.map_err(Failure::Refused)?;
         Ok((transaction, first(rows)?))
@@ -69,14 +71,16 @@ impl Transaction {
         arguments: &Arguments<'_>,
     ) -> Result<Row, Failure> {
         let connection = self.connection()?;
+        let statement = self.within(self.pool.prepare(connection, sql, arguments));
+        let statement = statement.await?;
         // In one round trip. After an error, the commit undoes the transaction.
         let both = join(
-            connection.query_typed(sql, arguments),
+            execute(connection, sql, statement.as_ref(), arguments),
             connection.batch_execute("commit"),
         );
         let both = both.map(|(rows, committed)| rows.and_then(|rows| committed.map(|()| rows)));
         let rows = self.within(both).await;
-        if !matches!(rows, Err(Failure::TimedOut)) {
+        if !rows.as_ref().is_err_and(Failure::spoils_connection) {
             drop(self.connection.take());
         }
         first(rows?)

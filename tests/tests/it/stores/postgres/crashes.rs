@@ -172,7 +172,7 @@ mod lost {
             case.write_log().await;
             let before = case.version(&holder).await;
             // Too early calls are not written.
-            sleep(Duration::from_millis(700)).await;
+            sleep(Duration::from_millis(1100)).await;
             assert!(matches!(case.poll(&waiter).await, PollReply::Queued { .. }));
             assert_ne!(case.version(&holder).await, before);
             case.crash().await;
