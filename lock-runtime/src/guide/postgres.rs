@@ -28,7 +28,8 @@
 //!
 //! PostgreSQL 15 is tested. Older versions may work, and are not tested. A client opens up to 4
 //! connections when it needs them, and another one for notifications while one of its requests
-//! waits for a lock.
+//! waits for a lock. Changes of locks that are made while all connections are in use share a
+//! transaction, and so do renewals.
 //!
 //! # Schema and rights
 //!
@@ -75,6 +76,9 @@
 //! them. The table of the orders needs no column for it.
 //!
 //! - Renewals go on during the transaction.
+//! - It costs a round trip. A transaction of one statement saves that with a condition
+//!   `and lock_runtime.guard('lock:order:42', 1795456170925944) is not null`, which is evaluated
+//!   only for rows that fulfil the others.
 //! - End the transaction before you release, drop or downgrade the guard of the lock. Otherwise a
 //!   waiter in another process is served by its next poll, up to a second after the end of the
 //!   transaction, instead of at once. Tasks of one process hand a lock off without the database,
@@ -106,8 +110,9 @@
 //!
 //! # Poolers
 //!
-//! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction
-//! without prepared statements. In transaction mode no notifications arrive. Waiters then find
+//! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction.
+//! Statements are prepared only on connections to the server itself, which a client recognizes by
+//! the process that the server has announced. In transaction mode no notifications arrive. Waiters then find
 //! their grants by a poll, up to a second late. Connect to the server itself to avoid that: four
 //! connections per process are enough for most services.
 //!

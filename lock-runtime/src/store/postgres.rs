@@ -3,6 +3,7 @@
 mod check;
 mod direct;
 mod error;
+mod groups;
 mod listener;
 mod pool;
 mod settings;
@@ -23,7 +24,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use self::{error::failed, listener::Listening, pool::Pool, settings::Target};
+use self::{error::failed, groups::Group, listener::Listening, pool::Pool, settings::Target};
 use super::{
     ClientId, KeyPart, Limits, Replied, Replies, StoreError,
     records::{
@@ -54,16 +55,22 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Tested with PostgreSQL 15. Few connections serve all calls. Another one listens for messages
 /// while a request waits for its lock.
 pub struct PostgresRecords {
-    pool: Arc<Pool>,
+    calls: Arc<Calls>,
     listening: Listening,
+}
+
+/// The calls to a database.
+struct Calls {
+    pool: Arc<Pool>,
     namespace: String,
+    group: Group,
 }
 
 impl fmt::Debug for PostgresRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresRecords")
-            .field("address", &self.pool.address())
-            .field("namespace", &self.namespace)
+            .field("address", &self.calls.pool.address())
+            .field("namespace", &self.calls.namespace)
             .finish_non_exhaustive()
     }
 }
@@ -94,13 +101,13 @@ impl PostgresRecords {
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
         let records = Self::new(url, namespace, &options)?;
-        let ready = tokio::time::timeout(CONNECT, records.pool.ready()).await;
+        let ready = tokio::time::timeout(CONNECT, records.calls.pool.ready()).await;
         let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         ready.map_err(|error| {
-            let message = format!("cannot keep locks at {}", records.pool.address());
+            let message = format!("cannot keep locks at {}", records.calls.pool.address());
             LockError::new(error.kind().into(), message).with_source(Some(error))
         })?;
-        upkeep::start(&records.pool);
+        upkeep::start(&records.calls.pool);
         Ok(records)
     }
 
@@ -114,7 +121,7 @@ impl PostgresRecords {
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
         let records = Self::new(url, namespace, &options)?;
-        upkeep::start(&records.pool);
+        upkeep::start(&records.calls.pool);
         Ok(records)
     }
 
@@ -124,8 +131,11 @@ impl PostgresRecords {
         let target = Target::new(url, options)?;
         Ok(Self {
             listening: Listening::new(target.clone()),
-            pool: Arc::new(Pool::new(target, options)?),
-            namespace: namespace.to_owned(),
+            calls: Arc::new(Calls {
+                pool: Arc::new(Pool::new(target, options)?),
+                namespace: namespace.to_owned(),
+                group: Group::new(options.pool_size()),
+            }),
         })
     }
 
@@ -145,15 +155,17 @@ impl PostgresRecords {
     /// # Cancellation
     /// Dropping the future ends the removal, after some of the records.
     pub async fn remove_old(&self) -> Result<u64, StoreError> {
-        let removed = upkeep::remove(&self.pool).await;
+        let removed = upkeep::remove(&self.calls.pool).await;
         removed.map_err(pool::Failure::into_store_error)
     }
+}
 
+impl Calls {
     fn name(&self, name: &RecordName) -> String {
         format!("{}:{name}", self.namespace)
     }
 
-    async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
+    async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
         let arguments = Arguments::new(self, [swap]);
         match self.pool.query_one(SWAP, &arguments.typed()).await {
             Ok(row) => swap_reply(&row),
@@ -161,10 +173,10 @@ impl PostgresRecords {
         }
     }
 
-    /// Makes the swaps of one record each in one transaction, and the others one by one.
+    /// Makes the swaps in one transaction if each of them is of one record, and otherwise one by
+    /// one.
     async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
-        let are_single = |swap: &Swap| swap.changes.len() == 1 && swap.messages.is_empty();
-        if swaps.iter().all(are_single) {
+        if swaps.len() > 1 && swaps.iter().all(groups::fits) {
             let mut arguments = Arguments::new(self, swaps);
             arguments.each = true;
             match self.pool.query_one(SWAP, &arguments.typed()).await {
@@ -177,7 +189,7 @@ impl PostgresRecords {
                 Err(error) => return vec![Err(error.into_store_error()); swaps.len()],
             }
         }
-        join_all(swaps.iter().map(|swap| self.swap(swap))).await
+        join_all(swaps.iter().map(|swap| self.swap_alone(swap))).await
     }
 
     /// Turns an error of a swap that had no effect into its outcome.
@@ -290,15 +302,15 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn new<'a>(records: &PostgresRecords, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
+    fn new<'a>(calls: &Calls, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
         let mut arguments = Self::default();
         for swap in swaps {
-            arguments.add(records, swap);
+            arguments.add(calls, swap);
         }
         arguments
     }
 
-    fn add(&mut self, records: &PostgresRecords, swap: &Swap) {
+    fn add(&mut self, calls: &Calls, swap: &Swap) {
         let not_before = swap.not_before.micros().cast_signed();
         self.not_before = self.not_before.max(not_before);
         self.durable |= swap.durable;
@@ -312,7 +324,7 @@ impl Arguments {
         } in &swap.changes
         {
             let number = |version: Version| version.number().cast_signed();
-            self.names.push(records.name(name));
+            self.names.push(calls.name(name));
             self.known.push(known.map_or(0, number));
             self.versions.push(number(record.version));
             self.bodies.push(record.body.clone());
@@ -402,11 +414,11 @@ fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Record> {
 
 impl Records for PostgresRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
-        Box::pin(self.swap(swap))
+        Box::pin(self.calls.swap(swap))
     }
 
     fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
-        Box::pin(self.swap_each(swaps))
+        Box::pin(self.calls.swap_each(swaps))
     }
 
     fn update<'a>(
@@ -414,11 +426,11 @@ impl Records for PostgresRecords {
         names: &'a [RecordName],
         decide: Decide<'a>,
     ) -> Option<Replied<'a, Option<SwapReply>>> {
-        Some(Box::pin(self.update(names, decide)))
+        Some(Box::pin(self.calls.update(names, decide)))
     }
 
     fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
-        Box::pin(self.read(names))
+        Box::pin(self.calls.read(names))
     }
 
     fn list<'a>(
@@ -426,7 +438,7 @@ impl Records for PostgresRecords {
         prefix: &'a str,
         after: Option<&'a RecordName>,
     ) -> Replied<'a, Vec<(RecordName, Record)>> {
-        Box::pin(self.list(prefix, after))
+        Box::pin(self.calls.list(prefix, after))
     }
 
     fn limits(&self) -> Limits {
@@ -434,7 +446,7 @@ impl Records for PostgresRecords {
     }
 
     fn listen(&self, inbox: Weak<dyn Inbox>) {
-        self.pool.inform(inbox.clone());
+        self.calls.pool.inform(inbox.clone());
         self.listening.inform(inbox);
     }
 
@@ -443,10 +455,13 @@ impl Records for PostgresRecords {
     }
 
     fn place_of(&self, name: &RecordName, _part: KeyPart) -> Option<String> {
-        Some(format!("lock_runtime.record, name {}", self.name(name)))
+        Some(format!(
+            "lock_runtime.record, name {}",
+            self.calls.name(name)
+        ))
     }
 
     fn health(&self) -> Option<BoxFuture<'_, Health>> {
-        Some(Box::pin(self.pool.health()))
+        Some(Box::pin(self.calls.pool.health()))
     }
 }

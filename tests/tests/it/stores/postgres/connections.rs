@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, store::postgres::PostgresOptions};
-use lock_tests::{PgBouncer, shared_postgres};
+use lock_tests::{PgBouncer, PostgresServer, shared_postgres};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{client_of_new_database, connections, held, number, once, waiters};
@@ -159,6 +159,104 @@ async fn a_client_that_is_dropped_leaves_no_connection() {
             connections(&admin, "true").await == 0
         })
         .await;
+    })
+    .await;
+}
+
+/// Its connections end with the runtime that has made them, also within a call.
+#[test]
+fn a_client_outlives_its_runtime() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().unwrap()
+    };
+    let (server, first) = (runtime(), runtime());
+    let url = server.block_on(async { shared_postgres().await.new_database().await });
+    let locks = first.block_on(async { LockClient::connect(&url).await.unwrap() });
+    for _ in 0..3 {
+        let runtime = runtime();
+        let busy = locks.clone();
+        runtime.spawn(async move {
+            let lease = Duration::from_secs(2);
+            let request =
+                |number: usize| once(busy.exclusive(format!("k{}", number % 50)).lease(lease));
+            loop {
+                join_all((0..200).map(request)).await;
+            }
+        });
+        runtime.block_on(async {
+            once(locks.exclusive("a").wait(LONG)).await.unwrap();
+            sleep(Duration::from_millis(50)).await;
+        });
+        drop(runtime);
+    }
+    drop(first);
+    let last = runtime();
+    last.block_on(in_time(async {
+        let requests = (0..200).map(|number| locks.exclusive(format!("n{number}")).wait(LONG));
+        for result in join_all(requests.map(once)).await {
+            result.unwrap();
+        }
+        for number in 0..50 {
+            // A lock of an ended runtime is left to its lease, and its release may be repeated.
+            let key = format!("k{number}");
+            eventually("it is free", async || {
+                locks
+                    .exclusive(&key)
+                    .try_acquire()
+                    .await
+                    .is_ok_and(|it| it.is_some())
+            })
+            .await;
+        }
+    }));
+    last.block_on(locks.shutdown());
+}
+
+/// Behind a pooler, the name of a prepared statement may be that of another one.
+#[tokio::test]
+async fn statements_are_prepared_only_without_a_pooler() {
+    in_time(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = PostgresServer::builder()
+            .in_memory()
+            .tls()
+            .setting("log_statement", "all")
+            .start()
+            .await;
+        let pooler = PgBouncer::to(&server).await;
+        let mut seen = 0;
+        let tls = PostgresOptions::new().root_certificate(server.ca_pem());
+        for (url, options, is_prepared) in [
+            (server.url(), PostgresOptions::new(), true),
+            (server.url(), tls, true),
+            (pooler.url_of("postgres"), PostgresOptions::new(), false),
+        ] {
+            let builder = LockClient::builder().postgres(options);
+            let locks = builder.connect(&url).await.unwrap();
+            for result in join_all((0..20).map(|_| once(locks.exclusive("a").wait(LONG)))).await {
+                result.unwrap();
+            }
+            locks.shutdown().await;
+            drop(locks);
+            let log = server.log();
+            let lines: Vec<_> = log[seen..]
+                .lines()
+                .filter(|line| {
+                    line.contains("execute ") && line.contains("from lock_runtime.swap(")
+                })
+                .collect();
+            assert!(lines.len() > 10, "{lines:?}");
+            let unnamed = lines
+                .iter()
+                .filter(|line| line.contains("execute <unnamed>"));
+            assert_eq!(
+                unnamed.count(),
+                if is_prepared { 0 } else { lines.len() },
+                "{lines:?}"
+            );
+            seen = log.len();
+        }
     })
     .await;
 }

@@ -1,0 +1,146 @@
+//! Swaps that share a transaction: those that are made while all connections are in use.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use tokio::{runtime::Handle, sync::oneshot};
+
+use super::Calls;
+use crate::{
+    store::{
+        StoreError,
+        records::{Swap, SwapReply},
+    },
+    sync::lock,
+};
+
+/// The largest number of swaps in a transaction.
+const LARGEST: usize = 32;
+
+type Reply = Result<SwapReply, StoreError>;
+
+/// Swaps that wait for a connection.
+pub(super) struct Group(Mutex<State>);
+
+struct State {
+    waiting: VecDeque<(Swap, oneshot::Sender<Reply>)>,
+    /// The number of calls that may be in flight before swaps wait for each other.
+    room: usize,
+}
+
+impl Group {
+    pub(super) fn new(room: usize) -> Self {
+        Self(Mutex::new(State {
+            waiting: VecDeque::new(),
+            room,
+        }))
+    }
+
+    /// Returns the swaps to make next. Those whose callers have ended are not among them. Gives the
+    /// room of the call back if there are none.
+    fn next(&self) -> (Vec<Swap>, Vec<oneshot::Sender<Reply>>) {
+        let mut state = lock(&self.0);
+        let mut next: Vec<_> = Vec::new();
+        while next.len() < LARGEST
+            && let Some(waiting) = state.waiting.pop_front()
+        {
+            if !waiting.1.is_closed() {
+                next.push(waiting);
+            }
+        }
+        if next.is_empty() {
+            state.room += 1;
+        }
+        // All transactions lock records in this order.
+        next.sort_by(|(one, _), (other, _)| one.changes[0].name.cmp(&other.changes[0].name));
+        next.into_iter().unzip()
+    }
+}
+
+/// The room of one call. Passes to the swaps that wait by then.
+struct Room<'a>(&'a Arc<Calls>);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        {
+            let mut state = lock(&self.0.group.0);
+            if state.waiting.is_empty() {
+                state.room += 1;
+                return;
+            }
+        }
+        let serving = Serving(Some(self.0.clone()));
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(serving.serve());
+        }
+    }
+}
+
+/// The room of a call that serves the swaps that wait. If its runtime ends, they have failed.
+struct Serving(Option<Arc<Calls>>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(calls) = self.0.take() {
+            let mut state = lock(&calls.group.0);
+            state.waiting.clear();
+            state.room += 1;
+        }
+    }
+}
+
+impl Serving {
+    /// Makes the swaps that wait, until there are none.
+    async fn serve(mut self) {
+        while let Some(calls) = &self.0 {
+            let (swaps, senders) = calls.group.next();
+            if swaps.is_empty() {
+                // The group has its room back.
+                self.0 = None;
+                return;
+            }
+            let replies = calls.swap_each(&swaps).await;
+            for (sender, reply) in senders.into_iter().zip(replies) {
+                // Its caller may have ended.
+                let _ = sender.send(reply);
+            }
+        }
+    }
+}
+
+/// Returns whether a swap can share a transaction with others.
+pub(super) fn fits(swap: &Swap) -> bool {
+    swap.changes.len() == 1 && swap.messages.is_empty()
+}
+
+impl Calls {
+    /// Makes a swap, alone or together with others.
+    pub(super) async fn swap(self: &Arc<Self>, swap: &Swap) -> Reply {
+        if !fits(swap) {
+            return self.swap_alone(swap).await;
+        }
+        let reply = {
+            let mut state = lock(&self.group.0);
+            match state.room.checked_sub(1) {
+                Some(room) => {
+                    state.room = room;
+                    None
+                }
+                None => {
+                    let (sender, reply) = oneshot::channel();
+                    state.waiting.push_back((swap.clone(), sender));
+                    Some(reply)
+                }
+            }
+        };
+        match reply {
+            Some(reply) => reply.await.unwrap_or_else(|_| Err(StoreError::late())),
+            None => {
+                let _room = Room(self);
+                self.swap_alone(swap).await
+            }
+        }
+    }
+}
