@@ -28,8 +28,8 @@
 //!
 //! PostgreSQL 15 is tested. Older versions may work, and are not tested. A client opens up to 4
 //! connections when it needs them, and another one for notifications while one of its requests
-//! waits for a lock. Changes of locks that are made while all connections are in use share a
-//! transaction, and so do renewals.
+//! waits for a lock. Acquires and releases that are made while all connections are in use share
+//! a transaction, unless they hand a lock on, and so do renewals.
 //!
 //! # Schema and rights
 //!
@@ -104,17 +104,19 @@
 //! With asynchronous replication, a standby that is promoted may lack the last grants, and grants
 //! them to other clients as well: two holders until the first one notices by its next renewal, or
 //! at the end of its lease without renewals. Fencing tokens keep increasing if the clocks of the
-//! servers differ by less than the duration of the failover. With `synchronous_standby_names`, a grant is on the standby before it
-//! is returned, and nothing is lost. `guard` protects the data of the same database in both cases,
-//! because a promoted standby that lacks the grant also lacks the holder's transactions after it.
+//! servers differ by less than the duration of the failover. With `synchronous_standby_names`, and
+//! unless `synchronous_commit` is `local`, a grant is on the standby before it is returned, so no
+//! holder loses its lock. `guard` protects the data of
+//! the same database in both cases, because a promoted standby that lacks the grant also lacks the
+//! holder's transactions after it.
 //!
 //! # Poolers
 //!
 //! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction.
 //! Statements are prepared only on connections to the server itself, which a client recognizes by
-//! the process that the server has announced. In transaction mode no notifications arrive. Waiters then find
-//! their grants by a poll, up to a second late. Connect to the server itself to avoid that: four
-//! connections per process are enough for most services.
+//! the process that the server has announced. In transaction mode no notifications arrive. Waiters
+//! then find their grants by a poll, up to a second late. Connect to the server itself to avoid
+//! that: four connections per process are enough for most services.
 //!
 //! # Notifications
 //!

@@ -79,7 +79,8 @@
 //! and to `lockctl ls`. It returns all records of the prefix, also those of free locks and those
 //! that are no locks, in pages of a length of its choice. [`swap_each`](Records::swap_each) lets
 //! the renewals of many locks share a round trip. [`update`](Records::update) serves clients in
-//! turn that change the same record, where the database can lock it for a moment.
+//! turn that change the same record, where the database can lock it for a moment. Its caller may
+//! have ended before ([`Decide::caller`]); then it changes nothing.
 //!
 //! # Errors
 //!
@@ -116,5 +117,5 @@
 
 #[cfg(doc)]
 use crate::store::records::{
-    Change, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
+    Change, Decide, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
 };

@@ -176,20 +176,35 @@ impl Calls {
     /// Makes the swaps in one transaction if each of them is of one record, and otherwise one by
     /// one.
     async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+        let mut replies: Vec<_> = swaps.iter().map(|_| None).collect();
         if swaps.len() > 1 && swaps.iter().all(groups::fits) {
-            let mut arguments = Arguments::new(self, swaps);
+            // All transactions lock records in this order.
+            let mut order: Vec<_> = (0..swaps.len()).collect();
+            order.sort_by_key(|index| &swaps[*index].changes[0].name);
+            let mut arguments = Arguments::new(self, order.iter().map(|index| &swaps[*index]));
             arguments.each = true;
             match self.pool.query_one(SWAP, &arguments.typed()).await {
                 Ok(row) => match swap_replies(&row, swaps.len()) {
-                    Ok(replies) => return replies.into_iter().map(Ok).collect(),
+                    Ok(found) => {
+                        for (index, reply) in order.into_iter().zip(found) {
+                            replies[index] = reply.map(Ok);
+                        }
+                    }
                     Err(error) => return vec![Err(error); swaps.len()],
                 },
                 // One of them has undone the others.
-                Err(error) if error.is_guarded() || error.is_conflict() => {}
+                Err(error) if error.is_undone() => {}
                 Err(error) => return vec![Err(error.into_store_error()); swaps.len()],
             }
         }
-        join_all(swaps.iter().map(|swap| self.swap_alone(swap))).await
+        let replies = replies
+            .into_iter()
+            .zip(swaps)
+            .map(async |(reply, swap)| match reply {
+                Some(reply) => reply,
+                None => self.swap_alone(swap).await,
+            });
+        join_all(replies).await
     }
 
     /// Turns an error of a swap that had no effect into its outcome.
@@ -367,14 +382,15 @@ fn field<'a, T: tokio_postgres::types::FromSql<'a>>(
 
 /// Reads the reply to a swap whose records were replaced together.
 fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
-    let mut replies = swap_replies(row, 1)?;
-    replies.pop().ok_or_else(StoreError::late)
+    let reply = swap_replies(row, 1)?.pop().flatten();
+    reply.ok_or_else(StoreError::late)
 }
 
-/// Reads the replies to swaps of one record each.
-fn swap_replies(row: &Row, count: usize) -> Result<Vec<SwapReply>, StoreError> {
+/// Reads the replies to swaps of one record each, or the same reply for each record of one swap.
+/// `None` for a record that another transaction has locked.
+fn swap_replies(row: &Row, count: usize) -> Result<Vec<Option<SwapReply>>, StoreError> {
     let (now, outcomes): (_, &str) = (timestamp(row)?, field(row, 1)?);
-    let reply = |outcome| SwapReply::new(now, outcome);
+    let reply = |outcome| Some(SwapReply::new(now, outcome));
     match outcomes {
         "e" => return Ok(vec![reply(Swapped::Early); count]),
         "g" => return Ok(vec![reply(Swapped::Guarded)]),
@@ -382,10 +398,11 @@ fn swap_replies(row: &Row, count: usize) -> Result<Vec<SwapReply>, StoreError> {
     }
     let mut present = present(row, 2)?.into_iter();
     let outcome = |outcome| match outcome {
-        b'd' => Swapped::Done,
-        _ => Swapped::Conflict(vec![present.next().flatten()]),
+        b'd' => reply(Swapped::Done),
+        b'l' => None,
+        _ => reply(Swapped::Conflict(vec![present.next().flatten()])),
     };
-    Ok(outcomes.bytes().map(outcome).map(reply).collect())
+    Ok(outcomes.bytes().map(outcome).collect())
 }
 
 fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {

@@ -2,15 +2,17 @@
 
 use std::{
     collections::VecDeque,
+    mem::take,
     sync::{Arc, Mutex},
 };
 
+use futures_util::future::join_all;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use super::Calls;
 use crate::{
     store::{
-        StoreError,
+        StoreError, StoreErrorKind,
         records::{Swap, SwapReply},
     },
     sync::lock,
@@ -53,13 +55,11 @@ impl Group {
         if next.is_empty() {
             state.room += 1;
         }
-        // All transactions lock records in this order.
-        next.sort_by(|(one, _), (other, _)| one.changes[0].name.cmp(&other.changes[0].name));
         next.into_iter().unzip()
     }
 }
 
-/// The room of one call. Passes to the swaps that wait by then.
+/// The room of one call. When it is dropped, the swaps that wait by then use it.
 struct Room<'a>(&'a Arc<Calls>);
 
 impl Drop for Room<'_> {
@@ -78,15 +78,19 @@ impl Drop for Room<'_> {
     }
 }
 
-/// The room of a call that serves the swaps that wait. If its runtime ends, they have failed.
+/// The room of a call that serves the swaps that wait. If its runtime ends, these swaps fail.
 struct Serving(Option<Arc<Calls>>);
 
 impl Drop for Serving {
     fn drop(&mut self) {
         if let Some(calls) = self.0.take() {
-            let mut state = lock(&calls.group.0);
-            state.waiting.clear();
-            state.room += 1;
+            let waiting = {
+                let mut state = lock(&calls.group.0);
+                state.room += 1;
+                take(&mut state.waiting)
+            };
+            // After the mutex, as it wakes the callers.
+            drop(waiting);
         }
     }
 }
@@ -101,13 +105,26 @@ impl Serving {
                 self.0 = None;
                 return;
             }
-            let replies = calls.swap_each(&swaps).await;
+            let mut senders = senders;
+            let replies = {
+                let ended = join_all(senders.iter_mut().map(oneshot::Sender::closed));
+                tokio::select! {
+                    replies = calls.swap_each(&swaps) => replies,
+                    // The server may hang. Its connection is not used again then.
+                    _ = ended => continue,
+                }
+            };
             for (sender, reply) in senders.into_iter().zip(replies) {
                 // Its caller may have ended.
                 let _ = sender.send(reply);
             }
         }
     }
+}
+
+fn interrupted() -> StoreError {
+    let message = "the runtime of a call has ended before its reply";
+    StoreError::new(StoreErrorKind::Unavailable, message)
 }
 
 /// Returns whether a swap can share a transaction with others.
@@ -136,7 +153,7 @@ impl Calls {
             }
         };
         match reply {
-            Some(reply) => reply.await.unwrap_or_else(|_| Err(StoreError::late())),
+            Some(reply) => reply.await.unwrap_or_else(|_| Err(interrupted())),
             None => {
                 let _room = Room(self);
                 self.swap_alone(swap).await

@@ -134,15 +134,36 @@ enum Ended {
     Lost(String),
 }
 
+/// Lets another task receive messages once this one has ended, with its runtime or by a panic.
+struct Running(Weak<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            let mut state = lock(&shared.state);
+            state.clients.clear();
+            state.is_running = false;
+        }
+    }
+}
+
+impl Running {
+    /// The state shows already that the task has ended, and another one may have begun.
+    fn ended(&mut self) {
+        self.0 = Weak::new();
+    }
+}
+
 /// Receives messages while they are expected.
 async fn receive(shared: Weak<Shared>) {
+    let mut running = Running(shared.clone());
     let mut was_lost = false;
     loop {
         let Some(target) = shared.upgrade().and_then(|shared| {
             shared.expected_until()?;
             Some(shared.target.clone())
         }) else {
-            return;
+            return running.ended();
         };
         let ended = match &target.tls {
             Tls::None => match timeout(CALL, target.config.connect(NoTls)).await {
@@ -156,7 +177,7 @@ async fn receive(shared: Weak<Shared>) {
             },
         };
         let (Some(shared), Ended::Lost(cause)) = (shared.upgrade(), ended) else {
-            return;
+            return running.ended();
         };
         let clients: Vec<_> = lock(&shared.state).clients.keys().copied().collect();
         shared.set_heard(&clients, false);

@@ -45,8 +45,8 @@ use crate::{
 
 /// The longest time for which a call waits for a connection, and for its reply.
 pub(super) const CALL: Duration = Duration::from_secs(10);
-/// A server that has not replied within this time seems to hang, so its connection is not used
-/// again.
+/// A server that does not reply within this time to a call that was dropped seems to hang, so its
+/// connection is not used again.
 const HANGS: Duration = Duration::from_millis(500);
 /// The pause before a connection is taken again, where the server has none left.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -106,6 +106,12 @@ impl Failure {
                 || *code == SqlState::T_R_DEADLOCK_DETECTED
                 || code.code() == error::CONFLICT
         })
+    }
+
+    /// Returns whether the server has undone all changes of the call because of one of them.
+    pub(super) fn is_undone(&self) -> bool {
+        let is_locked = self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
+        is_locked || self.is_guarded() || self.is_conflict()
     }
 
     /// Returns whether the connection must not be used again: a reply is still to come, or a
@@ -187,7 +193,6 @@ fn ends_connections(code: &SqlState) -> bool {
 struct InFlight {
     pool: Arc<Pool>,
     connection: Option<Object>,
-    since: Instant,
 }
 
 impl Drop for InFlight {
@@ -195,18 +200,19 @@ impl Drop for InFlight {
         let Some(connection) = self.connection.take() else {
             return;
         };
-        let left = HANGS.saturating_sub(self.since.elapsed());
+        let (pool, mut connection) = (self.pool.clone(), Unreturned(Some(connection)));
         let Ok(runtime) = Handle::try_current() else {
-            drop(Object::take(connection));
             return;
         };
-        let pool = self.pool.clone();
         runtime.spawn(async move {
-            // The reply to an empty query comes after that of the call.
-            let drained = timeout(left, connection.batch_execute("")).await;
-            if !matches!(drained, Ok(Ok(()))) {
-                drop(Object::take(connection));
-                pool.set_up(false);
+            let drained = match &connection.0 {
+                // The reply to an empty query comes after that of the call.
+                Some(connection) => timeout(HANGS, connection.batch_execute("")).await,
+                None => return,
+            };
+            match drained {
+                Ok(Ok(())) => drop(connection.0.take()),
+                _ => pool.set_up(false),
             }
         });
     }
@@ -215,8 +221,10 @@ impl Drop for InFlight {
 pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
     rows.pop().ok_or_else(|| {
         let message = "the server returned no row";
-        let error = StoreError::new(StoreErrorKind::WrongServer, message);
-        Failure::NotSent(Unconnected::new(error))
+        Failure::NotSent(Unconnected {
+            error: StoreError::new(StoreErrorKind::WrongServer, message),
+            is_outage: false,
+        })
     })
 }
 
@@ -324,7 +332,7 @@ impl Pool {
     /// Checks the database of a new connection. It is not in the pool before, also if this future
     /// is dropped.
     async fn checked(&self, connection: Object) -> Result<Object, Unconnected> {
-        let mut unchecked = Unchecked(Some(connection));
+        let mut unchecked = Unreturned(Some(connection));
         let checked = match &unchecked.0 {
             Some(connection) => timeout(CALL, check(connection)).await,
             None => Ok(Err(StoreError::late())),
@@ -392,7 +400,6 @@ impl Pool {
         let mut in_flight = InFlight {
             pool: self.clone(),
             connection: Some(connection),
-            since: Instant::now(),
         };
         let Some(connection) = &in_flight.connection else {
             return Err(Failure::TimedOut);
@@ -501,9 +508,9 @@ pub(super) async fn execute(
 }
 
 /// A connection that is not returned to the pool when it is dropped.
-struct Unchecked(Option<Object>);
+struct Unreturned(Option<Object>);
 
-impl Drop for Unchecked {
+impl Drop for Unreturned {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             drop(Object::take(connection));

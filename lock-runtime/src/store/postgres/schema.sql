@@ -41,10 +41,10 @@ begin
     as $f$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $f$;
 
   -- Replaces records that have their known versions (0: no record), and sends the messages: all of
-  -- them or none, or with `each`, and without messages, those that have. Returns an outcome for each
-  -- record (d: done, c: conflict) and the present records of conflicts, or only `e` (early) or `g` (a
-  -- grant has to wait for a transaction with guard()). If one of several records cannot be replaced,
-  -- raises LK010 for a conflict, and LK011 for such a grant.
+  -- them or none. With `each`, and without messages, it replaces those that do. Returns an outcome for
+  -- each record (d: done, c: conflict, and with `each` l: locked) and the present records of
+  -- conflicts, or only `e` (early) or `g` (a grant has to wait for a transaction with guard()). If one
+  -- of several records cannot be replaced, raises LK010 for a conflict, and LK011 for such a grant.
   create or replace function lock_runtime.swap(
     names text[], known bigint[], versions bigint[], bodies bytea[], sinces bigint[], fences bigint[], needed bigint[],
     not_before bigint, durable bool, each bool, channels text[], messages text[],
@@ -72,6 +72,14 @@ begin
             values (names[i], versions[i], sinces[i], fences[i], needed[i], bodies[i])
             on conflict do nothing;
         else
+          if each then
+            -- The others need not wait for this one.
+            perform from lock_runtime.record r where r.name = names[i] for no key update skip locked;
+            if not found then
+              outcomes := outcomes || 'l';
+              continue;
+            end if;
+          end if;
           if sinces[i] <> found_since then
             -- A grant to others than the present holders, of which one may have an open transaction
             -- with guard(). That holds FOR KEY SHARE, which is compatible with other updates and
@@ -164,6 +172,9 @@ begin
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
+    end if;
+    if token <= 0 then
+      raise exception '% is not a fencing token', token using errcode = 'invalid_parameter_value';
     end if;
     perform from lock_runtime.record r where r.name = lock_name and r.since <= token and token <= r.fence for key share;
     if found then

@@ -109,6 +109,9 @@ impl Target {
             })?),
             None => options.root_certificate.clone(),
         };
+        if config.get_ssl_mode() == SslMode::Disable && root.is_some() {
+            return Err(invalid("it has sslmode=disable, and an authority to trust"));
+        }
         let is_required = config.get_ssl_mode() == SslMode::Require || root.is_some();
         if is_required {
             config.ssl_mode(SslMode::Require);

@@ -8,6 +8,8 @@ use tokio_postgres::types::Type;
 use super::pool::{Failure, Pool};
 
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// For processes that do not live longer.
+const SOON: Duration = Duration::from_secs(60);
 /// The pause between two pages.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -23,9 +25,11 @@ const REMOVE: &str = "select last, removed from lock_runtime.remove($1)";
 pub(super) fn start(pool: &Arc<Pool>) {
     let pool = Arc::downgrade(pool);
     tokio::spawn(async move {
+        let mut pause = SOON;
         loop {
             // Clients that start together do not remove together.
-            sleep(INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
+            sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
+            pause = INTERVAL;
             let Some(pool) = pool.upgrade() else {
                 return;
             };

@@ -145,7 +145,7 @@ impl Shared {
         open: Open<T>,
         results: &mut Results<T>,
     ) -> Open<T> {
-        let (contended, mut others): (Open<T>, Open<T>) =
+        let (contended, others): (Open<T>, Open<T>) =
             open.into_iter().partition(|(_, it)| it.locks_records());
         // Ends with the operation.
         let caller = Arc::new(());
@@ -155,14 +155,7 @@ impl Shared {
             let update = tokio::spawn(self.clone().update(attempt, caller));
             async move { (index, update.await) }
         });
-        for (index, updated) in join_all(updates).await {
-            match updated {
-                Ok(Updated::Ended(result)) => results[index] = Some(result),
-                Ok(Updated::Unsupported(attempt)) => others.push((index, attempt.without_locks())),
-                // The runtime is shutting down.
-                Err(_) => results[index] = Some(Err(StoreError::late())),
-            }
-        }
+        let updates: Vec<_> = updates.collect();
         let pause = others.iter().filter_map(|(_, it)| it.pause()).max();
         if let Some(pause) = pause {
             sleep(pause).await;
@@ -186,6 +179,14 @@ impl Shared {
         }
         if !swaps.is_empty() {
             self.swap_for(swaps, results, &mut open).await;
+        }
+        for (index, updated) in join_all(updates).await {
+            match updated {
+                Ok(Updated::Ended(result)) => results[index] = Some(result),
+                Ok(Updated::Unsupported(attempt)) => open.push((index, attempt.without_locks())),
+                // The runtime is shutting down.
+                Err(_) => results[index] = Some(Err(StoreError::late())),
+            }
         }
         open
     }

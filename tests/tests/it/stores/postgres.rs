@@ -16,7 +16,7 @@ use lock_tests::{PostgresServer, postgres, shared_postgres};
 use tokio_postgres::Client;
 
 use super::one_waits;
-use crate::place::eventually;
+use crate::place::{LONG, begun, eventually};
 
 /// A client, and a connection to its database. The database is of this test alone.
 async fn client_of_new_database() -> (String, LockClient, Client) {
@@ -61,4 +61,20 @@ async fn number(admin: &Client, query: &str) -> i64 {
 /// A server of this test alone, which does not wait for its disk.
 async fn server() -> PostgresServer {
     PostgresServer::builder().in_memory().start().await
+}
+
+/// Asserts that a holder keeps its lock and a waiter its place while the server fails.
+async fn outlive(one: &LockClient, other: &LockClient, failure: impl AsyncFnOnce()) {
+    let guard = held(one, "outlives").await;
+    let request = other.exclusive("outlives").wait(LONG);
+    let waiting = tokio::spawn(begun(request.acquire()).await);
+    waiters(one, "outlives", 1).await;
+    failure().await;
+    eventually("the holder is known", async || guard.verify().await.is_ok()).await;
+    assert!(!waiting.is_finished());
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert!(next.fence() > fence);
+    next.release().await.unwrap();
 }

@@ -197,12 +197,12 @@ impl Round {
         }
         // Others have taken the number or a larger one. The new number is larger than all that the
         // voting servers know, so it needs the replies of a majority.
-        let votes = self.votes().count();
+        let (votes, is_exclusive) = (self.votes().count(), self.hold.mode == Mode::Exclusive);
         match self.votes().map(|vote| vote.end).max() {
-            Some(end) if self.hold.mode != Mode::Exclusive && votes >= self.majority(cx) => {
-                self.agree(beyond(end), cx)
+            Some(end) if !is_exclusive && votes >= self.majority(cx) => self.agree(beyond(end), cx),
+            _ if !is_exclusive && awaited > 0 && votes + awaited >= self.majority(cx) => {
+                Next::Wait(None)
             }
-            _ if votes + awaited >= self.majority(cx) => Next::Wait(None),
             _ => self.give_up(Outcome::Unreachable),
         }
     }

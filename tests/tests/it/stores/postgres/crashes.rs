@@ -16,7 +16,7 @@ use lock_runtime::{
 use lock_tests::PostgresServer;
 use tokio::time::{Instant, sleep};
 
-use crate::place::{LONG, begun, eventually, in_time};
+use crate::place::{LONG, in_time};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -473,18 +473,7 @@ async fn clients_go_on_after_a_crash() {
             builder.connect(&case.server.url()).await.unwrap()
         };
         let (one, other) = (connect().await, connect().await);
-        let guard = one.exclusive("order:42").acquire().await.unwrap();
-        let waiting = begun(other.exclusive("order:42").wait(LONG).acquire()).await;
-        let waiting = tokio::spawn(waiting);
-        super::waiters(&one, "order:42", 1).await;
-        case.server.restart().await;
-        eventually("the holder is known", async || guard.verify().await.is_ok()).await;
-        super::waiters(&one, "order:42", 1).await;
-        let fence = guard.fence();
-        guard.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
-        assert!(next.fence() > fence);
-        next.release().await.unwrap();
+        super::outlive(&one, &other, async || case.server.restart().await).await;
     })
     .await;
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{client_of_new_database, held, once, one_waits, server, waiters};
+use super::{client_of_new_database, held, once, one_waits, outlive, server, waiters};
 use crate::place::{LONG, begun, eventually, in_time};
 
 /// Much less than a lease of 30 s, much more than a busy machine needs.
@@ -205,22 +205,16 @@ async fn a_killed_server_loses_no_lock_and_no_waiter() {
         let server = server().await;
         let connect = async || LockClient::connect(&server.url()).await.unwrap();
         let (one, other, third) = (connect().await, connect().await, connect().await);
-        let guard = held(&one, "a").await;
-        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
-        waiters(&one, "a", 1).await;
-        for _ in 0..2 {
-            server.kill();
-            let error = once(third.exclusive("a").no_wait()).await.unwrap_err();
-            assert_eq!(error.kind(), LockErrorKind::Unavailable);
-            sleep(Duration::from_millis(300)).await;
-            server.restart().await;
-            eventually("the holder is known", async || guard.verify().await.is_ok()).await;
-        }
-        let fence = guard.fence();
-        guard.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
-        assert!(next.fence() > fence);
-        next.release().await.unwrap();
+        let failures = async || {
+            for _ in 0..2 {
+                server.kill();
+                let error = once(third.exclusive("outlives").no_wait()).await;
+                assert_eq!(error.unwrap_err().kind(), LockErrorKind::Unavailable);
+                sleep(Duration::from_millis(300)).await;
+                server.restart().await;
+            }
+        };
+        outlive(&one, &other, failures).await;
     })
     .await;
 }

@@ -373,7 +373,7 @@ async fn a_name_or_a_token_that_is_missing_is_no_success() {
             "LK001",
             "not known here",
         ),
-        (Some(NAME), Some(0), "LK001", "stale"),
+        (Some(NAME), Some(0), "22023", "not a fencing token"),
         (Some(NAME), Some(i64::MAX), "LK001", "stale"),
         (
             Some("lock:mailer"),

@@ -5,8 +5,8 @@ use std::time::Duration;
 use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{PostgresServer, chain};
 
-use super::{held, once, server, waiters};
-use crate::place::{LONG, begun, eventually, in_time};
+use super::{once, server};
+use crate::place::{LONG, eventually, in_time};
 
 /// A URL of both servers, for the one that is no standby.
 fn url_of(servers: [&PostgresServer; 2]) -> String {
@@ -80,18 +80,14 @@ async fn locks_survive_the_failover_to_a_synchronous_standby() {
         let url = url_of([&primary, &standby]);
         let connect = async || LockClient::connect(&url).await.unwrap();
         let (one, other, third) = (connect().await, connect().await, connect().await);
-        let guard = held(&one, "a").await;
-        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
-        waiters(&one, "a", 1).await;
-        primary.kill();
-        standby.promote().await;
-        eventually("the holder is known", async || guard.verify().await.is_ok()).await;
-        assert!(third.exclusive("a").try_acquire().await.unwrap().is_none());
-        let fence = guard.fence();
-        guard.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
-        assert!(next.fence() > fence);
-        next.release().await.unwrap();
+        let failover = async || {
+            primary.kill();
+            standby.promote().await;
+            let request = third.exclusive("outlives").wait(LONG / 10);
+            let error = request.acquire().await.unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::WaitTimeout, "{error:#}");
+        };
+        super::outlive(&one, &other, failover).await;
     })
     .await;
 }
