@@ -23,9 +23,8 @@ const REVOKED: usize = 8;
 /// The time for which a record is kept after its last use: so long that a clock that was set back
 /// does not repeat a fencing token, as in Redis.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-/// A change is not written if all it does is to renew queue entries by less than this. So each
-/// second poll is written, before the entry is stale.
-const POLLED_AGAIN: Duration = POLL_INTERVAL;
+/// A change is not written if all it does is to renew queue entries by less than this.
+const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 / 2);
 
 /// A lock and the name of its record.
 #[derive(Clone, Debug)]

@@ -234,8 +234,9 @@ async fn statements_are_prepared_only_without_a_pooler() {
         ] {
             let builder = LockClient::builder().postgres(options);
             let locks = builder.connect(&url).await.unwrap();
-            for result in join_all((0..20).map(|_| once(locks.exclusive("a").wait(LONG)))).await {
-                result.unwrap();
+            // One by one, as others may share a statement.
+            for _ in 0..10 {
+                once(locks.exclusive("a")).await.unwrap();
             }
             locks.shutdown().await;
             drop(locks);
