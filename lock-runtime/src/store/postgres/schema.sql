@@ -41,10 +41,11 @@ begin
     as $f$ select (extract(epoch from clock_timestamp()) * 1000000)::bigint $f$;
 
   -- Replaces records that have their known versions (0: no record), and sends the messages: all of
-  -- them or none. With `each`, and without messages, it replaces those that do. Returns an outcome for
-  -- each record (d: done, c: conflict, and with `each` l: locked) and the present records of
-  -- conflicts, or only `e` (early) or `g` (a grant has to wait for a transaction with guard()). If one
-  -- of several records cannot be replaced, raises LK010 for a conflict, and LK011 for such a grant.
+  -- them or none. With `each`, and without messages, it replaces those that have theirs. Returns an
+  -- outcome for each record (d: done, c: conflict, and with `each` l: locked) and the present
+  -- records of conflicts, or only `e` (early) or `g` (a grant has to wait for a transaction with
+  -- guard()). If one of several records cannot be replaced, raises LK010 for a conflict, and LK011
+  -- for such a grant.
   create or replace function lock_runtime.swap(
     names text[], known bigint[], versions bigint[], bodies bytea[], sinces bigint[], fences bigint[], needed bigint[],
     not_before bigint, durable bool, each bool, channels text[], messages text[],
