@@ -176,7 +176,6 @@ impl Calls {
     /// Makes the swaps in one transaction if each of them is of one record, and otherwise one by
     /// one.
     async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
-        let mut replies: Vec<_> = swaps.iter().map(|_| None).collect();
         if swaps.len() > 1 && swaps.iter().all(groups::fits) {
             // All transactions lock records in this order.
             let mut order: Vec<_> = (0..swaps.len()).collect();
@@ -184,27 +183,22 @@ impl Calls {
             let mut arguments = Arguments::new(self, order.iter().map(|index| &swaps[*index]));
             arguments.each = true;
             match self.pool.query_one(SWAP, &arguments.typed()).await {
-                Ok(row) => match swap_replies(&row, swaps.len()) {
-                    Ok(found) => {
-                        for (index, reply) in order.into_iter().zip(found) {
-                            replies[index] = reply.map(Ok);
+                Ok(row) => {
+                    return match swap_replies(&row, swaps.len()) {
+                        Ok(replies) => {
+                            let mut replies: Vec<_> = order.into_iter().zip(replies).collect();
+                            replies.sort_by_key(|(index, _)| *index);
+                            replies.into_iter().map(|(_, reply)| Ok(reply)).collect()
                         }
-                    }
-                    Err(error) => return vec![Err(error); swaps.len()],
-                },
+                        Err(error) => vec![Err(error); swaps.len()],
+                    };
+                }
                 // One of them has undone the others.
                 Err(error) if error.is_undone() => {}
                 Err(error) => return vec![Err(error.into_store_error()); swaps.len()],
             }
         }
-        let replies = replies
-            .into_iter()
-            .zip(swaps)
-            .map(async |(reply, swap)| match reply {
-                Some(reply) => reply,
-                None => self.swap_alone(swap).await,
-            });
-        join_all(replies).await
+        join_all(swaps.iter().map(|swap| self.swap_alone(swap))).await
     }
 
     /// Turns an error of a swap that had no effect into its outcome.
@@ -382,15 +376,14 @@ fn field<'a, T: tokio_postgres::types::FromSql<'a>>(
 
 /// Reads the reply to a swap whose records were replaced together.
 fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
-    let reply = swap_replies(row, 1)?.pop().flatten();
-    reply.ok_or_else(StoreError::late)
+    let mut replies = swap_replies(row, 1)?;
+    replies.pop().ok_or_else(StoreError::late)
 }
 
 /// Reads the replies to swaps of one record each, or the same reply for each record of one swap.
-/// `None` for a record that another transaction has locked.
-fn swap_replies(row: &Row, count: usize) -> Result<Vec<Option<SwapReply>>, StoreError> {
+fn swap_replies(row: &Row, count: usize) -> Result<Vec<SwapReply>, StoreError> {
     let (now, outcomes): (_, &str) = (timestamp(row)?, field(row, 1)?);
-    let reply = |outcome| Some(SwapReply::new(now, outcome));
+    let reply = |outcome| SwapReply::new(now, outcome);
     match outcomes {
         "e" => return Ok(vec![reply(Swapped::Early); count]),
         "g" => return Ok(vec![reply(Swapped::Guarded)]),
@@ -398,11 +391,10 @@ fn swap_replies(row: &Row, count: usize) -> Result<Vec<Option<SwapReply>>, Store
     }
     let mut present = present(row, 2)?.into_iter();
     let outcome = |outcome| match outcome {
-        b'd' => reply(Swapped::Done),
-        b'l' => None,
-        _ => reply(Swapped::Conflict(vec![present.next().flatten()])),
+        b'd' => Swapped::Done,
+        _ => Swapped::Conflict(vec![present.next().flatten()]),
     };
-    Ok(outcomes.bytes().map(outcome).collect())
+    Ok(outcomes.bytes().map(outcome).map(reply).collect())
 }
 
 fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {

@@ -42,7 +42,7 @@ begin
 
   -- Replaces records that have their known versions (0: no record), and sends the messages: all of
   -- them or none. With `each`, and without messages, it replaces those that have theirs. Returns an
-  -- outcome for each record (d: done, c: conflict, and with `each` l: locked) and the present
+  -- outcome for each record (d: done, c: conflict, also with a change in progress) and the present
   -- records of conflicts, or only `e` (early) or `g` (a grant has to wait for a transaction with
   -- guard()). If one of several records cannot be replaced, raises LK010 for a conflict, and LK011
   -- for such a grant.
@@ -64,43 +64,35 @@ begin
     end if;
     outcomes := '';
     for i in 1 .. cardinality(names) loop
-      -- Without locks, as most conflicts are seen here and need not wait for the other change.
-      select r.version, r.since into found_version, found_since from lock_runtime.record r where r.name = names[i];
-      is_done := false;
-      if coalesce(found_version, 0) = known[i] then
-        if known[i] = 0 then
-          insert into lock_runtime.record (name, version, since, fence, needed_until, body)
-            values (names[i], versions[i], sinces[i], fences[i], needed[i], bodies[i])
-            on conflict do nothing;
-        else
-          if each then
-            -- The others need not wait for this one.
-            perform from lock_runtime.record r where r.name = names[i] for no key update skip locked;
-            if not found then
-              outcomes := outcomes || 'l';
-              continue;
+      if known[i] = 0 then
+        insert into lock_runtime.record (name, version, since, fence, needed_until, body)
+          values (names[i], versions[i], sinces[i], fences[i], needed[i], bodies[i])
+          on conflict do nothing;
+        is_done := found;
+      else
+        -- Waits for no other change. lock() does, so that waiting calls do not use all connections.
+        select r.since into found_since from lock_runtime.record r
+          where r.name = names[i] and r.version = known[i] for no key update skip locked;
+        is_done := found;
+        if is_done and sinces[i] <> found_since then
+          -- A grant to others than the present holders, of which one may have an open transaction
+          -- with guard(). That holds FOR KEY SHARE, which is compatible with other updates and with
+          -- the lock above. This one makes the update count as one of the key, so that guard()
+          -- waits for it and compares with its result.
+          perform from lock_runtime.record r where r.name = names[i] for update skip locked;
+          if not found then
+            if cardinality(names) > 1 then
+              raise exception 'a transaction with guard() is open' using errcode = 'LK011';
             end if;
+            outcomes := 'g';
+            return;
           end if;
-          if sinces[i] <> found_since then
-            -- A grant to others than the present holders, of which one may have an open transaction
-            -- with guard(). That holds FOR KEY SHARE, which is compatible with other updates and
-            -- with the first of these locks. The second one makes the update count as one of the
-            -- key, so that guard() waits for it and compares with its result.
-            perform from lock_runtime.record r where r.name = names[i] for no key update;
-            perform from lock_runtime.record r where r.name = names[i] for update skip locked;
-            if not found then
-              if cardinality(names) > 1 then
-                raise exception 'a transaction with guard() is open' using errcode = 'LK011';
-              end if;
-              outcomes := 'g';
-              return;
-            end if;
-          end if;
+        end if;
+        if is_done then
           update lock_runtime.record r
             set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
-            where r.name = names[i] and r.version = known[i];
+            where r.name = names[i];
         end if;
-        is_done := found;
       end if;
       if is_done then
         outcomes := outcomes || 'd';

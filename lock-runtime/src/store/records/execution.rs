@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{FutureExt as _, future::join_all};
+use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{
@@ -17,13 +17,21 @@ use super::{
     outcome::Outcome,
 };
 use crate::{
-    store::{StoreError, StoreEvent, Token},
+    store::{StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
 };
 
 /// Operations in progress, each with its place among the results.
 type Open<T> = Vec<(usize, Attempt<T>)>;
 type Results<T> = Vec<Option<Result<T, StoreError>>>;
+
+/// The time for which the replies of a batch wait for the last ones.
+const STRAGGLERS: Duration = Duration::from_millis(200);
+
+fn busy() -> StoreError {
+    let message = "other clients are changing the lock";
+    StoreError::new(StoreErrorKind::Unavailable, message)
+}
 
 /// The result of an operation on records that were locked for it.
 enum Updated<T> {
@@ -135,7 +143,7 @@ impl Shared {
         }
         let results = results.into_iter();
         results
-            .map(|result| result.unwrap_or_else(|| Err(StoreError::late())))
+            .map(|result| result.unwrap_or_else(|| Err(busy())))
             .collect()
     }
 
@@ -155,7 +163,7 @@ impl Shared {
             let update = tokio::spawn(self.clone().update(attempt, caller));
             async move { (index, update.await) }
         });
-        let updates: Vec<_> = updates.collect();
+        let mut updates: FuturesUnordered<_> = updates.collect();
         let pause = others.iter().filter_map(|(_, it)| it.pause()).max();
         if let Some(pause) = pause {
             sleep(pause).await;
@@ -180,7 +188,17 @@ impl Shared {
         if !swaps.is_empty() {
             self.swap_for(swaps, results, &mut open).await;
         }
-        for (index, updated) in join_all(updates).await {
+        // The replies of a batch do not wait long for locks that other clients are changing.
+        let is_batch = results.len() > 1;
+        let until = is_batch.then(|| Instant::now() + STRAGGLERS);
+        loop {
+            let next = match until {
+                Some(until) => timeout_at(until, updates.next()).await.unwrap_or(None),
+                None => updates.next().await,
+            };
+            let Some((index, updated)) = next else {
+                break;
+            };
             match updated {
                 Ok(Updated::Ended(result)) => results[index] = Some(result),
                 Ok(Updated::Unsupported(attempt)) => open.push((index, attempt.without_locks())),
