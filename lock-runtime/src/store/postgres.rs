@@ -3,6 +3,7 @@
 mod check;
 mod direct;
 mod error;
+mod failure;
 mod groups;
 mod listener;
 mod pool;
@@ -24,7 +25,10 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use self::{error::failed, groups::Group, listener::Listening, pool::Pool, settings::Target};
+use self::{
+    error::failed, failure::Failure, groups::Group, listener::Listening, pool::Pool,
+    settings::Target,
+};
 use super::{
     ClientId, KeyPart, Limits, Replied, Replies, StoreError,
     records::{
@@ -156,7 +160,7 @@ impl PostgresRecords {
     /// Dropping the future ends the removal, after some of the records.
     pub async fn remove_old(&self) -> Result<u64, StoreError> {
         let removed = upkeep::remove(&self.calls.pool).await;
-        removed.map_err(pool::Failure::into_store_error)
+        removed.map_err(Failure::into_store_error)
     }
 }
 
@@ -202,7 +206,7 @@ impl Calls {
     }
 
     /// Turns an error of a swap that had no effect into its outcome.
-    async fn refused(&self, error: pool::Failure, swap: &Swap) -> Result<SwapReply, StoreError> {
+    async fn refused(&self, error: Failure, swap: &Swap) -> Result<SwapReply, StoreError> {
         if error.is_guarded() {
             let now = self.read(&[]).await?.now;
             return Ok(SwapReply::new(now, Swapped::Guarded));
@@ -229,7 +233,7 @@ impl Calls {
         let arguments: [(&(dyn ToSql + Sync), Type); 1] = [(&full_names, Type::TEXT_ARRAY)];
         let caller = decide.caller();
         let transaction = self.pool.begin(LOCK, &arguments, &caller).await;
-        let (transaction, row) = transaction.map_err(pool::Failure::into_store_error)?;
+        let (transaction, row) = transaction.map_err(Failure::into_store_error)?;
         let mut records = present(&row, 1)?;
         records.resize(names.len(), None);
         let now = timestamp(&row)?;
@@ -251,7 +255,7 @@ impl Calls {
             .pool
             .query_one(READ, &[(&names, Type::TEXT_ARRAY)])
             .await;
-        let row = row.map_err(pool::Failure::into_store_error)?;
+        let row = row.map_err(Failure::into_store_error)?;
         let mut records = present(&row, 1)?;
         records.resize(names.len(), None);
         Ok(ReadReply::new(timestamp(&row)?, records))
@@ -271,7 +275,7 @@ impl Calls {
             (&PAGE, Type::INT8),
         ];
         let rows = self.pool.query(LIST, &arguments).await;
-        let rows = rows.map_err(pool::Failure::into_store_error)?;
+        let rows = rows.map_err(Failure::into_store_error)?;
         let named = |row: &Row| {
             let name: &str = field(row, 0)?;
             let name = name.strip_prefix(&own).unwrap_or(name);

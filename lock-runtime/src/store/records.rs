@@ -286,7 +286,8 @@ pub struct Version(NonZeroU64);
 
 impl Version {
     pub(super) fn random() -> Self {
-        Self(NonZeroU64::MIN.saturating_add(rand::random::<u64>() >> 1 >> 1))
+        // It stays below `i64::MAX`.
+        Self(NonZeroU64::MIN.saturating_add(rand::random::<u64>() >> 2))
     }
 
     /// Wraps the number of a version. Returns `None` for zero and for numbers above [`i64::MAX`].

@@ -10,7 +10,7 @@ mod order;
 mod outage;
 mod passing;
 mod processes;
-mod pushes;
+pub(crate) mod pushes;
 mod stranded;
 
 use std::{

@@ -36,8 +36,8 @@ pub(super) struct Listening(Arc<Shared>);
 struct Shared {
     target: Target,
     state: Mutex<State>,
-    /// The number of clients on whose channels the connection listens. Changed when that changes.
-    listened: watch::Sender<usize>,
+    /// Notified of each change of the clients, and of the channels that the connection listens to.
+    changed: watch::Sender<()>,
 }
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Listening {
         Self(Arc::new(Shared {
             target,
             state: Mutex::default(),
-            listened: watch::Sender::new(0),
+            changed: watch::Sender::new(()),
         }))
     }
 
@@ -63,7 +63,7 @@ impl Listening {
 
     /// Waits until messages to `client` are received, for a bounded time.
     pub(super) async fn expect(&self, client: ClientId) {
-        let mut listened = self.0.listened.subscribe();
+        let mut changed = self.0.changed.subscribe();
         let until = Instant::now() + EXPECTED_FOR;
         let is_listening = |state: &State| state.clients.get(&client).is_some_and(|(_, it)| *it);
         {
@@ -77,9 +77,9 @@ impl Listening {
                 tokio::spawn(receive(Arc::downgrade(&self.0)));
             }
         }
-        self.0.listened.send_modify(|_| {});
+        self.0.changed.send_replace(());
         let state = &self.0.state;
-        let listens = listened.wait_for(|_| is_listening(&lock(state)));
+        let listens = changed.wait_for(|()| is_listening(&lock(state)));
         // Polls find the grant if there is no connection for messages.
         let _ = timeout(CALL, listens).await;
     }
@@ -208,7 +208,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let Some(mut changed) = shared.upgrade().map(|shared| shared.listened.subscribe()) else {
+    let Some(mut changed) = shared.upgrade().map(|shared| shared.changed.subscribe()) else {
         return Ended::Unneeded;
     };
     loop {
@@ -234,7 +234,7 @@ where
             }
             if let Some(shared) = shared.upgrade() {
                 shared.set_heard(&unheard, true);
-                shared.listened.send_modify(|count| *count += unheard.len());
+                shared.changed.send_replace(());
                 if was_lost {
                     shared.doubt();
                 }

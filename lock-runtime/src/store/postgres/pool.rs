@@ -28,7 +28,8 @@ use super::{
     PostgresOptions,
     check::{Server, check},
     direct::is_direct,
-    error::{self, failed},
+    error::failed,
+    failure::{Failure, Unconnected},
     settings::Target,
     tls::Tls,
     transaction::Transaction,
@@ -69,125 +70,6 @@ pub(super) struct Pool {
     is_pooled: AtomicBool,
 }
 
-/// The reason why a call has failed.
-pub(super) enum Failure {
-    /// There was no connection, so the call was not sent.
-    NotSent(Unconnected),
-    Refused(Error),
-    TimedOut,
-}
-
-impl Failure {
-    pub(super) fn into_store_error(self) -> StoreError {
-        match self {
-            Self::NotSent(unconnected) => unconnected.error,
-            Self::Refused(error) => failed(&error),
-            Self::TimedOut => StoreError::timed_out(CALL),
-        }
-    }
-
-    fn code(&self) -> Option<&SqlState> {
-        match self {
-            Self::Refused(error) => error.code(),
-            _ => None,
-        }
-    }
-
-    /// Returns whether a grant has to wait for a transaction of the user.
-    pub(super) fn is_guarded(&self) -> bool {
-        self.code().map(SqlState::code) == Some(error::GUARDED)
-    }
-
-    /// Returns whether the server has undone the call because of another one, so that it can be
-    /// repeated.
-    pub(super) fn is_conflict(&self) -> bool {
-        self.code().is_some_and(|code| {
-            *code == SqlState::T_R_SERIALIZATION_FAILURE
-                || *code == SqlState::T_R_DEADLOCK_DETECTED
-                || code.code() == error::CONFLICT
-        })
-    }
-
-    /// Returns whether the server has undone all changes of the call because of one of them.
-    pub(super) fn is_undone(&self) -> bool {
-        let is_locked = self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
-        is_locked || self.is_guarded() || self.is_conflict()
-    }
-
-    /// Returns whether the connection must not be used again: a reply is still to come, or a
-    /// prepared statement is gone or has other columns by now.
-    pub(super) fn spoils_connection(&self) -> bool {
-        let lost = [
-            SqlState::INVALID_SQL_STATEMENT_NAME,
-            SqlState::FEATURE_NOT_SUPPORTED,
-        ];
-        matches!(self, Self::TimedOut) || self.code().is_some_and(|code| lost.contains(code))
-    }
-
-    fn is_outage(&self) -> bool {
-        match self {
-            Self::NotSent(unconnected) => unconnected.is_outage,
-            Self::Refused(error) => error.is_closed() || error.code().is_none_or(ends_connections),
-            Self::TimedOut => true,
-        }
-    }
-}
-
-/// The reason why there is no connection.
-pub(super) struct Unconnected {
-    error: StoreError,
-    is_outage: bool,
-}
-
-impl Unconnected {
-    fn new(error: StoreError) -> Self {
-        Self {
-            is_outage: error.kind() == StoreErrorKind::Unavailable,
-            error: error.with_unsent(true),
-        }
-    }
-
-    /// No call was made, as its caller has ended.
-    pub(super) fn unwanted() -> Self {
-        Self {
-            is_outage: false,
-            ..Self::new(StoreError::late())
-        }
-    }
-}
-
-impl From<PoolError> for Unconnected {
-    fn from(error: PoolError) -> Self {
-        match error {
-            PoolError::Backend(error) => Self {
-                // Other connections may work, if the server has none left for this one.
-                is_outage: error.code() != Some(&SqlState::TOO_MANY_CONNECTIONS),
-                ..Self::new(failed(&error))
-            },
-            PoolError::Timeout(_) => {
-                let message = format!(
-                    "no connection within {CALL:?}: all are in use, or the server does not answer"
-                );
-                Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
-            }
-            error => Self::new(StoreError::new(
-                StoreErrorKind::Unavailable,
-                error.to_string(),
-            )),
-        }
-    }
-}
-
-/// Returns whether the server ends its connections, as it stops or recovers from a crash.
-fn ends_connections(code: &SqlState) -> bool {
-    [
-        SqlState::ADMIN_SHUTDOWN,
-        SqlState::CRASH_SHUTDOWN,
-        SqlState::CANNOT_CONNECT_NOW,
-    ]
-    .contains(code)
-}
-
 /// A connection with a call in flight. If the call is dropped, the connection is used again once
 /// its reply has come, unless the server seems to hang.
 struct InFlight {
@@ -221,10 +103,7 @@ impl Drop for InFlight {
 pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
     rows.pop().ok_or_else(|| {
         let message = "the server returned no row";
-        Failure::NotSent(Unconnected {
-            error: StoreError::new(StoreErrorKind::WrongServer, message),
-            is_outage: false,
-        })
+        Failure::NoReply(StoreError::new(StoreErrorKind::WrongServer, message))
     })
 }
 
@@ -276,7 +155,7 @@ impl Pool {
     /// Waits for the first connection, and checks its database.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), StoreError> {
         let connected = self.connection().await.map(drop);
-        connected.map_err(|unconnected| unconnected.error)
+        connected.map_err(|unconnected| Failure::NotSent(unconnected).into_store_error())
     }
 
     /// Takes a connection from the pool.

@@ -10,7 +10,10 @@ use futures_util::{
 use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Error, Row};
 
-use super::pool::{Arguments, CALL, Failure, Pool, Unconnected, execute, first};
+use super::{
+    failure::{Failure, Unconnected},
+    pool::{Arguments, CALL, Pool, execute, first},
+};
 use crate::store::records::Caller;
 
 const BEGIN: &str = "begin isolation level read committed";

@@ -15,7 +15,7 @@ use crate::place::{begun, in_time, no_key_left};
 
 /// The fastest of several hand-offs from one process to another. On a busy machine a single one may
 /// be slow for any reason.
-async fn fastest_hand_off(from: &LockClient, to: &LockClient) -> Duration {
+pub(crate) async fn fastest_hand_off(from: &LockClient, to: &LockClient) -> Duration {
     let mut fastest = LONG;
     for _ in 0..5 {
         let guard = from.exclusive("told").acquire().await.unwrap();

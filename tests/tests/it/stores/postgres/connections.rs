@@ -9,7 +9,10 @@ use lock_tests::{PgBouncer, PostgresServer, shared_postgres};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{client_of_new_database, connections, held, number, once, waiters};
-use crate::place::{LONG, begun, eventually, in_time};
+use crate::{
+    place::{LONG, begun, eventually, in_time},
+    waiting::pushes::fastest_hand_off,
+};
 
 const LISTENS: &str = "query like 'listen %'";
 
@@ -82,24 +85,6 @@ async fn a_client_listens_only_while_a_request_waits() {
         waiting.await.unwrap().unwrap().release().await.unwrap();
     })
     .await;
-}
-
-/// The shortest of some hand-offs, and so one without a poll.
-async fn fastest_hand_off(one: &LockClient, other: &LockClient) -> Duration {
-    let mut fastest = Duration::MAX;
-    for _ in 0..10 {
-        let guard = held(one, "a").await;
-        let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
-        waiters(one, "a", 1).await;
-        // The first request of a process may wait until it listens.
-        sleep(Duration::from_millis(20)).await;
-        let released = Instant::now();
-        guard.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
-        fastest = fastest.min(released.elapsed());
-        next.release().await.unwrap();
-    }
-    fastest
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ impl Faults {
 
 /// A fault of a server, or of a connection to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Strike {
+enum Strike {
     Cut,
     Stall,
     LoseReplies,
@@ -61,7 +61,7 @@ pub(super) enum Strike {
 
 /// A fault that needs a Redis server, or knows its protocol.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum OfRedis {
+enum OfRedis {
     LoseRepliesSilently,
     Pause,
     FlushScripts,
@@ -69,7 +69,7 @@ pub(super) enum OfRedis {
 }
 
 impl Strike {
-    pub(super) const OF_ANY_SERVER: [Self; 7] = [
+    const OF_ANY_SERVER: [Self; 7] = [
         Self::Cut,
         Self::Stall,
         Self::LoseReplies,
@@ -78,19 +78,21 @@ impl Strike {
         Self::Stop,
         Self::RestartFromLog,
     ];
-    pub(super) const ALL: [Self; 11] = [
-        Self::Cut,
-        Self::Stall,
-        Self::LoseReplies,
-        Self::NoReplies,
-        Self::BlackHole,
-        Self::Stop,
-        Self::RestartFromLog,
+    const OF_REDIS: [Self; 4] = [
         Self::Redis(OfRedis::LoseRepliesSilently),
         Self::Redis(OfRedis::Pause),
         Self::Redis(OfRedis::FlushScripts),
         Self::Redis(OfRedis::RestartEmpty),
     ];
+
+    /// All faults of a server.
+    fn of(server: &Server) -> Vec<Self> {
+        let others: &[Self] = match server {
+            Server::Redis(_) => &Self::OF_REDIS,
+            Server::Postgres(_) => &[],
+        };
+        [&Self::OF_ANY_SERVER, others].concat()
+    }
 }
 
 impl Struck<'_> {
@@ -115,7 +117,7 @@ impl Struck<'_> {
         let (mut server, mut stays_until) = (0, Instant::now());
         while Instant::now() < until && !self.servers.is_empty() {
             if strikes.is_empty() {
-                strikes = self.servers[0].strikes().to_vec();
+                strikes = Strike::of(&self.servers[0]);
             }
             let strike = strikes.swap_remove(random.random_range(0..strikes.len()));
             if Instant::now() >= stays_until {

@@ -3,8 +3,6 @@
 use lock_tests::{PostgresServer, Proxy, RedisServer, postgres};
 use tokio_postgres::Client;
 
-use super::faults::Strike;
-
 /// A server that keeps the acknowledged changes when it is killed.
 pub(super) enum Server {
     Redis(RedisServer),
@@ -41,13 +39,6 @@ impl Server {
         match self {
             Self::Redis(server) => Proxy::to(server).await,
             Self::Postgres(server) => Proxy::to_url(&server.url()).await,
-        }
-    }
-
-    pub(super) fn strikes(&self) -> &'static [Strike] {
-        match self {
-            Self::Redis(_) => &Strike::ALL,
-            Self::Postgres(_) => &Strike::OF_ANY_SERVER,
         }
     }
 
