@@ -113,10 +113,10 @@
 //! # Poolers
 //!
 //! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction.
-//! Statements are prepared only on connections to the server itself, which a client recognizes by
-//! the process that the server has announced. In transaction mode no notifications arrive. Waiters
-//! then find their grants by a poll, up to a second late. Connect to the server itself to avoid
-//! that: four connections per process are enough for most services.
+//! A client prepares statements and listens only on connections to the server itself, which it
+//! recognizes by the process that the server has announced. Behind a pooler, waiters find their
+//! grants by a poll, up to a second late. Connect to the server itself to avoid that: four
+//! connections per process are enough for most services.
 //!
 //! # Notifications
 //!

@@ -11,7 +11,7 @@ use lock_runtime::{LockClient, store::postgres::PostgresOptions};
 use lock_tests::PostgresServer;
 
 use self::{
-    payment::{Check, Payment},
+    payment::{Check, Function, Payment, Trips},
     peers::{BareLock, Poller, Pool, Sharing},
 };
 use crate::{
@@ -142,19 +142,28 @@ impl Bench {
     async fn payment(&self) -> Vec<Row> {
         let (url, locks) = self.client().await;
         let payments = Payment::prepare(&url, &locks, CONNECTIONS).await;
-        let mut contest = self.contest("transaction", CONNECTIONS);
-        for (name, check) in [
-            (BARE, Check::None),
-            ("guard", Check::Guard),
-            ("fenced", Check::Fenced),
+        let mut rows = Vec::new();
+        for (figure, trips) in [
+            ("transaction", Trips::Each),
+            ("transaction in one message", Trips::One),
         ] {
-            let payments = &payments;
-            contest = contest.subject(name, move |_, slice| {
-                let payments = payments.iter().map(move |it| it.with(check));
-                together(slice, payments, |payment, watch| repeat(payment, 1, watch))
-            });
+            let mut contest = self.contest(figure, CONNECTIONS);
+            for (name, check) in [
+                (BARE, Check::None),
+                ("guard", Check::Statement(Function::Guard)),
+                ("fenced", Check::Statement(Function::Fenced)),
+                ("select 1", Check::Query),
+                ("guard as a condition", Check::Condition(Function::Guard)),
+                ("fenced as a condition", Check::Condition(Function::Fenced)),
+            ] {
+                let payments = &payments;
+                contest = contest.subject(name, move |_, slice| {
+                    let payments = payments.iter().map(move |it| it.with(check, trips));
+                    together(slice, payments, |payment, watch| repeat(payment, 1, watch))
+                });
+            }
+            rows.extend(contest.run().await);
         }
-        let rows = contest.run().await;
         drop(payments);
         locks.shutdown().await;
         rows

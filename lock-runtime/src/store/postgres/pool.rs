@@ -66,7 +66,8 @@ pub(super) struct Pool {
     is_up: AtomicBool,
     /// The start of the server that was connected last.
     server: Mutex<Option<String>>,
-    /// There is a pooler between the client and the server, so statements cannot be prepared.
+    /// There is a pooler between the client and the server. It may give each transaction another
+    /// connection, so statements cannot be prepared and messages do not arrive.
     is_pooled: AtomicBool,
 }
 
@@ -150,6 +151,10 @@ impl Pool {
     /// Informs an inbox of outages from now on.
     pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
         lock(&self.inboxes).push(inbox);
+    }
+
+    pub(super) fn is_pooled(&self) -> bool {
+        self.is_pooled.load(Ordering::Relaxed)
     }
 
     /// Waits for the first connection, and checks its database.
@@ -312,7 +317,7 @@ impl Pool {
         sql: &str,
         arguments: &Arguments<'_>,
     ) -> Result<Option<Statement>, Error> {
-        if self.is_pooled.load(Ordering::Relaxed) {
+        if self.is_pooled() {
             return Ok(None);
         }
         let types: SmallVec<[Type; 12]> = arguments.iter().map(|(_, it)| it.clone()).collect();

@@ -253,6 +253,40 @@ async fn statements_are_prepared_only_without_a_pooler() {
     .await;
 }
 
+/// A connection of the pooler that listens would do so for its other clients, too.
+#[tokio::test]
+async fn a_waiter_listens_only_without_a_pooler() {
+    in_time(async {
+        let server = PostgresServer::builder()
+            .in_memory()
+            .setting("log_statement", "all")
+            .start()
+            .await;
+        let pooler = PgBouncer::to(&server).await;
+        for (url, listens) in [
+            (pooler.url_of("postgres"), false),
+            (server.url_of("postgres"), true),
+        ] {
+            let (one, other) = (
+                LockClient::connect(&url).await.unwrap(),
+                LockClient::connect(&url).await.unwrap(),
+            );
+            let guard = held(&one, "a").await;
+            let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+            waiters(&one, "a", 1).await;
+            guard.release().await.unwrap();
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+            let has_listened = async || server.log().contains(": listen lock_runtime_");
+            if listens {
+                eventually("a connection listens", has_listened).await;
+            } else {
+                assert!(!has_listened().await);
+            }
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_pooler_in_transaction_mode_works_with_polls() {
     in_time(async {
