@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     cancellation::cancelled,
@@ -22,9 +22,34 @@ const DEADLINE: Duration = Duration::from_millis(150);
 const WATCHED: Duration = Duration::from_millis(400);
 /// The largest number of polls after which a call is dropped.
 const POLLS: usize = 4;
+/// Milliseconds after which a call is dropped. A store may make its calls in tasks, whose progress
+/// its futures do not show by polls.
+const PAUSES: [u64; 4] = [1, 5, 20, 50];
 
-/// Checks that a request whose future was dropped, at any of its polls, has no effect any more once
-/// its deadline has passed and its token was abandoned. A request that arrives later has none
+/// The moment at which a call is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    Polls(usize),
+    After(Duration),
+}
+
+impl Moment {
+    fn all() -> impl Iterator<Item = Self> + Clone {
+        let pauses = PAUSES.map(Duration::from_millis).into_iter();
+        (0..=POLLS).map(Self::Polls).chain(pauses.map(Self::After))
+    }
+
+    /// Returns the output of a call that is ready before.
+    async fn cancel<F: Future>(self, call: F) -> Option<F::Output> {
+        match self {
+            Self::Polls(polls) => cancelled(polls, call).await,
+            Self::After(pause) => timeout(pause, call).await.ok(),
+        }
+    }
+}
+
+/// Checks that a request whose future was dropped, at any time, has no effect any more once its
+/// deadline has passed and its token was abandoned. A request that arrives later has none
 /// either.
 ///
 /// # Panics
@@ -34,20 +59,20 @@ pub async fn abandoned_requests_have_no_effect(make: &impl AsyncFn() -> Arc<dyn 
     let queues = subject.queues().await;
     let mut cases = Vec::new();
     for mode in subject.modes() {
-        for polls in 0..=POLLS {
-            cases.push((mode, polls, false));
+        for moment in Moment::all() {
+            cases.push((mode, moment, false));
             if queues {
-                cases.push((mode, polls, true));
+                cases.push((mode, moment, true));
             }
         }
     }
-    in_time(join_all(cases.into_iter().map(|(mode, polls, waits)| {
-        abandoned(subject, mode, polls, waits)
+    in_time(join_all(cases.into_iter().map(|(mode, moment, waits)| {
+        abandoned(subject, mode, moment, waits)
     })))
     .await;
 }
 
-async fn abandoned(subject: &Subject, mode: Mode, polls: usize, waits: bool) {
+async fn abandoned(subject: &Subject, mode: Mode, moment: Moment, waits: bool) {
     let hold = fresh_hold(mode);
     let holder = beside(&hold.key, Mode::Exclusive);
     let holder = if mode == Mode::Exclusive || mode == Mode::Shared {
@@ -64,7 +89,7 @@ async fn abandoned(subject: &Subject, mode: Mode, polls: usize, waits: bool) {
     }
     let deadline = Instant::now() + DEADLINE;
     let request = KeyRequest::new(hold.clone(), subject.lease(), deadline).queued();
-    drop(cancelled(polls, subject.store.acquire(&request)).await);
+    drop(moment.cancel(subject.store.acquire(&request)).await);
     sleep_until(deadline + Duration::from_millis(1)).await;
     subject.abandon(&hold).await;
     if waits {
@@ -72,7 +97,7 @@ async fn abandoned(subject: &Subject, mode: Mode, polls: usize, waits: bool) {
             subject.abandon(hold).await;
         }
     }
-    let case = format!("{mode:?}, dropped after {polls} polls, waits: {waits}");
+    let case = format!("{mode:?}, dropped at {moment:?}, waits: {waits}");
     let unused = async || {
         let found = subject.inspect(&hold).await;
         let unused = found.holders.is_empty() && found.waiters.is_empty();
@@ -111,8 +136,8 @@ enum Call {
     Inspect,
 }
 
-/// Checks that any call about a held lock can be dropped at any of its polls: the lock can still be
-/// given up, and then nothing is left.
+/// Checks that any call about a held lock can be dropped at any time: the lock can still be given
+/// up, and then nothing is left.
 ///
 /// # Panics
 /// If the store breaks this promise.
@@ -130,37 +155,45 @@ pub async fn dropped_calls_can_be_abandoned(make: &impl AsyncFn() -> Arc<dyn Sto
     ];
     let cases = calls
         .into_iter()
-        .flat_map(|call| (0..=POLLS).map(move |polls| (call, polls)));
+        .flat_map(|call| Moment::all().map(move |moment| (call, moment)));
     in_time(join_all(
-        cases.map(|(call, polls)| given_up(subject, call, polls)),
+        cases.map(|(call, moment)| given_up(subject, call, moment)),
     ))
     .await;
 }
 
-async fn given_up(subject: &Subject, call: Call, polls: usize) {
+async fn given_up(subject: &Subject, call: Call, moment: Moment) {
     let promise = "a call can be dropped at any time, and its lock be given up";
     let hold = subject.held(Mode::Exclusive).await;
     let reader = Hold::new(hold.key.clone(), Mode::Shared, hold.token);
     let store = &subject.store;
     match call {
-        Call::Release => drop(cancelled(polls, store.release(&Release::new(hold.clone()))).await),
+        Call::Release => drop(
+            moment
+                .cancel(store.release(&Release::new(hold.clone())))
+                .await,
+        ),
         Call::ReleaseOwned => {
             let release = store.clone().release_owned(Release::new(hold.clone()));
-            drop(cancelled(polls, release).await);
+            drop(moment.cancel(release).await);
         }
         Call::Convert => {
-            let reply = cancelled(polls, store.convert(&hold)).await;
+            let reply = moment.cancel(store.convert(&hold)).await;
             // A conversion that is executed later changes no other lock.
             let converted = matches!(reply, None | Some(Ok(ConvertReply::Converted(_))));
             promise!(promise, converted, "{call:?}: {reply:?}");
         }
         Call::Renew => {
             let renewals = [Renewal::new(hold.clone(), subject.lease())];
-            drop(cancelled(polls, store.renew(&renewals)).await);
+            drop(moment.cancel(store.renew(&renewals)).await);
         }
-        Call::Poll => drop(cancelled(polls, store.poll(std::slice::from_ref(&hold))).await),
-        Call::Abandon => drop(cancelled(polls, store.abandon(&hold)).await),
-        Call::Inspect => drop(cancelled(polls, store.inspect(&hold.key, hold.mode.kind())).await),
+        Call::Poll => drop(moment.cancel(store.poll(std::slice::from_ref(&hold))).await),
+        Call::Abandon => drop(moment.cancel(store.abandon(&hold)).await),
+        Call::Inspect => drop(
+            moment
+                .cancel(store.inspect(&hold.key, hold.mode.kind()))
+                .await,
+        ),
     }
     // Whether the conversion was executed is not known.
     for hold in [&hold, &reader] {

@@ -24,6 +24,8 @@ use crate::conformance::noticed::{LATE, notices};
 const BREAKS: &str = "the store breaks";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const LATENESS: Duration = Duration::from_millis(100);
+/// The time that a swap takes which is executed late if it is dropped meanwhile.
+const DROPPED_WITHIN: Duration = Duration::from_millis(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -133,6 +135,9 @@ impl Records for Faulty {
         );
         Box::pin(async move {
             let mut late = Late(late.then_some((self, swap)));
+            if late.0.is_some() {
+                sleep(DROPPED_WITHIN).await;
+            }
             let reply = self.clone().swap(swap.clone()).await;
             late.0 = None;
             self.execute_late(swap);
