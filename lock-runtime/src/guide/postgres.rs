@@ -87,6 +87,14 @@
 //! - Call `guard` first in a transaction with the isolation level `repeatable read` or
 //!   `serializable`. If the lock was granted after the snapshot of the transaction, it fails with
 //!   SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
+//! - After a revocation of all holders, `guard` refuses them at once, unless one of their
+//!   transactions with `guard` was open then. Of several readers, one that was revoked passes as
+//!   long as another one of that time reads; and so does a writer that became a reader.
+//! - A transaction that stays open keeps the lock from all other clients, and `inspect` shows no
+//!   holder. Set `idle_in_transaction_session_timeout`, and `tcp_keepalives_idle` for clients that
+//!   vanish, on the sessions that call `guard`. The oldest of `select pid, query from
+//!   pg_stat_activity where backend_xid is not null order by xact_start`, or of
+//!   `pg_prepared_xacts`, is the one to end.
 //! - `guard` locks the row of the lock `for key share`.
 //! - `guard` is for exclusive locks and for readers and writers. Permits do not exclude each other.
 //!
@@ -106,9 +114,10 @@
 //! at the end of its lease without renewals. Fencing tokens keep increasing if the clocks of the
 //! servers differ by less than the duration of the failover. With `synchronous_standby_names`, and
 //! unless `synchronous_commit` is `local`, a grant is on the standby before it is returned, so no
-//! holder loses its lock. `guard` protects the data of
-//! the same database in both cases, because a promoted standby that lacks the grant also lacks the
-//! holder's transactions after it.
+//! holder loses its lock. With exclusive locks, `guard` protects the data of the same database in
+//! both cases, because a promoted standby that lacks the grant also lacks the holder's transactions
+//! after it. A writer whose grant was lost may have a token between those of readers that overlap,
+//! and passes until it notices the loss.
 //!
 //! # Poolers
 //!
@@ -116,7 +125,8 @@
 //! A client prepares statements and listens only on connections to the server itself, which it
 //! recognizes by the process that the server has announced. Behind a pooler, waiters find their
 //! grants by a poll, up to a second late. Connect to the server itself to avoid that: four
-//! connections per process are enough for most services.
+//! connections per process are enough for most services. A pooler also hides a failover of the
+//! server from a client, which notices it by the failure of a call.
 //!
 //! # Notifications
 //!
@@ -128,4 +138,4 @@
 //!
 //! A holder whose process has no waiting request does not listen. It notices a revocation at its
 //! next renewal, and a lock without renewals at the end of its lease. `guard` refuses its
-//! transactions at once.
+//! transactions before that.

@@ -116,7 +116,7 @@ impl PostgresRecords {
         Ok(records)
     }
 
-    /// Connects when the first call is made.
+    /// Connects when the first call is made, or a minute later to remove old records.
     ///
     /// # Errors
     /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
@@ -233,8 +233,13 @@ impl Calls {
         let full_names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
         let arguments: [(&(dyn ToSql + Sync), Type); 1] = [(&full_names, Type::TEXT_ARRAY)];
         let caller = decide.caller();
-        let transaction = self.pool.begin(LOCK, &arguments, &caller).await;
-        let (transaction, row) = transaction.map_err(Failure::into_store_error)?;
+        let begun = loop {
+            let begun = self.pool.begin(LOCK, &arguments, &caller).await;
+            if !begun.as_ref().is_err_and(Failure::is_locked) {
+                break begun;
+            }
+        };
+        let (transaction, row) = begun.map_err(Failure::into_store_error)?;
         let mut records = present(&row, 1)?;
         records.resize(names.len(), None);
         let now = timestamp(&row)?;
@@ -267,6 +272,10 @@ impl Calls {
         prefix: &str,
         after: Option<&RecordName>,
     ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        if prefix.contains('\0') {
+            // No text of the server contains it.
+            return Ok(Vec::new());
+        }
         let own = format!("{}:", self.namespace);
         let prefix = format!("{own}{prefix}");
         let after = after.map_or_else(|| own.clone(), |after| self.name(after));

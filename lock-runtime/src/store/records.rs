@@ -238,7 +238,8 @@ pub struct Change {
     /// The new record.
     pub record: Record,
     /// The fencing tokens with which the present holders write, or wrote last, from the oldest to
-    /// the latest. For a database that can compare them within a transaction of the user.
+    /// the latest. Empty once these were revoked. For a database that can compare them within a
+    /// transaction of the user.
     pub fences: Option<RangeInclusive<FencingToken>>,
     /// The time after which the database may delete the record, and should.
     pub needed_until: Timestamp,

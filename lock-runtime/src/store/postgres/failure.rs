@@ -1,6 +1,6 @@
 //! Failures of calls.
 
-use deadpool_postgres::PoolError;
+use deadpool_postgres::{PoolError, TimeoutType};
 use tokio_postgres::{Error, error::SqlState};
 
 use super::{
@@ -53,8 +53,12 @@ impl Failure {
 
     /// Returns whether the server has undone all changes of the call because of one of them.
     pub(super) fn is_undone(&self) -> bool {
-        let is_locked = self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
-        is_locked || self.is_guarded() || self.is_conflict()
+        self.is_locked() || self.is_guarded() || self.is_conflict()
+    }
+
+    /// Returns whether another transaction has locked a record for too long.
+    pub(super) fn is_locked(&self) -> bool {
+        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Returns whether the connection must not be used again: a reply is still to come, or a
@@ -92,6 +96,15 @@ impl Unconnected {
         }
     }
 
+    /// The calls in progress, which have time limits of their own, left no connection.
+    pub(super) fn all_in_use() -> Self {
+        let message = format!("no connection within {CALL:?}: all are in use");
+        Self {
+            is_outage: false,
+            ..Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
+        }
+    }
+
     /// No call was made, as its caller has ended.
     pub(super) fn unwanted() -> Self {
         Self {
@@ -109,12 +122,8 @@ impl From<PoolError> for Unconnected {
                 is_outage: error.code() != Some(&SqlState::TOO_MANY_CONNECTIONS),
                 ..Self::new(failed(&error))
             },
-            PoolError::Timeout(_) => {
-                let message = format!(
-                    "no connection within {CALL:?}: all are in use, or the server does not answer"
-                );
-                Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
-            }
+            PoolError::Timeout(TimeoutType::Wait) => Self::all_in_use(),
+            PoolError::Timeout(_) => Self::new(StoreError::timed_out(CALL)),
             error => Self::new(StoreError::new(
                 StoreErrorKind::Unavailable,
                 error.to_string(),

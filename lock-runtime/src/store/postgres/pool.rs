@@ -60,7 +60,7 @@ pub(super) struct Pool {
     connections: deadpool_postgres::Pool,
     /// Transactions in progress. They may wait for each other, so one connection is for the other
     /// calls.
-    pub(super) transactions: Arc<Semaphore>,
+    transactions: Arc<Semaphore>,
     inboxes: Mutex<Vec<Weak<dyn Inbox>>>,
     /// The latest call got a reply, or none was made.
     is_up: AtomicBool,
@@ -258,7 +258,10 @@ impl Pool {
         arguments: &Arguments<'_>,
         caller: &Caller,
     ) -> Result<(Transaction, Row), Failure> {
-        let begun = Transaction::begin(self, sql, arguments, caller);
+        let permit = timeout(CALL, self.transactions.clone().acquire_owned()).await;
+        let permit = permit.map_err(|_| Failure::NotSent(Unconnected::all_in_use()))?;
+        // The semaphore is never closed.
+        let begun = Transaction::begin(self, permit.ok(), sql, arguments, caller);
         let begun = timeout(CALL, begun).await;
         let begun = begun.unwrap_or(Err(Failure::TimedOut));
         self.record(&begun);

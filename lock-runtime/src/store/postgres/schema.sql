@@ -120,7 +120,8 @@ begin
   end $f$;
 
   -- Locks the present records until the end of the transaction, and returns them in the order of
-  -- the names. If the client is paused in between, the server closes its connection.
+  -- the names. If the client is paused in between, the server closes its connection. If a row is
+  -- locked for longer, the client repeats the call, so that others use its connection meanwhile.
   create or replace function lock_runtime.lock(
     names text[], out clock bigint, out present_versions bigint[], out present_bodies bytea[]
   ) language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
@@ -128,7 +129,7 @@ begin
     found_version bigint;
     found_body bytea;
   begin
-    perform set_config('idle_in_transaction_session_timeout', '1s', true), set_config('lock_timeout', '2s', true);
+    perform set_config('idle_in_transaction_session_timeout', '1s', true), set_config('lock_timeout', '200ms', true);
     perform from lock_runtime.record r where r.name = any (names) order by r.name for no key update;
     clock := (extract(epoch from clock_timestamp()) * 1000000)::bigint;
     for i in 1 .. cardinality(names) loop
@@ -161,6 +162,7 @@ begin
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $f$
   declare
+    earliest bigint;
     latest bigint;
   begin
     if lock_name is null or token is null then
@@ -183,10 +185,14 @@ begin
         null;
       end;
     end if;
-    select r.fence into latest from lock_runtime.record r where r.name = lock_name;
+    select r.since, r.fence into earliest, latest from lock_runtime.record r where r.name = lock_name;
     if latest is null then
       raise exception 'the lock % is not known here', lock_name using errcode = 'LK001',
         hint = 'The name is "<namespace>:<key>", such as lock:order:42, of a lock that is kept in this database.';
+    end if;
+    if earliest > latest and token <= latest then
+      raise exception 'the fencing token % is stale: the lock % was revoked', token, lock_name using errcode = 'LK001',
+        hint = 'An operator has revoked the lock. Do not repeat the transaction.';
     end if;
     raise exception 'the fencing token % is stale: the lock % was granted with %', token, lock_name, latest using errcode = 'LK001',
       hint = 'The holder has lost the lock. Do not repeat the transaction.';

@@ -37,11 +37,11 @@ impl Transaction {
     /// Begins with a query, in one round trip.
     pub(super) async fn begin(
         pool: &Arc<Pool>,
+        permit: Option<OwnedSemaphorePermit>,
         sql: &str,
         arguments: &Arguments<'_>,
         caller: &Caller,
     ) -> Result<(Self, Row), Failure> {
-        let permit = pool.transactions.clone().acquire_owned().await;
         let connection = pool.connection().await.map_err(Failure::NotSent)?;
         if !caller.is_waiting() {
             return Err(Failure::NotSent(Unconnected::unwanted()));
@@ -49,8 +49,7 @@ impl Transaction {
         let transaction = Self {
             pool: pool.clone(),
             connection: Some(connection),
-            // The semaphore is never closed.
-            _permit: permit.ok(),
+            _permit: permit,
         };
         let connection = transaction.connection()?;
         let statement = pool.prepare(connection, sql, arguments).await;
@@ -59,8 +58,15 @@ impl Transaction {
             connection.batch_execute(BEGIN),
             execute(connection, sql, statement.as_ref(), arguments),
         );
-        let (_, rows) = both.await.map_err(Failure::Refused)?;
-        Ok((transaction, first(rows)?))
+        match both.await.map_err(Failure::Refused) {
+            Ok((_, rows)) => Ok((transaction, first(rows)?)),
+            Err(failure) => {
+                if failure.is_locked() {
+                    transaction.end().await;
+                }
+                Err(failure)
+            }
+        }
     }
 
     fn connection(&self) -> Result<&Object, Failure> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     Change, Inbox, Record, RecordName, Records, Swap, Swapped, Version,
@@ -36,6 +36,9 @@ use crate::{
 
 /// A time that is later than the deadline of any request.
 const NEVER: Duration = Duration::from_secs(100 * 24 * 60 * 60);
+
+/// The pause after a conflict about the name of a client, which may be locked.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The parts of a list of locks, of equal length.
 const LOCKS: &str = "l:";
@@ -135,6 +138,9 @@ impl Shared {
     }
 
     fn acquire_all(&self, requests: &[KeyRequest]) -> Attempt<AcquireAllReply> {
+        requests
+            .iter()
+            .for_each(|request| self.knows(request.hold.token));
         let lock = |request: &KeyRequest| Lock::new(&request.hold.key, request.hold.mode.kind());
         let locks = requests.iter().map(lock).collect();
         let requests = requests.to_vec();
@@ -228,7 +234,10 @@ impl Shared {
             swap.durable = false;
             match self.swap(&swap).await?.outcome {
                 Swapped::Done => return Ok(()),
-                Swapped::Conflict(present) => known = present.into_iter().next().flatten(),
+                Swapped::Conflict(present) => {
+                    known = present.into_iter().next().flatten();
+                    sleep(PAUSE).await;
+                }
                 Swapped::Early | Swapped::Guarded => known = self.cache.get(&record).flatten(),
             }
         }

@@ -23,7 +23,8 @@ const FORMAT: u8 = 1;
 pub(crate) struct Body {
     /// The latest fencing token, zero if there is none.
     pub(crate) fence: u64,
-    /// The first fencing token of the present holders, or of the last ones.
+    /// The first fencing token of the present holders, or of the last ones. Larger than `fence` if
+    /// they were revoked.
     pub(crate) since: u64,
     /// The tokens of the latest holders that an operator has revoked.
     pub(crate) revoked: Vec<[u8; 16]>,
@@ -45,7 +46,7 @@ pub(crate) struct StoredSlot {
     pub(crate) token: [u8; 16],
     kept: bool,
     pub(crate) expires: u64,
-    fence: u64,
+    pub(crate) fence: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

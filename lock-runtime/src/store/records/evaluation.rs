@@ -140,7 +140,7 @@ pub(crate) fn evaluate<T>(
     for ((lock, record), before) in locks.iter().zip(found).zip(&bodies) {
         let entry = table.remove(&lock.key, lock.kind);
         let mut after = Body::after(before, entry.as_ref(), issued.as_ref(), terms.now, origin);
-        after.revoke(&events);
+        after.revoke(before, &events, terms);
         let revoked = before.revoked.iter().map(|token| Token::from_bytes(*token));
         result.revoked.extend(revoked);
         result.is_queued |= terms.caller.is_some_and(|caller| after.awaits(caller));
@@ -206,27 +206,40 @@ impl Body {
         let (fence, since) = (before.fence, before.since);
         let mut after = Self::of(entry, fence, since, origin);
         after.revoked.clone_from(&before.revoked);
-        let Some(Issued { first, last }) = issued else {
+        // Another lock of the step may have got them.
+        let has_new_holder = after.slots.iter().any(|slot| slot.fence > fence);
+        let Some(Issued { first, last }) = issued.filter(|_| has_new_holder) else {
             return after;
         };
         after.fence = last.map_or(fence, FencingToken::number);
         // The tokens of the previous holders stay valid if one of them is still a holder.
-        let mut stayed = before
-            .slots
-            .iter()
-            .filter(|slot| slot.expires > now.micros());
-        if !stayed.any(|old| after.slots.iter().any(|new| new.token == old.token)) {
+        if !after.has_holder_of(before, now) {
             after.since = first.number();
         }
         after
     }
 
-    /// Remembers the holders that the step has revoked.
-    fn revoke(&mut self, events: &[StoreEvent]) {
-        for event in events {
-            if let StoreEvent::Revoked { token } = event {
-                self.revoked.push(token.to_bytes());
-            }
+    /// Returns whether one of the holders of `before` is still a holder.
+    fn has_holder_of(&self, before: &Self, now: Timestamp) -> bool {
+        let old = before.slots.iter();
+        let mut old = old.filter(|slot| slot.expires > now.micros());
+        old.any(|old| self.slots.iter().any(|new| new.token == old.token))
+    }
+
+    /// Remembers the holders that the step has revoked, and refuses their fencing tokens.
+    fn revoke(&mut self, before: &Self, events: &[StoreEvent], terms: &Terms) {
+        let revoked = events.iter().filter_map(|event| match event {
+            StoreEvent::Revoked { token } => Some(token.to_bytes()),
+            _ => None,
+        });
+        let count = self.revoked.len();
+        self.revoked.extend(revoked);
+        let mut revoked = self.revoked[count..].iter();
+        let is_revoked = revoked.any(|it| before.slots.iter().any(|slot| slot.token == *it));
+        // A transaction that has compared its token goes on. A new holder has refused the others.
+        let refuses = is_revoked && !terms.is_guarded && self.fence == before.fence;
+        if refuses && !self.has_holder_of(before, terms.now) {
+            self.since = self.fence.saturating_add(1);
         }
         let superfluous = self.revoked.len().saturating_sub(REVOKED);
         self.revoked.drain(..superfluous);

@@ -12,19 +12,24 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use futures_util::TryStreamExt as _;
 use lock_runtime::{
-    LockClient, LockErrorKind, LockKey, MAX_KEY_BYTES, RevokeReply, RevokeScope,
+    LockClient, LockErrorKind, LockKey, LockKind, Loss, MAX_KEY_BYTES, MIN_LEASE, Mode,
+    RevokeReply, RevokeScope,
     store::{
-        RecordStore, Records as _, Store, StoreErrorKind,
+        AcquireAllReply, Hold, KeyRequest, RecordStore, Records as _, Store, StoreErrorKind, Token,
         records::{RecordName, Swap, Swapped, Timestamp},
     },
 };
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use crate::place::LONG;
 
 pub(super) use self::example::FileRecords;
 
@@ -104,6 +109,49 @@ async fn an_operator_lists_inspects_and_revokes() {
     assert_eq!(revoked, RevokeReply::Revoked);
     let lost = guard.release().await.unwrap_err();
     assert!(matches!(lost.kind(), LockErrorKind::Lost(_)), "{lost}");
+
+    // A client that has acquired no lock but these.
+    let client = place.client();
+    let several = client.all(["b", "c"]).lease(Duration::from_secs(1));
+    let several = several.acquire().await.unwrap();
+    let revoked = operator.revoke("c", RevokeScope::Leased).await.unwrap();
+    assert_eq!(revoked, RevokeReply::Revoked);
+    several.lost().await;
+    let lost = several.verify().await.unwrap_err();
+    assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
+}
+
+#[tokio::test]
+async fn a_lock_that_is_not_granted_has_no_new_fencing_token() {
+    let place = Place::new();
+    let store = place.store();
+    let request = |key: &str, token: Token| {
+        let hold = Hold::new(LockKey::new(key).unwrap(), Mode::Exclusive, token);
+        KeyRequest::new(hold, MIN_LEASE, Instant::now() + LONG).queued()
+    };
+    let free = request("free", Token::random());
+    store.acquire(&free).await.unwrap();
+    for _ in 0..2 {
+        store
+            .acquire(&request("busy", Token::random()))
+            .await
+            .unwrap();
+    }
+    sleep(MIN_LEASE * 2).await;
+    // The request lets the waiter of one lock have it, and acquires none of them.
+    let both = ["busy", "free"].map(|key| request(key, Token::random()));
+    let reply = store.acquire_all(&both).await.unwrap();
+    assert!(
+        matches!(reply, AcquireAllReply::Refused { .. }),
+        "{reply:?}"
+    );
+    let inspect = async |key: &str| {
+        let key = LockKey::new(key).unwrap();
+        store.inspect(&key, LockKind::Lock).await.unwrap()
+    };
+    assert_eq!(inspect("busy").await.holders.len(), 1);
+    let (busy, free) = (inspect("busy").await.fence, inspect("free").await.fence);
+    assert!(free < busy, "{free:?}, {busy:?}");
 }
 
 /// The records of permits have names between those of the locks.

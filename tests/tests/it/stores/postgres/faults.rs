@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use lock_runtime::{FencingToken, LockClient, LockErrorKind, Loss, MIN_LEASE};
+use lock_runtime::{FencingToken, LockClient, LockErrorKind, LockGuard, Loss, MIN_LEASE};
 use lock_tests::{FencedResource, PostgresServer, Proxy, chain, postgres, proxy::DropReply};
 use tokio::{
     task::JoinSet,
@@ -195,7 +195,7 @@ async fn a_stopped_server_is_noticed_and_used_again() {
     .await;
 }
 
-async fn held_for(locks: &LockClient, key: &str, lease: Duration) -> lock_runtime::LockGuard {
+async fn held_for(locks: &LockClient, key: &str, lease: Duration) -> LockGuard {
     locks.exclusive(key).lease(lease).acquire().await.unwrap()
 }
 
@@ -385,6 +385,37 @@ async fn a_locked_record_delays_no_other_lock() {
         }
         admin.batch_execute("rollback").await.unwrap();
         locked.await.unwrap().unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// More records than a client has connections, each with calls that wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_locked_records_take_no_other_lock() {
+    in_time(async {
+        let (url, holder, admin) = client_of_new_database().await;
+        let locks = LockClient::connect(&url).await.unwrap();
+        let lease = Duration::from_secs(2);
+        let (mut held, mut waiting) = (Vec::new(), Vec::new());
+        for kind in ["held", "locked"] {
+            for number in 0..5 {
+                let key = format!("{kind}:{number}");
+                held.push(held_for(&holder, &key, lease).await);
+                let request = locks.exclusive(key).wait(LONG);
+                waiting.push(tokio::spawn(begun(request.acquire()).await));
+            }
+        }
+        let lock =
+            "begin; select from lock_runtime.record where name like 'lock:locked:%' for update";
+        admin.batch_execute(lock).await.unwrap();
+        sleep(lease * 4).await;
+        admin.batch_execute("rollback").await.unwrap();
+        let lost: Vec<_> = held[..5].iter().map(LockGuard::is_lost).collect();
+        assert_eq!(lost, [false; 5]);
+        drop(held);
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
     })
     .await;
 }

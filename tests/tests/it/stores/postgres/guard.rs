@@ -2,7 +2,9 @@
 
 use std::{num::NonZeroU32, pin::pin, time::Duration};
 
-use lock_runtime::{FencingToken, LockClient, LockGuard, MIN_LEASE, RevokeScope, fencing};
+use lock_runtime::{
+    FencingToken, LockClient, LockGuard, MIN_LEASE, RevokeReply, RevokeScope, fencing,
+};
 use lock_tests::postgres;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, IsolationLevel, Transaction};
@@ -264,6 +266,43 @@ async fn a_revocation_waits_for_no_transaction_and_the_next_holder_does() {
         transaction.commit().await.unwrap();
         waiting.await.unwrap().release().await.unwrap();
         drop(guard);
+    })
+    .await;
+}
+
+/// There is no next holder with whose token it could be compared.
+#[tokio::test]
+async fn a_revoked_holder_is_refused_before_the_next_grant() {
+    in_time(async {
+        let (one, other, mut db) = two().await;
+        let guard = held(&one, KEY).await;
+        let revoked = other.revoke(KEY, RevokeScope::AlsoEndless).await;
+        assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+        for isolation in [
+            IsolationLevel::ReadCommitted,
+            IsolationLevel::RepeatableRead,
+        ] {
+            let transaction = db.build_transaction().isolation_level(isolation);
+            let transaction = transaction.start().await.unwrap();
+            let refused = fencing::guard(&transaction, NAME, guard.fence()).await;
+            let refused = refused.unwrap_err();
+            assert!(refused.is_stale(), "{refused:#}");
+            assert!(
+                format!("{refused:#}").contains("was revoked"),
+                "{refused:#}"
+            );
+        }
+        let next = held(&other, KEY).await;
+        guarded(&mut db, NAME, next.fence()).await;
+        next.release().await.unwrap();
+
+        // Readers that stay have valid tokens.
+        let _first = one.read(KEY).acquire().await.unwrap();
+        let id = one.inspect(KEY).await.unwrap().holders[0].id;
+        let second = other.read(KEY).acquire().await.unwrap();
+        let revoked = other.revoke(KEY, RevokeScope::Holder(id)).await;
+        assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+        guarded(&mut db, NAME, second.fence()).await;
     })
     .await;
 }

@@ -51,6 +51,8 @@ async fn hostile_names_are_names() {
             let all = number(&admin, "select count(*) from lock_runtime.record where name like 'lock:%' and name not like E'lock:client\\t%'").await;
             assert_eq!(all, index as i64 + 1, "{name}");
         }
+        let listed: Vec<_> = locks.list("\0").try_collect().await.unwrap();
+        assert_eq!(listed.len(), 0, "no key contains it, and no text of the server");
     })
     .await;
 }
