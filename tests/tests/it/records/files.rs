@@ -113,7 +113,7 @@ async fn an_operator_lists_inspects_and_revokes() {
     // A client that has acquired no lock but these.
     let client = place.client();
     let several = client.all(["b", "c"]).lease(Duration::from_secs(1));
-    let several = several.acquire().await.unwrap();
+    let several = several.try_acquire().await.unwrap().unwrap();
     let revoked = operator.revoke("c", RevokeScope::Leased).await.unwrap();
     assert_eq!(revoked, RevokeReply::Revoked);
     several.lost().await;
