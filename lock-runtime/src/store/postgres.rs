@@ -6,6 +6,7 @@ mod error;
 mod failure;
 mod groups;
 mod listener;
+mod locked;
 mod pool;
 mod settings;
 mod tls;
@@ -27,8 +28,8 @@ use tokio_postgres::{
 };
 
 use self::{
-    error::failed, failure::Failure, groups::Group, listener::Listening, pool::Pool,
-    settings::Target,
+    error::failed, failure::Failure, groups::Group, listener::Listening, locked::Locked,
+    pool::Pool, settings::Target,
 };
 use super::{
     ClientId, KeyPart, Limits, Replied, Replies, StoreError,
@@ -69,6 +70,7 @@ struct Calls {
     pool: Arc<Pool>,
     namespace: String,
     group: Group,
+    locked: Locked,
 }
 
 impl fmt::Debug for PostgresRecords {
@@ -140,6 +142,7 @@ impl PostgresRecords {
                 pool: Arc::new(Pool::new(target, options)?),
                 namespace: namespace.to_owned(),
                 group: Group::new(options.pool_size()),
+                locked: Locked::default(),
             }),
         })
     }
@@ -234,8 +237,13 @@ impl Calls {
         let arguments: [(&(dyn ToSql + Sync), Type); 1] = [(&full_names, Type::TEXT_ARRAY)];
         let caller = decide.caller();
         let begun = loop {
+            let _turn = self.locked.turn(&full_names).await;
             let begun = self.pool.begin(LOCK, &arguments, &caller).await;
-            if !begun.as_ref().is_err_and(Failure::is_locked) {
+            let is_locked = begun.as_ref().is_err_and(Failure::is_locked);
+            if is_locked || begun.is_ok() {
+                self.locked.set(&full_names, is_locked);
+            }
+            if !is_locked {
                 break begun;
             }
         };

@@ -395,7 +395,7 @@ async fn many_locked_records_take_no_other_lock() {
     in_time(async {
         let (url, holder, admin) = client_of_new_database().await;
         let locks = LockClient::connect(&url).await.unwrap();
-        let lease = Duration::from_secs(2);
+        let lease = Duration::from_secs(3);
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
         for kind in ["held", "locked"] {
             for number in 0..5 {
