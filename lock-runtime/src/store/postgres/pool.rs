@@ -258,6 +258,9 @@ impl Pool {
         arguments: &Arguments<'_>,
         caller: &Caller,
     ) -> Result<(Transaction, Row), Failure> {
+        if !caller.is_waiting() {
+            return Err(Failure::NotSent(Unconnected::unwanted()));
+        }
         let permit = timeout(CALL, self.transactions.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| Failure::NotSent(Unconnected::all_in_use()))?;
         // The semaphore is never closed.
