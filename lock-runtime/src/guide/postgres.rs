@@ -89,7 +89,8 @@
 //!   SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
 //! - After a revocation of all holders, `guard` refuses them at once, unless one of their
 //!   transactions with `guard` was open then. While readers overlap, the tokens of those that were
-//!   revoked or have released the lock still pass, and so does that of a writer that was downgraded.
+//!   revoked or have released the lock still pass, and so does that of a writer that was
+//!   downgraded.
 //! - A transaction that stays open keeps the lock from all other clients, and `inspect` shows no
 //!   holder. Set `idle_in_transaction_session_timeout`, and `tcp_keepalives_idle` for clients that
 //!   vanish, on the sessions that call `guard`. The oldest of `select pid, query from
