@@ -1,0 +1,148 @@
+//! The statements of the calls, their arguments, and their replies.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use tokio_postgres::{
+    Row,
+    types::{FromSql, ToSql, Type},
+};
+
+use super::{Calls, error::failed, listener};
+use crate::store::{
+    StoreError,
+    records::{Change, Record, Swap, SwapReply, Swapped, Timestamp, Version},
+};
+
+pub(super) const SWAP: &str = "select clock, outcomes, present_versions, present_bodies \
+    from lock_runtime.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+pub(super) const READ: &str = "select lock_runtime.micros(), array_agg(r.version order by u.place), \
+    array_agg(r.body order by u.place) \
+    from unnest($1) with ordinality u (name, place) left join lock_runtime.record r using (name)";
+pub(super) const LOCK: &str =
+    "select clock, present_versions, present_bodies from lock_runtime.lock($1)";
+pub(super) const LIST: &str = "select name, version, body from lock_runtime.record \
+    where name > $2 and name >= $1 and starts_with(name, $1) order by name limit $3";
+
+/// The arguments of the function `swap`.
+#[derive(Default)]
+pub(super) struct Arguments {
+    names: Vec<String>,
+    known: Vec<i64>,
+    versions: Vec<i64>,
+    bodies: Vec<Vec<u8>>,
+    sinces: Vec<i64>,
+    fences: Vec<i64>,
+    needed: Vec<i64>,
+    not_before: i64,
+    durable: bool,
+    pub(super) each: bool,
+    channels: Vec<String>,
+    messages: Vec<String>,
+}
+
+impl Arguments {
+    pub(super) fn new<'a>(calls: &Calls, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
+        let mut arguments = Self::default();
+        for swap in swaps {
+            arguments.add(calls, swap);
+        }
+        arguments
+    }
+
+    fn add(&mut self, calls: &Calls, swap: &Swap) {
+        let not_before = swap.not_before.micros().cast_signed();
+        self.not_before = self.not_before.max(not_before);
+        self.durable |= swap.durable;
+        for Change {
+            name,
+            known,
+            record,
+            fences,
+            needed_until,
+            ..
+        } in &swap.changes
+        {
+            let number = |version: Version| version.number().cast_signed();
+            self.names.push(calls.name(name));
+            self.known.push(known.map_or(0, number));
+            self.versions.push(number(record.version));
+            self.bodies.push(record.body.clone());
+            let fences = fences.as_ref();
+            self.sinces
+                .push(fences.map_or(0, |it| (*it.start()).into()));
+            self.fences.push(fences.map_or(0, |it| (*it.end()).into()));
+            self.needed.push(needed_until.micros().cast_signed());
+        }
+        for message in &swap.messages {
+            self.channels.push(listener::channel(message.to));
+            self.messages.push(STANDARD.encode(&message.body));
+        }
+    }
+
+    pub(super) fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 12] {
+        [
+            (&self.names, Type::TEXT_ARRAY),
+            (&self.known, Type::INT8_ARRAY),
+            (&self.versions, Type::INT8_ARRAY),
+            (&self.bodies, Type::BYTEA_ARRAY),
+            (&self.sinces, Type::INT8_ARRAY),
+            (&self.fences, Type::INT8_ARRAY),
+            (&self.needed, Type::INT8_ARRAY),
+            (&self.not_before, Type::INT8),
+            (&self.durable, Type::BOOL),
+            (&self.each, Type::BOOL),
+            (&self.channels, Type::TEXT_ARRAY),
+            (&self.messages, Type::TEXT_ARRAY),
+        ]
+    }
+}
+
+pub(super) fn field<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T, StoreError> {
+    row.try_get(index).map_err(|error| failed(&error))
+}
+
+/// Reads the reply to a swap whose records were replaced together.
+pub(super) fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
+    let mut replies = swap_replies(row, 1)?;
+    replies.pop().ok_or_else(StoreError::late)
+}
+
+/// Reads the replies to swaps of one record each, or the same reply for each record of one swap.
+pub(super) fn swap_replies(row: &Row, count: usize) -> Result<Vec<SwapReply>, StoreError> {
+    let (now, outcomes): (_, &str) = (timestamp(row)?, field(row, 1)?);
+    let reply = |outcome| SwapReply::new(now, outcome);
+    match outcomes {
+        "e" => return Ok(vec![reply(Swapped::Early); count]),
+        "g" => return Ok(vec![reply(Swapped::Guarded)]),
+        _ => {}
+    }
+    let mut present = present(row, 2)?.into_iter();
+    let outcome = |outcome| match outcome {
+        b'd' => Swapped::Done,
+        _ => Swapped::Conflict(vec![present.next().flatten()]),
+    };
+    Ok(outcomes.bytes().map(outcome).map(reply).collect())
+}
+
+pub(super) fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {
+    Ok(Timestamp::from_micros(
+        field::<i64>(row, 0)?.cast_unsigned(),
+    ))
+}
+
+/// Reads the arrays of versions and bodies that begin at a column.
+pub(super) fn present(row: &Row, column: usize) -> Result<Vec<Option<Record>>, StoreError> {
+    let versions: Option<Vec<Option<i64>>> = field(row, column)?;
+    let bodies: Option<Vec<Option<Vec<u8>>>> = field(row, column + 1)?;
+    let Some((versions, bodies)) = versions.zip(bodies) else {
+        return Ok(Vec::new());
+    };
+    let records = versions.into_iter().zip(bodies);
+    Ok(records
+        .map(|(version, body)| record(version, body))
+        .collect())
+}
+
+pub(super) fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Record> {
+    let version = Version::from_number(version?.cast_unsigned())?;
+    Some(Record::new(version, body?))
+}
