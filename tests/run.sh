@@ -106,4 +106,6 @@ if [ $# -eq 0 ]; then
     # The modules are those of the binary `it`.
     [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip fixture::postgres:: --skip stores:: --skip on_postgres::
 fi
+# Most tests wait most of the time, also with one thread for each core.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}
 exec cargo test --all-features --locked "$@"

@@ -4,7 +4,7 @@ mod commands;
 mod faults;
 mod terminal;
 
-use std::{process::Stdio, time::Duration};
+use std::{ffi::OsStr, process::Stdio, time::Duration};
 
 use lock_runtime::{LockClient, LockClientBuilder};
 use lock_tests::{RedisServer, lockctl};
@@ -53,7 +53,7 @@ impl Store {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(lockctl());
+        let mut command = with_signals(lockctl());
         command
             .args(arguments)
             .env("LOCK_URL", self.server.url())
@@ -84,6 +84,14 @@ impl Store {
             .holders
             .is_empty()
     }
+}
+
+/// A program with default signals. It would inherit those that the process of the tests ignores, as
+/// under nohup(1) or in the background of a script.
+fn with_signals(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(program);
+    command
 }
 
 fn spawned(command: &mut Command) -> Running {

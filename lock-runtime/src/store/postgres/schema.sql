@@ -53,7 +53,6 @@ begin
   ) language plpgsql volatile set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $f$
   declare
     found_version bigint;
-    found_since bigint;
     found_body bytea;
     is_done bool;
   begin
@@ -71,27 +70,31 @@ begin
         is_done := found;
       else
         -- Waits for no other change. lock() does, so that waiting calls do not use all connections.
-        select r.since into found_since from lock_runtime.record r
-          where r.name = names[i] and r.version = known[i] for no key update skip locked;
+        -- A transaction with guard() holds FOR KEY SHARE, which is compatible with the update and
+        -- with the first lock. A grant to others than the present holders takes the second, which
+        -- makes the update count as one of the key, so that guard() waits for it and compares with
+        -- its result.
+        update lock_runtime.record r
+          set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
+          where r.ctid = coalesce(
+            (select o.ctid from lock_runtime.record o
+              where o.name = names[i] and o.version = known[i] and o.since = sinces[i] for no key update skip locked),
+            (select o.ctid from lock_runtime.record o
+              where o.name = names[i] and o.version = known[i] and o.since <> sinces[i] for update skip locked));
         is_done := found;
-        if is_done and sinces[i] <> found_since then
-          -- A grant to others than the present holders, of which one may have an open transaction
-          -- with guard(). That holds FOR KEY SHARE, which is compatible with other updates and with
-          -- the lock above. This one makes the update count as one of the key, so that guard()
-          -- waits for it and compares with its result.
-          perform from lock_runtime.record r where r.name = names[i] for update skip locked;
-          if not found then
-            if cardinality(names) > 1 then
-              raise exception 'a transaction with guard() is open' using errcode = 'LK011';
+        if not is_done then
+          perform from lock_runtime.record r
+            where r.name = names[i] and r.version = known[i] and r.since <> sinces[i] for no key update skip locked;
+          if found then
+            perform from lock_runtime.record r where r.name = names[i] for update skip locked;
+            if not found then
+              if cardinality(names) > 1 then
+                raise exception 'a transaction with guard() is open' using errcode = 'LK011';
+              end if;
+              outcomes := 'g';
+              return;
             end if;
-            outcomes := 'g';
-            return;
           end if;
-        end if;
-        if is_done then
-          update lock_runtime.record r
-            set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
-            where r.name = names[i];
         end if;
       end if;
       if is_done then

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_runtime::{LockClient, RevokeScope};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Store, ends, is_running, send};
+use super::{Store, ends, is_running, send, with_signals};
 use crate::place::{LONG, eventually};
 
 const LEASE: Duration = Duration::from_secs(2);
@@ -264,26 +264,15 @@ async fn a_command_cannot_leave_its_group() {
 #[tokio::test]
 async fn a_signal_that_nohup_ignores_stays_ignored() {
     let store = Store::start().await;
-    let mut command = store.command(&[
-        "run",
-        "--key=a",
-        "--",
-        "sh",
-        "-c",
-        "echo $$; sleep 1; echo done",
-    ]);
-    let program = command.as_std().get_program().to_owned();
-    let arguments: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
-    let mut nohup = tokio::process::Command::new("nohup");
-    nohup
-        .arg(program)
-        .args(arguments)
-        .env("LOCK_URL", store.server.url());
-    nohup
+    let mut command = with_signals("nohup");
+    command
+        .arg(lock_tests::lockctl())
+        .args(["run", "--key=a", "--", "sh", "-c"])
+        .arg("echo $$; sleep 1; echo done")
+        .env("LOCK_URL", store.server.url())
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::piped())
         .kill_on_drop(true);
-    command = nohup;
     let mut process = command.spawn().unwrap();
     sleep(Duration::from_millis(500)).await;
     send("HUP", process.id().unwrap()).await;

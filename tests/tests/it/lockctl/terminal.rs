@@ -6,11 +6,11 @@ use lock_runtime::{LockErrorKind, Loss};
 use lock_tests::Proxy;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    process::{Child, ChildStdin, ChildStdout, Command},
+    process::{Child, ChildStdin, ChildStdout},
     time::{Instant, sleep, timeout},
 };
 
-use super::{Store, ends, is_running, send};
+use super::{Store, ends, is_running, send, with_signals};
 use crate::place::{LONG, eventually};
 
 /// A program at a terminal of its own, which `script` makes.
@@ -23,7 +23,7 @@ struct Terminal {
 
 impl Terminal {
     fn open(store: &Store, command: &str) -> Self {
-        let mut script = Command::new("script")
+        let mut script = with_signals("script")
             .args(["-qec", command, "/dev/null"])
             .env("LOCK_URL", store.server.url())
             .env("LOCKCTL", lock_tests::lockctl())
