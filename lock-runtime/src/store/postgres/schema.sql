@@ -76,7 +76,7 @@ begin
         -- its result.
         update lock_runtime.record r
           set version = versions[i], since = sinces[i], fence = fences[i], needed_until = needed[i], body = bodies[i]
-          where r.ctid = coalesce(
+          where r.name = names[i] and r.ctid = coalesce(
             (select o.ctid from lock_runtime.record o
               where o.name = names[i] and o.version = known[i] and o.since = sinces[i] for no key update skip locked),
             (select o.ctid from lock_runtime.record o

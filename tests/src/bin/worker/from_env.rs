@@ -1,10 +1,13 @@
 //! Connects by the environment variables of the process.
 
+use std::time::Duration;
+
 use lock_runtime::{LockClient, LockClientBuilder, LockError};
 use lock_tests::{Captured, chain, processes::Parent};
+use tokio::time::sleep;
 
-/// Prints the warnings about the variables, then acquires and releases "k", and prints `released`,
-/// or the code of the error and its message.
+/// Prints the warnings about the variables, then holds "k" until the store has the name of the
+/// client, and prints `released`, or the code of the error and its message.
 #[derive(clap::Args)]
 pub(crate) struct FromEnv {}
 
@@ -28,5 +31,13 @@ impl FromEnv {
 
 async fn locked() -> Result<(), LockError> {
     let locks = LockClient::from_env().await?;
-    locks.exclusive("k").acquire().await?.release().await
+    let guard = locks.exclusive("k").acquire().await?;
+    // The name of the client follows its first grant.
+    loop {
+        let holders = locks.inspect("k").await?.holders;
+        if holders.iter().any(|holder| holder.client.name().is_some()) {
+            return guard.release().await;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
 }
