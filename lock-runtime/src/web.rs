@@ -120,14 +120,18 @@ impl ErrorClass {
     /// name.
     #[doc(hidden)]
     pub fn trace_of(self, name: Option<&str>, code: &'static str, error: &dyn fmt::Display) {
-        // Including the cause.
-        let cause = format_args!("{error:#}");
+        // `{error:#}` includes the cause.
         if let Self::Busy | Self::BadRequest = self {
-            tracing::debug!(code, name, error = %cause, "request refused");
+            tracing::debug!(
+                code,
+                name,
+                error = format_args!("{error:#}"),
+                "request refused"
+            );
             return;
         }
         log::summarise("request refused", code, name, || {
-            let (error, name) = (cause.to_string(), name.map(str::to_owned));
+            let (error, name) = (format!("{error:#}"), name.map(str::to_owned));
             move |left_out| match self {
                 Self::Internal => {
                     tracing::error!(code, name, left_out, %error, "request refused")

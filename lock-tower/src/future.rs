@@ -125,7 +125,7 @@ where
                         log::summarise("served without its lock", code, Some(policy), || {
                             let (policy, error) = (policy.to_owned(), error.clone());
                             move |left_out| {
-                                let cause = format_args!("{error:#}");
+                                let cause = format!("{error:#}");
                                 tracing::warn!(code, policy, left_out, error = %cause, "served without its lock");
                             }
                         });

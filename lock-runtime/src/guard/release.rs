@@ -212,7 +212,7 @@ fn log_unconfirmed(error: &LockError) {
         let error = error.clone();
         move |left_out| {
             let (name, key) = (error.name(), error.key().map(tracing::field::display));
-            let cause = format_args!("{error:#}");
+            let cause = format!("{error:#}");
             tracing::warn!(name, key, left_out, error = %cause, "release not confirmed; continuing in the background");
         }
     });
