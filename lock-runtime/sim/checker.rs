@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, mem::take, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     client::{Client, Votes},
     explore::Violation,
@@ -17,6 +15,7 @@ use crate::{
     protocol::quorum::majority,
     spec::{LockKind, Mode},
     store::{Hold, Token},
+    time::Instant,
 };
 
 /// The kinds of violations.

@@ -3,8 +3,6 @@
 
 use std::{collections::BTreeMap, mem::take, slice::from_ref, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Broken,
     clock::Clock,
@@ -24,6 +22,7 @@ use crate::{
         AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
         StoreEvent, Token,
     },
+    time::Instant,
 };
 
 /// An event in a client. A second number distinguishes the current wait from earlier ones.

@@ -1,8 +1,7 @@
 //! Clocks that drift apart.
 
+use crate::time::Instant;
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 const MILLION: u128 = 1_000_000;
 

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Broken,
     client::{Client, Input},
@@ -19,6 +17,7 @@ use crate::{
             quarantine::{Tenure, lost_its_data},
         },
     },
+    time::Instant,
 };
 
 const ATTEMPT: Duration = Duration::from_secs(1);

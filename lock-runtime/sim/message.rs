@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{network::Network, process::Message};
 use crate::{
     fence::FencingToken,
@@ -12,6 +10,7 @@ use crate::{
         quorum::{self, ServerRequest},
     },
     store::{AcquireReply, Grant, Hold, PollReply, StoreEvent, Token},
+    time::Instant,
 };
 
 /// The number of a call; 0 if its reply is not awaited.

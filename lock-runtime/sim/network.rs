@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Broken,
     client::Input,
@@ -23,6 +21,7 @@ use crate::{
     },
     spec::LockKind,
     store::{Hold, StoreEvent, Token},
+    time::Instant,
 };
 
 /// The longest delay of a message that is not late.

@@ -3,8 +3,6 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{dice::Dice, message, network::Network};
 use crate::{
     fence::FencingToken,
@@ -16,6 +14,7 @@ use crate::{
     },
     spec::{LockKind, Terms, Wait},
     store::{Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
+    time::Instant,
 };
 
 /// A process, and the number of its restarts.

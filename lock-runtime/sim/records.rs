@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{Broken, dice::Dice, process::Message, server::execute_one};
 use crate::{
     protocol::{self, quorum},
@@ -12,6 +10,7 @@ use crate::{
         records::sim::{Body, Caused, Lock, Origin, Record, Terms, Timestamp, Writes, evaluate},
         table::{Step, Table, acquire_all},
     },
+    time::Instant,
 };
 
 /// A time that is later than any deadline.

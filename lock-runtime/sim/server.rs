@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, mem::take, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     client::Input,
     clock::Clock,
@@ -22,6 +20,7 @@ use crate::{
         AcquireReply, RenewReply, RevokeScope, StoreEvent, Token,
         table::{Fences, Step, Table, acquire_all},
     },
+    time::Instant,
 };
 
 /// The start of the run in true time, in microseconds since 1970.

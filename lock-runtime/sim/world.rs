@@ -2,8 +2,6 @@
 
 use std::{mem::take, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Broken,
     checker::{Checker, Wrong},
@@ -21,6 +19,7 @@ use super::{
 use crate::{
     protocol::{AcquireId, Mutation, quorum::ServerRequest},
     store::StoreEvent,
+    time::Instant,
 };
 
 /// The number of events after which a run counts as endless.

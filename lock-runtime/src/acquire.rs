@@ -14,7 +14,6 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
-use tokio::time::{Instant, sleep_until};
 
 use crate::{
     call::{perform, within},
@@ -29,6 +28,7 @@ use crate::{
     runtime,
     spec::{LockKind, Terms, Wait},
     store::StoreError,
+    time::{Instant, sleep_until},
     view::View,
     watch::Attempt,
 };
@@ -354,6 +354,7 @@ impl Pending<'_> {
             loop {
                 match self.resume(cx) {
                     Step::Wait(at) => {
+                        let at = at.for_timer();
                         if alarm.deadline() != at {
                             alarm.as_mut().reset(at);
                         }

@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
@@ -15,6 +13,7 @@ use crate::{
     key::LockKey,
     name::LockName,
     sync::lock,
+    time::Instant,
     view::View,
 };
 

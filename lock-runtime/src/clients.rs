@@ -11,7 +11,6 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     call::within,
@@ -21,6 +20,7 @@ use crate::{
     spec::{LockKind, Short},
     store::{ClientId, Holder, Identity, Inspection, presentable},
     sync::lock,
+    time::{Instant, timeout_at},
 };
 
 /// The largest number of names that are kept.

@@ -12,7 +12,7 @@ use std::{
 
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use crate::{
     activity::Recorded,
@@ -26,6 +26,7 @@ use crate::{
     spec::{LockKind, LockSpec},
     store::{ClientId, KeyPart, Limits, Listener, Store, StoreError, Token},
     sync::lock,
+    time::Instant,
     view::View,
     watch::meter,
 };
@@ -394,12 +395,11 @@ thread_local! {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use tokio::time::Instant;
-
     use super::VISITS;
     use crate::{
         LockClient, LockError, RevokeScope,
         store::{MemoryStore, Store},
+        time::Instant,
     };
 
     /// The number of visits of this thread since the last call.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 use crate::{
     call::{perform, within},
@@ -23,6 +23,7 @@ use crate::{
     runtime,
     spec::{DEFAULT_LEASE, call_timeout},
     store::{IDENTITY_TTL, StoreError},
+    time::{Instant, sleep_until},
 };
 
 /// The largest number of renewals that share a round trip.

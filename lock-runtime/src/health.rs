@@ -4,7 +4,10 @@ mod text;
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::store::{Store, StoreError, StoreErrorKind};
+use crate::{
+    store::{Store, StoreError, StoreErrorKind},
+    time::Instant,
+};
 
 /// The time limit for one server. All servers are asked at the same time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -293,7 +296,7 @@ pub(crate) fn is_answer(error: &StoreError) -> bool {
 pub(crate) async fn by_inspection<S: Store + ?Sized>(store: &S) -> Health {
     use crate::{key::LockKey, spec::LockKind};
     let mut server = ServerHealth::new("store");
-    let since = tokio::time::Instant::now();
+    let since = Instant::now();
     let asked = async {
         let Ok(key) = LockKey::new("health") else {
             return Ok(());

@@ -97,6 +97,8 @@ mod spec;
 mod sync;
 #[doc(hidden)]
 pub mod text;
+#[doc(hidden)]
+pub mod time;
 mod under_lock;
 mod view;
 mod watch;

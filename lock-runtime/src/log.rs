@@ -10,13 +10,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::{Handle, Id},
-    time::{Instant, sleep_until},
-};
+use tokio::runtime::{Handle, Id};
 use tracing::{Dispatch, dispatcher};
 
-use crate::{on_drop::OnDrop, runtime, sync::lock};
+use crate::{
+    on_drop::OnDrop,
+    runtime,
+    sync::lock,
+    time::{Instant, sleep_until},
+};
 
 /// The time between two lines of one cause.
 const PERIOD: Duration = Duration::from_secs(10);

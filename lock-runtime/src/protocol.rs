@@ -27,7 +27,6 @@ use std::{collections::HashMap, time::Duration};
 use foldhash::fast::RandomState;
 use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 #[cfg(test)]
 pub(crate) use self::several::Together;
@@ -52,6 +51,7 @@ use crate::{
     key::LockKey,
     spec::MAX_LEASE,
     store::{Hold, StoreError, StoreEvent, Token},
+    time::Instant,
 };
 
 new_key_type! {

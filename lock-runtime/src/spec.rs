@@ -9,9 +9,10 @@ mod fields;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use tokio::time::Instant;
-
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    error::{LockError, LockErrorKind},
+    time::Instant,
+};
 
 /// The shortest lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);

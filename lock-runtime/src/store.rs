@@ -63,6 +63,8 @@ pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
 pub use records::{RecordStore, Records};
 
+pub use crate::time::Instant;
+
 /// A call in progress, with its reply or an error.
 pub type Replied<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 /// A call in progress for several locks, with a reply or an error for each of them.

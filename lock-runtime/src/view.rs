@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::runtime::Handle;
 
 use crate::{
     call::perform,
@@ -23,6 +23,7 @@ use crate::{
     runtime,
     spec::Mode,
     sync::lock,
+    time::Instant,
     watch::{Attempt, Watch},
 };
 

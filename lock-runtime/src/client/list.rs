@@ -17,7 +17,7 @@ use futures_util::{
     future::join_all,
     stream::{BoxStream, unfold},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 pub use self::page::LockPage;
 use super::LockClient;
@@ -26,6 +26,7 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     store::{Cursor, Inspection},
+    time::Instant,
 };
 
 /// The number of locks that are inspected at a time: enough to share round trips, few enough not to

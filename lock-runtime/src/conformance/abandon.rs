@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::{
     cancellation::cancelled,
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     spec::Mode,
     store::{AcquireReply, ConvertReply, Hold, KeyRequest, Release, Renewal, Store},
+    time::{Instant, sleep_until},
 };
 
 const PROMISE: &str =

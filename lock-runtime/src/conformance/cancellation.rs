@@ -7,17 +7,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::Mutex,
-    task::yield_now,
-    time::{Instant, sleep},
-};
+use tokio::{sync::Mutex, task::yield_now, time::sleep};
 
 use super::subject::{LONG, Subject, in_time, promise, skipped, unique};
 use crate::{
     client::LockClient,
     guard::LockGuard,
     store::{RevokeScope, Store},
+    time::Instant,
 };
 
 const FREED: &str = "a dropped future leaves its lock to others, long before the lease ends";

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     task::{JoinSet, yield_now},
-    time::{Instant, sleep},
+    time::sleep,
 };
 
 use super::{
@@ -23,6 +23,7 @@ use crate::{
     spec::Mode,
     store::{AcquireReply, HANDOFF_LEASE, Hold, PollReply, Store},
     sync::lock,
+    time::Instant,
 };
 
 /// The number of connections, and of the tasks that use each of them.
@@ -166,11 +167,11 @@ impl Contender {
     async fn work(self) {
         while Instant::now() < self.arena.until {
             let hold = beside(&self.arena.key, self.mode);
-            let since = Instant::now();
+            let asked_at = std::time::Instant::now();
             if let Some(token) = self.acquired(&hold).await {
                 let history = &self.arena.histories[usize::from(self.mode == TWO_PERMITS)];
                 lock(history).add(Grant {
-                    asked_at: since.into_std(),
+                    asked_at,
                     granted_at: std::time::Instant::now(),
                     token,
                 });

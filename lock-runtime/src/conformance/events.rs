@@ -3,11 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::{
-    runtime::Handle,
-    sync::Mutex,
-    time::{Instant, sleep},
-};
+use tokio::{runtime::Handle, sync::Mutex, time::sleep};
 
 use super::{
     intercepted::{Intercepted, Pass},
@@ -17,6 +13,7 @@ use crate::{
     client::LockClient,
     key::LockKey,
     store::{Grant, HANDOFF_LEASE, Listener, POLL_INTERVAL, Store, StoreEvent, Token},
+    time::Instant,
 };
 
 /// The number of clients, which wait for a lock in turn.

@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, sleep_until, timeout_at},
-};
+use tokio::{sync::mpsc, time::sleep};
 
 use super::subject::{Subject, beside, fresh_hold, in_time, promise, skipped};
 use crate::{
@@ -17,6 +14,7 @@ use crate::{
         ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold, Listener, POLL_INTERVAL,
         PollReply, Store, StoreEvent,
     },
+    time::{Instant, sleep_until, timeout_at},
 };
 
 const SKIPPED: &str = "a silent waiter is skipped, and served again when it polls";

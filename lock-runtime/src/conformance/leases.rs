@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use super::subject::{Subject, beside, conflicting, fresh_hold, in_time, promise};
 use crate::{
     spec::Mode,
     store::{AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, Renewal, Store},
+    time::{Instant, sleep_until},
 };
 
 /// A lease that a test waits for, if the store supports it.

@@ -15,7 +15,7 @@ use std::{env, fmt::Write as _, panic::resume_unwind, sync::Arc, time::Duration}
 use futures_util::future::join_all;
 use tokio::{
     task::{JoinError, JoinSet},
-    time::{Instant, sleep},
+    time::sleep,
 };
 
 use self::{shape::Shape, side::Side, steps::Steps};
@@ -26,6 +26,7 @@ use super::{
 use crate::{
     spec::Mode,
     store::{ENTRY_STALE_AFTER, MemoryStore, QuorumMember, Store},
+    time::Instant,
 };
 
 /// The default number of sequences.

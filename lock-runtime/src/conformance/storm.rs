@@ -28,7 +28,7 @@ use std::{
 use rand::{SeedableRng as _, rngs::StdRng};
 use tokio::{
     task::{JoinHandle, JoinSet},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{sleep, timeout},
 };
 
 use self::task::Task;
@@ -39,7 +39,11 @@ pub use self::{
     report::Report,
 };
 use super::subject::LONG;
-use crate::{client::LockClient, sync::lock};
+use crate::{
+    client::LockClient,
+    sync::lock,
+    time::{Instant, sleep_until},
+};
 
 /// The locks of a storm. Requests for several keys use the last two, so that the waiters of the
 /// first one wait for it alone.

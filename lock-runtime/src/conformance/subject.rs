@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::{
     client::LockClient,
@@ -12,6 +12,7 @@ use crate::{
         AcquireReply, Grant, Hold, Inspection, KeyRequest, Limits, PollReply, Release,
         ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// Longer than any operation that does not hang, also on a busy machine.

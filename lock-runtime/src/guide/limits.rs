@@ -57,6 +57,24 @@
 //! drift apart by more than 1 % break this. Clocks that are *set* to different times do not
 //! matter.
 //!
+//! The time for which the machine is suspended counts, as with a closed laptop: for validity and
+//! loss, `min_hold`, `max_hold`, the quarantine of a server and every estimate of its clock.
+//!
+//! | system | |
+//! |---|---|
+//! | Linux, Android | `CLOCK_BOOTTIME` counts it |
+//! | macOS, iOS | `CLOCK_MONOTONIC` counts it; there, `std` has another clock |
+//! | Windows | the clock of `std` counts it |
+//! | others, such as FreeBSD | not counted: after waking, a holder may rely on its lease |
+//!
+//! After waking, [`is_lost`](crate::HeldLock::is_lost) and [`validity`](crate::HeldLock::validity)
+//! are right at the first look. Timers stand still in suspension: [`lost`](crate::HeldLock::lost)
+//! and a body that is to be cancelled notice when the background task wakes next, or the task
+//! itself.
+//!
+//! A virtual machine that its host pauses, or moves to another host, often has no clock that goes
+//! on meanwhile. This is a [paused holder](#a-paused-holder-still-writes) that does not know it.
+//!
 //! # Exactly once
 //!
 //! A lock makes it likely that only one caller at a time does the work. It does not record

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     AbandonId, Cx, Job, Mutation, Note, Session,
     message::{Answer, Call, Request},
@@ -12,6 +10,7 @@ use super::{
 use crate::{
     spec::{DEFAULT_LEASE, call_timeout},
     store::{Hold, Release, StoreError},
+    time::Instant,
 };
 
 /// The pause after the first failure. It doubles after each further failure, up to the longest

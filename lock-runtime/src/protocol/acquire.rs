@@ -4,8 +4,6 @@ mod answers;
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
     entry::{Claim, QueueEntry},
@@ -18,6 +16,7 @@ use crate::{
     key::LockKey,
     spec::{MAX_LEASE, Mode, Terms, Wait},
     store::{Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
+    time::Instant,
 };
 
 /// The time after its call time-out for which a delayed request may still be executed. The store

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     ConversionId, Cx, HeldId, Session,
     abandon::Ending,
@@ -15,6 +13,7 @@ use crate::{
     error::Loss,
     spec::{LockKind, Mode},
     store::{ConvertReply, Hold, Release, StoreError},
+    time::Instant,
 };
 
 /// An unconfirmed conversion of a writer to a reader.

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{Cx, Mutation};
 use crate::{
     fence::FencingToken,
     spec::{Mode, Terms},
     store::{Grant, POLL_INTERVAL, Token},
+    time::Instant,
 };
 
 /// The first pause between two acquire attempts on a store that keeps no wait queue.

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::lease::Lease;
 use crate::{
     fence::FencingToken,
     store::{HANDOFF_LEASE, Hold},
+    time::Instant,
 };
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Cx, Effect, HeldId, Note, Session,
     handoff::{Budget, Handoff},
@@ -16,6 +14,7 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode, Terms},
     store::{Hold, RenewReply, Renewal, StoreError, Token},
+    time::Instant,
 };
 
 /// After a broken connection, every lease is renewed within this time.

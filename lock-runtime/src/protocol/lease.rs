@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::error::Loss;
+use crate::{error::Loss, time::Instant};
 
 /// The number of leases after which a holder that keeps renewing without a `max_hold`
 /// causes one warning.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use slotmap::SlotMap;
-use tokio::time::Instant;
 
 use super::{
     AcquireId, Cx, Effect, Mutation, Session,
@@ -17,6 +16,7 @@ use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
     store::{Hold, StoreError, Token},
+    time::Instant,
 };
 
 /// The position of a request in the order of arrival at its queue.

@@ -28,7 +28,6 @@ mod time_out;
 use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
-use tokio::time::Instant;
 
 use self::{
     acquire::Acquiring,
@@ -47,7 +46,10 @@ pub(crate) use self::{
     tally::inspected,
 };
 use super::Abandonment;
-use crate::store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token};
+use crate::{
+    store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token},
+    time::Instant,
+};
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);

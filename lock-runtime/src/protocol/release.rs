@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use slotmap::SlotMap;
-use tokio::time::Instant;
 
 use super::{
     AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
@@ -17,6 +16,7 @@ use crate::{
     error::Loss,
     spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
     store::{Hold, NextHolder, Release, ReleaseReply, StoreError},
+    time::Instant,
 };
 
 /// A release whose reply has not arrived.

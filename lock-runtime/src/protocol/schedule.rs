@@ -1,8 +1,7 @@
 //! The times at which background work is due.
 
+use crate::time::Instant;
 use std::{cmp::Reverse, collections::BinaryHeap};
-
-use tokio::time::Instant;
 
 /// A heap of due times. An entry counts only if its owner still has that due time, so that an
 /// owner whose time has changed need not search for its old entry.

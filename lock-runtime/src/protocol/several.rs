@@ -1,7 +1,6 @@
 //! Several keys that are acquired in one call, all or none.
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::{
     AcquireId, Cx, Session,
@@ -13,6 +12,7 @@ use crate::{
     key::LockKey,
     spec::Terms,
     store::{AcquireAllReply, AcquireReply, KeyRequest, StoreError},
+    time::Instant,
 };
 
 /// The requests of one call, in the order of the keys.

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::message::NextHolder;
-use crate::fence::FencingToken;
+use crate::{fence::FencingToken, time::Instant};
 
 /// The first waiter behind a grant from a wait queue. On several servers, the holder can hand the
 /// lock off to it at all of them when it releases the lock.

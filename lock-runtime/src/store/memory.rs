@@ -11,7 +11,6 @@ use std::{
 
 use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
 
 use super::{
     AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, IDENTITY_TTL,
@@ -26,6 +25,7 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     sync::lock,
+    time::Instant,
 };
 
 /// Large enough that tasks on two different keys rarely share a shard, small enough that an

@@ -2,10 +2,8 @@
 
 use std::{fmt, time::Duration};
 
-use tokio::time::Instant;
-
 use super::identity::ClientId;
-use crate::{fence::FencingToken, key::LockKey, spec::Mode};
+use crate::{fence::FencingToken, key::LockKey, spec::Mode, time::Instant};
 
 /// The random 128-bit identifier of one acquisition. It is used only once, and must not be
 /// disclosed to others.

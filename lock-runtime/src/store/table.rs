@@ -13,7 +13,6 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use tokio::time::Instant;
 
 use self::entry::{Entry, Place, Slot};
 use crate::{
@@ -26,6 +25,7 @@ use crate::{
         RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
         StoreEvent, Token, Waiter,
     },
+    time::Instant,
 };
 
 /// The latest fencing token of all keys.

@@ -10,7 +10,6 @@ use std::{
 };
 
 use metrics::{Key, Label, Level, Metadata, Recorder, SharedString, with_recorder};
-use tokio::time::Instant;
 
 use crate::{
     error::{LockError, LockErrorKind, Loss},
@@ -22,6 +21,7 @@ use crate::{
     name::LockName,
     protocol::Source,
     spec::Mode,
+    time::Instant,
 };
 
 static METADATA: Metadata<'static> =

@@ -8,11 +8,12 @@ use axum::{
     routing::{MethodRouter, get},
 };
 use serde_json::json;
-use tokio::{sync::Mutex, time::Instant};
+use tokio::sync::Mutex;
 
 use crate::{
     client::LockClient,
     health::{Health, Verdict},
+    time::Instant,
 };
 
 /// The time for which an answer is given to further probes.

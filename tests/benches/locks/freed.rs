@@ -6,10 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{
     LockClient, LockGuard, LockKey, LockRequest, Mode,
-    store::{AcquireReply, Hold, KeyRequest, Store as _, Token, redis::RedisStore},
+    store::{AcquireReply, Hold, Instant, KeyRequest, Store as _, Token, redis::RedisStore},
 };
 use lock_tests::redis_server::RedisServer;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::{
     contest::Contest,

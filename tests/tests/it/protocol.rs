@@ -7,12 +7,11 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use lock_runtime::{
     LockClient, LockKey, LockKind, Mode,
     store::{
-        AcquireReply, Grant, Hold, Inspection, KeyRequest, MemoryStore, Store, Token,
+        AcquireReply, Grant, Hold, Inspection, Instant, KeyRequest, MemoryStore, Store, Token,
         redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_server, unique};
-use tokio::time::Instant;
 
 mod crashed;
 mod fences;

@@ -20,9 +20,11 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::text::visible;
+use lock_runtime::{
+    text::visible,
+    time::{Instant, sleep_until},
+};
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::keeper::keep;
 use self::{

@@ -2,10 +2,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{ListedLock, Listing, Place};
-use crate::{LockClient, error::LockError, key::LockKey, spec::LockKind};
+use crate::{LockClient, error::LockError, key::LockKey, spec::LockKind, time::Instant};
 
 /// Longer than any list takes.
 const MAX_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::{
     conformance::subject::{Subject, fresh_hold, skipped},
     spec::Mode,
     store::{AcquireReply, KeyRequest, Limits},
+    time::Instant,
 };
 
 /// Leases are one to four times as long, so that they do not end by themselves.

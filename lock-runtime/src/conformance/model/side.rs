@@ -2,8 +2,6 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     answer::{Answer, Granted, Units},
     step::Step,
@@ -18,6 +16,7 @@ use crate::{
         KeyRequest, NextHolder, PollReply, QuorumMember, Release, ReleaseReply, RenewReply,
         Renewal, Store, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// The time by which a delayed request is late.

@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::FutureExt as _;
 use rand::{RngExt as _, rngs::StdRng};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::{Ask, Clock, Event, KEYS, Kind, Log, PERMITS, Plan, Record, in_nanos};
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::LockGuard,
     request::LockRequest,
+    time::{Instant, sleep_until},
 };
 
 /// Upper bound of most stays.

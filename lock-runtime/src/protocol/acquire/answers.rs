@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
 use crate::{
     fence::FencingToken,
@@ -19,6 +17,7 @@ use crate::{
     store::{
         AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// The meaning of the answer to an acquire request.

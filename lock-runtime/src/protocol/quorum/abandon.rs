@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
 };
@@ -11,6 +9,7 @@ use crate::{
     protocol::{Abandonment, Ending, Latest, SHORTEST_CALL},
     spec::{Mode, call_timeout},
     store::{Hold, StoreError},
+    time::Instant,
 };
 
 /// The time-out of a call that releases or abandons an alias.

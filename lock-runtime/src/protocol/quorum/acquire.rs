@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
     Session, over,
@@ -18,6 +16,7 @@ use crate::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
         Renewal, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// The parameters that all exchanges of a request have in common.

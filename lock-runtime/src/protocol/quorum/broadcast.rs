@@ -2,8 +2,6 @@
 
 use std::{mem, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     abandon::ending_timeout,
@@ -19,6 +17,7 @@ use crate::{
     store::{
         ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// A request to several servers.

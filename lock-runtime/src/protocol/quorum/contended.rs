@@ -3,9 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
-use tokio::time::Instant;
 
-use crate::key::LockKey;
+use crate::{key::LockKey, time::Instant};
 
 /// The time for which a lock counts as contended, from the last request that had to wait.
 const LATELY: Duration = Duration::from_millis(100);

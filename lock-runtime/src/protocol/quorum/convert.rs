@@ -1,12 +1,13 @@
 //! The conversion of a writer to a reader, at all servers that may know it.
 
-use tokio::time::Instant;
-
 use super::{
     Cx, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
     broadcast::Count, over, time_out::majority_timeout,
 };
-use crate::store::{ConvertReply, Grant, Hold, StoreError, Token};
+use crate::{
+    store::{ConvertReply, Grant, Hold, StoreError, Token},
+    time::Instant,
+};
 
 /// The replies to a conversion.
 #[derive(Debug)]

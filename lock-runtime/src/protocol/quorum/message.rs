@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{RequestId, round::AbandonedAlias};
 use crate::{
     fence::FencingToken,
@@ -14,6 +12,7 @@ use crate::{
         PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
         RevokeScope, StoreError, Token,
     },
+    time::Instant,
 };
 
 /// A request to one server.

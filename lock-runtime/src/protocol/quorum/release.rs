@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
     broadcast::Count, time_out::majority_timeout,
 };
-use crate::store::{HandOff, Hold, Release, ReleaseReply, StoreError};
+use crate::{
+    store::{HandOff, Hold, Release, ReleaseReply, StoreError},
+    time::Instant,
+};
 
 /// The time within which a release must be executed for a server to hand the lock off.
 const HAND_OFF_WITHIN: Duration = Duration::from_secs(1);

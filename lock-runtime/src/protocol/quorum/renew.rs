@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Answer, Cx, Mutation, PerServer, Purpose, RequestId, Round, ServerRequest, Session,
     acquire::Terms,
@@ -14,6 +12,7 @@ use super::{
 use crate::{
     spec::MAX_LEASE,
     store::{RenewReply, Renewal, StoreError, Token},
+    time::Instant,
 };
 
 /// Counts the replies of a server to the renewals of a batch, sent at `sent`.

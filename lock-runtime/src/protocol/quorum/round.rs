@@ -20,8 +20,6 @@ mod vote;
 
 use std::{mem, time::Duration};
 
-use tokio::time::Instant;
-
 pub(crate) use self::heir::{Passed, Pushed};
 pub(crate) use self::message::{
     AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
@@ -36,6 +34,7 @@ use crate::{
         AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
         Token,
     },
+    time::Instant,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

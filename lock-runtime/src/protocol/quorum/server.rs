@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::{key::LockKey, store::StoreError};
+use crate::{key::LockKey, store::StoreError, time::Instant};
 
 /// The time for which the circuit breaker stays open after a server has failed to reply. After
 /// that it admits a single probe.

@@ -2,14 +2,15 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Cx, Mutation,
     majority::{majority, nth_largest},
     round::PerServer,
 };
-use crate::store::{Holder, Inspection, RevokeReply, StoreError};
+use crate::{
+    store::{Holder, Inspection, RevokeReply, StoreError},
+    time::Instant,
+};
 
 /// The replies of one exchange to the renewal of one lock.
 #[derive(Debug, Default)]

@@ -4,8 +4,6 @@ mod heir;
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
     fence::FencingToken,
@@ -15,6 +13,7 @@ use crate::{
         AcquireReply, Grant, Hold, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
         StoreEvent, Token,
     },
+    time::Instant,
 };
 
 const LEASE: Duration = Duration::from_secs(30);

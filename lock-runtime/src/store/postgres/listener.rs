@@ -11,7 +11,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
-    time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
+    time::{error::Elapsed, sleep, timeout},
 };
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
@@ -19,6 +19,7 @@ use super::{pool::CALL, settings::Target, tls::Tls};
 use crate::{
     store::{ClientId, records::Inbox},
     sync::lock,
+    time::{Instant, sleep_until},
 };
 
 /// The time for which messages are received after a request has last waited.

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tokio_postgres::{
     Error, Row, Statement,
@@ -42,6 +42,7 @@ use crate::{
         records::{Caller, Inbox, Timestamp},
     },
     sync::lock,
+    time::Instant,
 };
 
 /// The longest time for which a call waits for a connection, and for its reply.

@@ -12,11 +12,7 @@ use futures_util::{
     future::{BoxFuture, join_all},
     stream::FuturesUnordered,
 };
-use tokio::{
-    runtime::Handle,
-    sync::oneshot,
-    time::{Instant, sleep_until, timeout, timeout_at},
-};
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use super::Inner;
 use crate::{
@@ -27,6 +23,7 @@ use crate::{
     },
     store::{QuorumMember, StoreError, StoreEvent, Token},
     sync::lock,
+    time::{Instant, sleep_until, timeout_at},
 };
 
 /// Calls in progress.
@@ -121,6 +118,7 @@ impl Inner {
                     return reply;
                 }
             };
+            let until = until.map(Instant::for_timer);
             if let Some(until) = until.filter(|until| *until != alarm.deadline()) {
                 alarm.as_mut().reset(until);
             }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::*;
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     protocol::quorum::ServerRequest,
     spec::{LockSpec, Mode},
     store::{Grant, Holder, MemoryStore, RaiseReply, Token},
+    time::Instant,
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.

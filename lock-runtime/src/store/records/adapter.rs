@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{
     Change, Inbox, Record, RecordName, Records, Swap, Swapped, Version,
@@ -32,6 +32,7 @@ use crate::{
         table::{Step, Table, acquire_all},
     },
     sync::lock,
+    time::Instant,
 };
 
 /// A time that is later than the deadline of any request.

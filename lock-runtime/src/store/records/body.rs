@@ -3,7 +3,6 @@
 use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 
 use super::{RecordName, Timestamp, name::unreadable};
 use crate::{
@@ -13,6 +12,7 @@ use crate::{
         NextHolder, StoreError, Token,
         table::entry::{Entry, Place, Slot},
     },
+    time::Instant,
 };
 
 /// The first byte of a record. Changes with the rest of the format.

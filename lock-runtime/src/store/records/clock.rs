@@ -2,10 +2,8 @@
 
 use std::sync::Mutex;
 
-use tokio::time::Instant;
-
 use super::Timestamp;
-use crate::sync::lock;
+use crate::{sync::lock, time::Instant};
 
 /// The time of the latest reply.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,6 @@
 
 use std::{mem::take, ops::RangeInclusive, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     Change, Record, RecordName, Swap, Timestamp, Version,
     body::{Body, Origin, StoredSlot},
@@ -16,6 +14,7 @@ use crate::{
         ClientId, ENTRY_TTL, POLL_INTERVAL, StoreError, StoreEvent, Token,
         table::{Fences, Step, Table, entry::Entry},
     },
+    time::Instant,
 };
 
 /// The number of revoked holders that a record remembers.

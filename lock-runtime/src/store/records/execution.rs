@@ -3,10 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::{task::JoinSet, time::sleep};
 
 use super::{
     Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped, Timestamp,
@@ -19,6 +16,7 @@ use super::{
 use crate::{
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
+    time::{Instant, timeout_at},
 };
 
 /// Operations in progress, each with its place among the results.

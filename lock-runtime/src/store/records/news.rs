@@ -1,7 +1,6 @@
 //! Messages between the clients of a store of records.
 
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
 
 use super::{
     Change, ClientId, MAX_MESSAGE_BYTES, Message, Record, RecordName, Timestamp, Version,
@@ -10,6 +9,7 @@ use super::{
 use crate::{
     fence::FencingToken,
     store::{Grant, HANDOFF_LEASE, Hold, StoreEvent, Token},
+    time::Instant,
 };
 
 /// The longest record that is sent with a grant.

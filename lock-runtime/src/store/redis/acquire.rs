@@ -7,7 +7,6 @@
 use std::slice;
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
 
 use super::{
     RedisStore,
@@ -20,6 +19,7 @@ use crate::{
     fence::FencingToken,
     spec::Mode,
     store::{AcquireAllReply, AcquireReply, IfBusy, KeyRequest, StoreError},
+    time::Instant,
 };
 
 impl RedisStore {

@@ -1,12 +1,11 @@
 //! An estimate of the server's time. The server checks deadlines by its own clock, so they are
 //! sent in that time.
 
+use crate::time::Instant;
 use std::{
     sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
-
-use tokio::time::Instant;
 
 /// The difference between the server's clock and this process's monotonic one.
 ///

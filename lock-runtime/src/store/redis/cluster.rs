@@ -26,10 +26,7 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, Value};
-use tokio::{
-    sync::watch,
-    time::{Instant, timeout},
-};
+use tokio::{sync::watch, time::timeout};
 
 pub(super) use self::slots::{Slot, slot_of};
 use self::{
@@ -54,6 +51,7 @@ use super::{
 use crate::{
     store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
     sync::lock,
+    time::Instant,
 };
 
 /// The maximum number of redirections of a call. More than one or two occur only if the

@@ -20,7 +20,6 @@ use redis::{
     Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
-use tokio::time::Instant;
 
 use super::{
     acl::AclLine,
@@ -42,6 +41,7 @@ use super::{
 use crate::{
     store::{StoreError, StoreErrorKind},
     sync::lock,
+    time::Instant,
 };
 
 /// The number of renewals in one batch: enough to share a round trip, but few enough not to delay

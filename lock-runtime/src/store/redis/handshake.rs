@@ -7,7 +7,6 @@ use redis::{
     Cmd, RedisError, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
-use tokio::time::Instant;
 
 use super::{
     acl::AclLine,
@@ -15,7 +14,10 @@ use super::{
     names::format_name,
     reply::{Reply, unexpected},
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::{
+    store::{StoreError, StoreErrorKind},
+    time::Instant,
+};
 
 /// The version of the format of all keys, values and messages of a namespace, which clients of
 /// different versions must not share. A new version leaves its own key and the marker as they are:

@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, ServerError, Value};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::{
     RedisStore,
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
     store::{StoreError, StoreErrorKind},
+    time::Instant,
 };
 
 /// The difference of clocks that is reported. Servers that are kept in time by NTP differ by

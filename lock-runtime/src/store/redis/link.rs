@@ -21,7 +21,7 @@ use redis::{
 };
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -43,6 +43,7 @@ use crate::{
     log,
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
+    time::Instant,
 };
 
 /// The time limit of one attempt. A call fails after two of them.

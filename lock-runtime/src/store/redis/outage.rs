@@ -11,11 +11,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use crate::{
     store::{StoreError, StoreErrorKind},
     sync::lock,
+    time::Instant,
 };
 
 /// The pause between two probes of a server that does not answer, at most: short against the half

@@ -6,10 +6,8 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::error::unavailable;
-use crate::store::StoreError;
+use crate::{store::StoreError, time::Instant};
 
 /// The resolution of the uptime, which is in whole seconds. The first of them may be a short one.
 const COARSE: Duration = Duration::from_secs(1);

@@ -7,7 +7,6 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until};
 
 use super::{
     CONNECT, RedisStore, cannot_keep_locks, connection::Connection, pushes::Pushes,
@@ -21,6 +20,7 @@ use crate::{
         namespace::check_namespace,
     },
     sync::lock,
+    time::{Instant, sleep_until},
 };
 
 /// The time that the other servers have to report an error once a majority is connected.

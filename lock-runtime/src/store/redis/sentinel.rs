@@ -22,7 +22,7 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, ServerError, Value, aio::ConnectionLike as _,
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 pub(super) use self::votes::Named;
 use self::votes::{Answer, Votes};
@@ -36,6 +36,7 @@ use crate::{
     error::LockError,
     store::{StoreError, StoreErrorKind},
     sync::lock,
+    time::Instant,
 };
 
 /// The time limit for one Sentinel, its connection included. It matters only if no

@@ -3,7 +3,6 @@
 use std::{collections::VecDeque, time::Duration};
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::Step;
 use crate::{
@@ -14,6 +13,7 @@ use crate::{
         ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Heir, Hold, NextHolder, POLL_INTERVAL,
         StoreEvent, Token,
     },
+    time::Instant,
 };
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until

@@ -15,7 +15,7 @@ use lock_runtime::{
     FencingToken, Inspection, LockKey,
     conformance::{self, Model},
     store::{
-        AcquireReply, Grant, Hold, KeyRequest, MemoryStore, Page, Release, ReleaseReply,
+        AcquireReply, Grant, Hold, Instant, KeyRequest, MemoryStore, Page, Release, ReleaseReply,
         RenewReply, Store, StoreError, Token,
     },
 };
@@ -23,7 +23,7 @@ use lock_tests::{
     FaultyStore,
     faulty_store::{Call, Operation, Outcome},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 const FENCES: &str = "fencing tokens of a key are unique and increase";
 const AS_MEMORY: &str = "it replies as the in-memory store does";

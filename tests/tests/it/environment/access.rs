@@ -4,12 +4,11 @@ use crate::replies::{Replies as _, poll};
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, NextHolder, Release, Renewal, Store, StoreError, StoreErrorKind, Token,
-        redis::RedisStore,
+        Hold, Instant, KeyRequest, NextHolder, Release, Renewal, Store, StoreError, StoreErrorKind,
+        Token, redis::RedisStore,
     },
 };
 use lock_tests::{Captured, RedisServer, chain};
-use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
 

@@ -8,13 +8,12 @@ use lock_runtime::{
     FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode, RevokeReply,
     RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, KeyPart, KeyRequest, NextHolder,
-        PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal, Store,
-        StoreError, StoreErrorKind, Token, redis::RedisStore,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Instant, KeyPart, KeyRequest,
+        NextHolder, PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal,
+        Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, chain, shared_server, unique};
-use tokio::time::Instant;
 
 use super::{Duration, HOUR, assert_says, permits, within};
 

@@ -7,12 +7,11 @@ use futures_util::future::join_all;
 use lock_runtime::{
     FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RedisOptions,
     store::{
-        AcquireReply, Hold, KeyPart, KeyRequest, Release, ReleaseReply, Store as _, StoreError,
-        StoreErrorKind, Token, redis::RedisStore,
+        AcquireReply, Hold, Instant, KeyPart, KeyRequest, Release, ReleaseReply, Store as _,
+        StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::RedisServer;
-use tokio::time::Instant;
 
 use super::{Duration, HOUR};
 

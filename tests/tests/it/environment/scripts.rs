@@ -6,12 +6,11 @@ use std::time::Duration;
 use lock_runtime::{
     LockClient, LockKey, Mode, RevokeScope,
     store::{
-        Hold, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal, Store as _, Token,
-        redis::RedisStore,
+        Hold, Instant, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal, Store as _,
+        Token, redis::RedisStore,
     },
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
-use tokio::time::Instant;
 use tracing::Level;
 
 use super::HOUR;

@@ -3,12 +3,11 @@
 use lock_runtime::{
     LockKey, Mode,
     store::{
-        AcquireReply, Hold, KeyPart, KeyRequest, Release, ReleaseReply, Store as _, Token,
+        AcquireReply, Hold, Instant, KeyPart, KeyRequest, Release, ReleaseReply, Store as _, Token,
         redis::RedisStore,
     },
 };
 use lock_tests::{shared_server, unique};
-use tokio::time::Instant;
 
 use super::{HOUR, permits};
 

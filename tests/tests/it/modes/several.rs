@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lock_runtime::{
     LockErrorKind, LockKey, Mode,
-    store::{Hold, KeyRequest, PollReply, Token},
+    store::{Hold, Instant, KeyRequest, PollReply, Token},
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 
 use crate::place::{LONG, Place, all_free, begun, on_every_store};
 

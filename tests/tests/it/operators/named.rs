@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::store::{AcquireReply, Hold, KeyRequest, MemoryStore};
 use lock_runtime::{
-    Identity, LockClient, LockErrorKind, LockKey, Mode, RedisOptions, store::Token,
+    Identity, LockClient, LockErrorKind, LockKey, Mode, RedisOptions,
+    store::{Instant, Token},
 };
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server, unique};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
 

@@ -10,7 +10,7 @@ use std::{
 use lock_runtime::{
     LockClient, LockErrorKind, Mode,
     store::{
-        AcquireAllReply, AcquireReply, KeyRequest, MemoryStore, Store as _, StoreError,
+        AcquireAllReply, AcquireReply, Instant, KeyRequest, MemoryStore, Store as _, StoreError,
         StoreErrorKind,
     },
 };
@@ -20,7 +20,7 @@ use lock_tests::{
     proxy::{Direction, DropReply},
     shared_server, unique,
 };
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
 use super::{
     HOUR, LONG, eventually, fresh_hold, is_free, key,
@@ -39,7 +39,7 @@ async fn a_late_acquire_does_nothing() {
     let shared = KeyRequest::new(fresh_hold(Mode::Shared), HOUR, deadline);
     let all = [KeyRequest::new(fresh_hold(Mode::Exclusive), HOUR, deadline)];
     let resume = async {
-        sleep_until(deadline + Duration::from_millis(50)).await;
+        sleep_until((deadline + Duration::from_millis(50)).for_timer()).await;
         server.resume();
     };
     let (one, shared, all, ()) = tokio::join!(

@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures_util::TryStreamExt as _;
+use lock_runtime::store::Instant;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockKind, Loss, MAX_KEY_BYTES, MIN_LEASE, Mode,
     RevokeReply, RevokeScope,
@@ -27,7 +28,7 @@ use lock_runtime::{
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::place::LONG;
 

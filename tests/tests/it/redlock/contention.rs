@@ -9,11 +9,11 @@ use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockRequest, Mode,
     store::{
-        AcquireReply, Hold, IfBusy, KeyRequest, MemoryStore, QuorumMember, QuorumStore, Store,
-        Token, redis::RedisStore,
+        AcquireReply, Hold, IfBusy, Instant, KeyRequest, MemoryStore, QuorumMember, QuorumStore,
+        Store, Token, redis::RedisStore,
     },
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::{LONGEST_LEASE, Servers};
 use crate::place::{LONG, all_free, begun, eventually};

@@ -12,15 +12,15 @@ use std::{
 use lock_runtime::{
     FencingToken, LockKey, LockKind, Mode,
     store::{
-        AcquireReply, Grant, HandOff, Heir, Hold, Inspection, KeyRequest, Listener, MemoryStore,
-        NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply, StoreErrorKind,
-        StoreEvent, Token, redis::RedisStore,
+        AcquireReply, Grant, HandOff, Heir, Hold, Inspection, Instant, KeyRequest, Listener,
+        MemoryStore, NextHolder, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+        StoreErrorKind, StoreEvent, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, shared_five, unique};
 use tokio::{
     sync::{Mutex, mpsc},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::{place::LONG, replies::poll};

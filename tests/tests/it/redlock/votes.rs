@@ -14,15 +14,16 @@ use futures_util::poll;
 use lock_runtime::{
     FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RevokeScope,
     store::{
-        AcquireReply, Hold, IfBusy, KeyPart, KeyRequest, MemoryStore, PollReply, QuorumMember,
-        QuorumStore, Release, ReleaseReply, Renewal, Store, StoreError, StoreErrorKind, Token,
+        AcquireReply, Hold, IfBusy, Instant, KeyPart, KeyRequest, MemoryStore, PollReply,
+        QuorumMember, QuorumStore, Release, ReleaseReply, Renewal, Store, StoreError,
+        StoreErrorKind, Token,
     },
 };
 use lock_tests::{
     FaultyStore,
     faulty_store::{Operation, Outcome},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 const KEY: &str = "k";
 const LEASE: Duration = Duration::from_secs(30);

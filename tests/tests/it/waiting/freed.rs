@@ -9,16 +9,13 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use lock_runtime::{
     AcquireFuture, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
-    store::{AcquireReply, Hold, KeyRequest, Store, Token},
+    store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token},
 };
 use lock_tests::{
     Proxy,
     proxy::Direction::{ToClient, ToServer},
 };
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::{task::JoinHandle, time::sleep};
 
 use super::{LONG, Place, in_line};
 use crate::place::{eventually, in_time, on_every_store};

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{
     LockClient, LockKey, Mode,
-    store::{Hold, KeyRequest, MemoryStore, Store as _, Token},
+    store::{Hold, Instant, KeyRequest, MemoryStore, Store as _, Token},
 };
 use lock_tests::{RedisFencedResource, Worker, shared_server, unique};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{LONG, Place, in_line, nothing_left};
 use crate::place::in_time;

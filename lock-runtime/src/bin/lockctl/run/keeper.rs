@@ -9,13 +9,16 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{LockError, LockErrorKind, LockGuard};
+use lock_runtime::{
+    LockError, LockErrorKind, LockGuard,
+    time::{Instant, timeout_at},
+};
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
     sync::mpsc,
-    time::{Instant, interval, sleep, timeout, timeout_at},
+    time::{interval, sleep, timeout},
 };
 
 use super::{

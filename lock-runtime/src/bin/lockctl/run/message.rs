@@ -5,12 +5,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::time::{ClockId, clock_gettime};
+use lock_runtime::time::{Instant, uptime};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::time::Instant;
 
-/// A message of the keeper. Times are those of the monotonic clock, which all processes share: a
-/// message may be read long after it was written.
+/// A message of the keeper. Times are those of the system's clock that counts suspension, which all
+/// processes share: a message may be read long after it was written.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Report {
@@ -63,11 +62,9 @@ pub(super) fn parse<T: DeserializeOwned>(line: &str) -> Option<T> {
     serde_json::from_str(line).ok()
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Nanoseconds of the clock that all processes share.
 fn clock() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let [seconds, nanos] = [now.tv_sec, now.tv_nsec].map(|it| u64::try_from(it).unwrap_or(0));
-    seconds * 1_000_000_000 + nanos
+    u64::try_from(uptime().as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn time_after(validity: Duration) -> u64 {

@@ -1,12 +1,10 @@
 //! The requests of a round to the servers, from the first exchange to the end of its lease.
 
-use tokio::time::Instant;
-
 use super::{
     Ask, Calls, Cx, Phase, Round,
     vote::{Standing, Status},
 };
-use crate::{spec::Mode, store::IfBusy};
+use crate::{spec::Mode, store::IfBusy, time::Instant};
 
 impl Round {
     /// Begins the first exchange. The coordinator is asked alone if the lock is `contended` and the

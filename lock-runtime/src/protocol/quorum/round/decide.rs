@@ -2,8 +2,6 @@
 
 use std::{mem, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     super::{Cx, Mutation, majority::nth_largest},
     Ask, CHECK_OTHERS_EVERY, Next, Outcome, PerServer, Phase, Round, grace,
@@ -13,6 +11,7 @@ use crate::{
     fence::FencingToken,
     spec::Mode,
     store::{AcquireReply, IfBusy, StoreError},
+    time::Instant,
 };
 
 type Beyond<'a> = &'a dyn Fn(FencingToken) -> FencingToken;

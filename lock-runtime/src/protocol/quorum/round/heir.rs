@@ -11,8 +11,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     AbandonedAlias, Cx, Mutation, PerServer, Round, majority,
     vote::{Standing, Status, Vote, passed_until},
@@ -21,6 +19,7 @@ use crate::{
     fence::FencingToken,
     spec::{Mode, call_timeout},
     store::{Grant, HANDOFF_LEASE, Heir, Token},
+    time::Instant,
 };
 
 /// The time for which the next waiter is considered alive after the coordinator has reported it.

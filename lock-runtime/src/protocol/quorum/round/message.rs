@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::super::Reply;
 use crate::{
     fence::FencingToken,
     store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
+    time::Instant,
 };
 
 /// One value for each server; there are usually up to five.

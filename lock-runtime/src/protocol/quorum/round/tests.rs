@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Pushed, Round, TimeOuts};
 use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::Mode,
     store::{AcquireReply, Grant, Hold, KeyRequest, RaiseReply, RenewReply, StoreError, Token},
+    time::Instant,
 };
 
 const LEASE: Duration = Duration::from_secs(30);

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::AbandonedAlias;
 use crate::{
     fence::FencingToken,
     protocol::lease::drift,
     spec::Mode,
     store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},
+    time::Instant,
 };
 
 /// The state of a round at one server.

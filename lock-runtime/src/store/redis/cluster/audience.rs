@@ -7,13 +7,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tokio::time::Instant;
-
 use super::slots::{Address, Slot};
 use crate::{
     key::LockKey,
     spec::LockKind,
     store::{ENTRY_TTL, Hold, Token},
+    time::Instant,
 };
 
 /// The time for which a channel outlives its last waiter.

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use rand::seq::SliceRandom as _;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{
     super::{CONNECT, on_drop::OnDrop},
@@ -18,6 +15,7 @@ use crate::{
     log,
     store::{StoreError, StoreEvent},
     sync::lock,
+    time::{Instant, sleep_until},
 };
 
 /// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map

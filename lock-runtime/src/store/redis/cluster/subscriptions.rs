@@ -23,7 +23,7 @@ use redis::{
 use tokio::{
     runtime::Handle,
     sync::OnceCell,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -35,6 +35,7 @@ use crate::{
     store::StoreErrorKind::{Forbidden, WrongServer},
     store::{Hold, StoreEvent, Token},
     sync::lock,
+    time::Instant,
 };
 
 /// The time limit for a connection to a node, and for each reply on it.

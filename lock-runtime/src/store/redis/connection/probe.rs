@@ -3,10 +3,7 @@
 
 use std::{future::pending, sync::Weak};
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     super::{
@@ -24,6 +21,7 @@ use crate::{
     log,
     store::{StoreError, StoreEvent},
     sync::lock,
+    time::{Instant, sleep_until},
 };
 
 impl Connection {

@@ -1,10 +1,12 @@
 //! The health of Sentinels: which of them answer, and whether they agree.
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
 
 use super::{Answer, Sentinels, ask};
-use crate::health::{Finding, ServerHealth, ServerRole, Severity, is_answer};
+use crate::{
+    health::{Finding, ServerHealth, ServerRole, Severity, is_answer},
+    time::Instant,
+};
 
 impl Sentinels {
     /// The address of the primary that most Sentinels name, the state of each Sentinel, and the

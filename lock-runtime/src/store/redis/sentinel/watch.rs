@@ -11,11 +11,11 @@ use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{Client, RedisResult, aio::PubSub};
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{Answer, Named, PATIENCE, Sentinels, ask};
-use crate::sync::lock;
+use crate::{sync::lock, time::Instant};
 
 const SWITCH: &str = "+switch-master";
 /// The pause before another connection to a Sentinel that was lost.

@@ -4,11 +4,10 @@ use futures_util::future::join_all;
 use lock_runtime::{
     LockKind, Mode,
     store::{
-        AcquireReply, Hold, KeyPart, KeyRequest, Release, ReleaseReply, RenewReply, Renewal,
-        Store as _, Token, redis::RedisStore,
+        AcquireReply, Hold, Instant, KeyPart, KeyRequest, Release, ReleaseReply, RenewReply,
+        Renewal, Store as _, Token, redis::RedisStore,
     },
 };
-use tokio::time::Instant;
 
 use super::{
     ALONE, Duration, GROUP, HOUR, acquire, fence_of, one_server, release, requests, scripts_run,

@@ -5,6 +5,7 @@
 
 use std::{num::NonZeroU32, slice, sync::Arc, time::Duration};
 
+use lock_runtime::store::Instant;
 use lock_runtime::{
     Inspection, LockClient, LockKey, LockKind, Mode, RevokeScope,
     store::{
@@ -14,7 +15,7 @@ use lock_runtime::{
     },
 };
 use lock_tests::PostgresServer;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::place::{LONG, in_time};
 
