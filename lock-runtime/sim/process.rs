@@ -277,6 +277,8 @@ impl Process {
                     }
                 }
                 Effect::Rouse => has_work = true,
+                // The simulated driver is never late.
+                Effect::Watch => {}
                 Effect::Extended { .. } | Effect::Released(_) => {}
                 Effect::Lost(id, loss) => self.say(|| format!("{id:?} is lost: {loss:?}")),
                 Effect::Note(note) => {

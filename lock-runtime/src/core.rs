@@ -5,14 +5,14 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, TryLockError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
 };
 
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
-use tokio::sync::Notify;
+use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     activity::Recorded,
@@ -20,6 +20,7 @@ use crate::{
     driver,
     error::{LockError, LockErrorKind, Loss},
     fence::FencingToken,
+    keeper,
     key::LockKey,
     log,
     protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     /// The instant from which the views count.
     pub(crate) epoch: Instant,
     listeners: AtomicU64,
+    /// The keeper is making calls that were late.
+    pub(crate) is_relieved: AtomicBool,
     /// The name under which the store shows this client, and the identifier in its tokens.
     pub(crate) own_name: Option<(ClientId, Arc<str>)>,
     /// The names of other clients.
@@ -65,6 +68,8 @@ pub(crate) struct State {
     /// The views of held locks.
     views: SecondaryMap<HeldId, Arc<View>>,
     pub(crate) driver_runs: bool,
+    /// The runtime of the driver, also after its end.
+    pub(crate) runtime: Option<Handle>,
     /// When the driver introduces the client to the store again. `None` for a client without a
     /// name.
     pub(crate) introduce_at: Option<Instant>,
@@ -112,6 +117,7 @@ impl Core {
             changed: Notify::new(),
             epoch: Instant::now(),
             listeners: AtomicU64::new(0),
+            is_relieved: AtomicBool::new(false),
             own_name: own_name.map(|name| (ClientId::random(), name)),
             names: ClientNames::default(),
             activity: Recorded::default(),
@@ -160,11 +166,12 @@ impl Core {
         // recorders and subscribers must not run under the mutex.
         let mut ended = SmallVec::<[(Arc<View>, Option<Loss>); 1]>::new();
         let mut renewed = SmallVec::<[meter::Hold; 1]>::new();
-        let mut has_work = false;
+        let (mut has_work, mut is_watched) = (false, false);
         for effect in effects {
             match effect {
                 Effect::Wake(id) => wakers.extend(state.wakers.remove(id)),
                 Effect::Rouse => has_work = true,
+                Effect::Watch => is_watched = true,
                 Effect::Note(note) => notes.push(note),
                 Effect::Extended {
                     held,
@@ -211,6 +218,9 @@ impl Core {
         }
         if must_start {
             driver::start(self);
+        }
+        if is_watched {
+            keeper::watch(self);
         }
         if is_closed {
             self.changed.notify_waiters();

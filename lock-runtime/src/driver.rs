@@ -18,7 +18,7 @@ use crate::{
     call::{perform, within},
     core::Core,
     error::LockErrorKind,
-    log,
+    keeper, log,
     protocol::{Call, DueRenewal, Job},
     runtime,
     spec::{DEFAULT_LEASE, call_timeout},
@@ -46,15 +46,43 @@ pub(crate) fn start(core: &Arc<Core>) {
     let Ok(runtime) = runtime::current() else {
         return;
     };
-    if core.with_state(|state| !std::mem::replace(&mut state.driver_runs, true)) {
+    // The keeper stands in for drivers, and does not replace them.
+    if keeper::is_here() {
+        return;
+    }
+    let starts = core.with_state(|state| {
+        let starts = !std::mem::replace(&mut state.driver_runs, true);
+        if starts {
+            state.runtime = Some(runtime.clone());
+        }
+        starts
+    });
+    if starts {
         let task = Task {
-            core: core.clone(),
-            servers: HashMap::new(),
-            jobs_in_flight: 0,
+            calls: Calls::new(core.clone()),
             ended: false,
         };
         runtime.spawn(task.run());
     }
+}
+
+/// Does the work that the driver is late with, on the keeper's runtime.
+pub(crate) async fn relieve(core: Arc<Core>) {
+    let makes_calls = core.store.serves_any_runtime();
+    let overdue = core.visit(|state, cx| state.session.take_overdue(makes_calls, cx));
+    if overdue.is_driver_late {
+        log::summarise("blocked", "blocked", None, || {
+            move |left_out| {
+                tracing::warn!(
+                    left_out,
+                    "a task has blocked its runtime, so that a thread of its own renews the locks of this process; move the work to `spawn_blocking`"
+                );
+            }
+        });
+    }
+    let mut calls = Calls::new(core);
+    calls.begin(overdue.renewals, overdue.jobs);
+    while calls.answered().await {}
 }
 
 /// Records that the last clone of the client is gone.
@@ -66,11 +94,17 @@ pub(crate) fn orphan(core: &Core) {
 /// The background task. When dropped before its end, together with its runtime, its calls in
 /// flight are planned again.
 struct Task {
+    calls: Calls,
+    ended: bool,
+}
+
+/// The calls that no other task awaits.
+struct Calls {
     core: Arc<Core>,
     /// The renewals to send, by server: a silent server must not delay the leases of the others.
     servers: HashMap<u64, Renewals>,
     jobs_in_flight: usize,
-    ended: bool,
+    in_flight: FuturesUnordered<BoxFuture<'static, Done>>,
 }
 
 /// The renewals for one server.
@@ -80,8 +114,6 @@ struct Renewals {
     waiting: BTreeMap<Duration, VecDeque<DueRenewal>>,
     batches_in_flight: usize,
 }
-
-type InFlight = FuturesUnordered<BoxFuture<'static, Done>>;
 
 enum Done {
     Introduction,
@@ -94,25 +126,26 @@ impl Drop for Task {
         if self.ended {
             return;
         }
+        let core = &self.calls.core;
         // While the driver still counts as running: a task started here, on a runtime that is
         // ending, would be dropped again, and so on without end.
-        self.core.visit(|state, cx| {
+        core.visit(|state, cx| {
             state.introduce_by(cx.now);
             state.session.driver_died(cx);
         });
         // A lock that is granted from now on starts the driver itself.
-        let runtimes = self.core.with_state(|state| {
+        let runtimes = core.with_state(|state| {
             state.driver_runs = false;
             let runtimes = state.views().filter_map(|view| view.runtime.as_ref());
             let by_id: HashMap<_, _> = runtimes.map(|it| (it.id(), it.clone())).collect();
             by_id
         });
         // Tasks that wait for the end of the work check again, and restart the driver.
-        self.core.notify_changed();
+        core.notify_changed();
         // A lock that was acquired on another runtime may still be in use, so the driver
         // continues there.
         for runtime in runtimes.into_values() {
-            let core = self.core.clone();
+            let core = core.clone();
             runtime.spawn(async move { start(&core) });
         }
     }
@@ -120,26 +153,23 @@ impl Drop for Task {
 
 impl Task {
     async fn run(mut self) {
-        let mut in_flight = InFlight::new();
-        loop {
-            let Some(check_at) = self.take_work(&mut in_flight) else {
-                self.ended = true;
-                return;
-            };
-            self.send_batches(&mut in_flight);
+        let core = self.calls.core.clone();
+        while let Some(check_at) = self.begin_work() {
             tokio::select! {
-                () = self.core.work.notified() => {}
+                () = core.work.notified() => {}
                 () = sleep_until(check_at) => {}
-                Some(done) = in_flight.next() => self.finished(&done),
+                true = self.calls.answered() => {}
             }
         }
+        self.ended = true;
     }
 
-    /// Takes the work that is due, and starts as many jobs as there is room for. Returns when to
-    /// check again, or `None` if there can be no more work.
-    fn take_work(&mut self, in_flight: &mut InFlight) -> Option<Instant> {
-        let room = JOBS_IN_FLIGHT - self.jobs_in_flight;
-        let (renewals, jobs, is_introduced, check_at) = self.core.visit(|state, cx| {
+    /// Begins the work that is due, as many jobs as there is room for. Returns when to check again,
+    /// or `None` if there can be no more work.
+    fn begin_work(&mut self) -> Option<Instant> {
+        let room = JOBS_IN_FLIGHT - self.calls.jobs_in_flight;
+        let core = &self.calls.core;
+        let (renewals, jobs, is_introduced, check_at) = core.visit(|state, cx| {
             let session = &mut state.session;
             let mut renewals = Vec::new();
             session.due_renewals(&mut renewals, cx);
@@ -164,24 +194,42 @@ impl Task {
             let check_at = introduce_at.fold(check_at, Instant::min);
             (renewals, jobs, is_introduced, Some(check_at))
         });
+        if !is_introduced {
+            let introduction = introduce(core.clone());
+            self.calls.in_flight.push(Box::pin(introduction));
+        }
+        self.calls.begin(renewals, jobs);
+        check_at
+    }
+}
+
+impl Calls {
+    fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            servers: HashMap::new(),
+            jobs_in_flight: 0,
+            in_flight: FuturesUnordered::new(),
+        }
+    }
+
+    fn begin(&mut self, renewals: Vec<DueRenewal>, jobs: Vec<(Job, Call)>) {
         for due in renewals {
             let hold = &due.renewal.hold;
             let server = self.core.store.server_of(&hold.key, hold.mode.kind());
             let waiting = &mut self.servers.entry(server).or_default().waiting;
             waiting.entry(due.timeout).or_default().push_back(due);
         }
-        if !is_introduced {
-            in_flight.push(Box::pin(introduce(self.core.clone())));
-        }
         for (job, call) in jobs {
             self.jobs_in_flight += 1;
-            in_flight.push(Box::pin(run_job(self.core.clone(), job, call)));
+            self.in_flight
+                .push(Box::pin(run_job(self.core.clone(), job, call)));
         }
-        check_at
+        self.send_batches();
     }
 
     /// Sends the renewals that have waited longest, those with the shortest time-outs first.
-    fn send_batches(&mut self, in_flight: &mut InFlight) {
+    fn send_batches(&mut self) {
         for (server, renewals) in &mut self.servers {
             while renewals.batches_in_flight < BATCHES_IN_FLIGHT
                 && let Some(mut first) = renewals.waiting.first_entry()
@@ -193,7 +241,7 @@ impl Task {
                 }
                 renewals.batches_in_flight += 1;
                 let (core, server) = (self.core.clone(), *server);
-                in_flight.push(Box::pin(async move {
+                self.in_flight.push(Box::pin(async move {
                     renew(&core, batch, timeout).await;
                     Done::Batch(server)
                 }));
@@ -201,19 +249,25 @@ impl Task {
         }
     }
 
-    fn finished(&mut self, done: &Done) {
+    /// Waits for the next answer. Returns `false` if no call is in flight.
+    async fn answered(&mut self) -> bool {
+        let Some(done) = self.in_flight.next().await else {
+            return false;
+        };
         match done {
             Done::Introduction => {}
             Done::Job => self.jobs_in_flight -= 1,
             Done::Batch(server) => {
-                if let Some(renewals) = self.servers.get_mut(server) {
+                if let Some(renewals) = self.servers.get_mut(&server) {
                     renewals.batches_in_flight -= 1;
                     if renewals.batches_in_flight == 0 && renewals.waiting.is_empty() {
-                        self.servers.remove(server);
+                        self.servers.remove(&server);
                     }
                 }
+                self.send_batches();
             }
         }
+        true
     }
 }
 

@@ -367,7 +367,8 @@ impl HeldLock {
     /// Resolves with the reason when the lock is lost, or never if it is released before.
     ///
     /// The loss is detected by the local clock, even if the store does not reply. The future needs
-    /// no runtime. It is woken by the client's task, which runs where the lock was acquired.
+    /// no runtime. It is woken by the client's task, which runs where the lock was acquired, or by
+    /// the library's thread if that task is late.
     pub fn lost(&self) -> LostFuture {
         LostFuture {
             held: self.clone(),

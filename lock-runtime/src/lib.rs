@@ -77,6 +77,7 @@ mod fence;
 mod fields;
 mod guard;
 mod health;
+mod keeper;
 mod key;
 #[doc(hidden)]
 pub mod log;

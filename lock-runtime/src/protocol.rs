@@ -10,9 +10,11 @@
 mod abandon;
 mod acquire;
 mod convert;
+mod ended;
 mod entry;
 mod handoff;
 mod held;
+mod keeping;
 mod lease;
 mod message;
 mod queue;
@@ -35,6 +37,7 @@ pub(crate) use self::{
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
     held::{DueRenewal, ExtendError, Granted, Source},
+    keeping::Look,
     message::{Answer, Call, Reply, Request},
     queue::Refusal,
     reenter::may_enter,
@@ -42,8 +45,8 @@ pub(crate) use self::{
     several::AllStep,
 };
 use self::{
-    acquire::Acquisition, convert::Conversion, handoff::Handoff, held::Held, queue::WaitQueue,
-    release::Releasing, schedule::Schedule,
+    acquire::Acquisition, convert::Conversion, ended::Ended, handoff::Handoff, held::Held,
+    queue::WaitQueue, release::Releasing, schedule::Schedule,
 };
 use crate::{
     error::Loss,
@@ -97,6 +100,8 @@ pub(crate) enum Effect {
     Wake(AcquireId),
     /// Notify the driver: work is due before it checks again.
     Rouse,
+    /// Let the keeper look at this client.
+    Watch,
     /// The lease of a held lock was extended.
     Extended {
         held: HeldId,
@@ -249,10 +254,13 @@ pub(crate) struct Session {
     conversions: SlotMap<ConversionId, Conversion>,
     releases: SlotMap<ReleaseId, Releasing>,
     abandonments: SlotMap<AbandonId, Abandonment>,
+    ended: Ended,
     leases: Schedule<HeldId>,
     jobs: Schedule<Job>,
     /// The latest time at which the store may have lost data.
     data_lost_at: Option<Instant>,
+    /// When the keeper looks at this client. `None` if it does not.
+    look_at: Option<Instant>,
     closed: bool,
 }
 
@@ -311,6 +319,7 @@ impl Session {
             self.give_back(hold, lease.length(), cx);
         }
         self.renew_all_soon(cx);
+        self.end_again(cx);
     }
 
     /// Handles a store that answers again. Heads that got no reply call it soon, after a random

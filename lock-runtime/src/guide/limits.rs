@@ -18,6 +18,24 @@
 //! Where the resource cannot compare tokens, a lock saves work, but it does not ensure
 //! correctness. Make the work idempotent.
 //!
+//! # A task that blocks its runtime
+//!
+//! Locks are renewed by a task of the client, on the application's runtime. A task that computes
+//! for long, or that calls blocking code, may keep that task from running, also where other workers
+//! are idle: Tokio leaves a task that was woken last to the worker that is blocked, and may leave
+//! timers and sockets to it as well.
+//!
+//! Therefore one thread of the process, the *keeper*, looks after all clients while they hold
+//! locks. Half of a lease after the last renewal it renews the lock itself, on a runtime and
+//! connections of its own, which it opens only then. It also releases guards that were dropped half
+//! a second before, and notices losses. A warning in the log says so.
+//!
+//! The keeper calls a store of your own only if its
+//! [`serves_any_runtime`](crate::store::Store::serves_any_runtime) says so. With less than half of
+//! a lease for a new connection and a reply, as with leases of less than a second to a database far
+//! away, it may come too late. It cannot run in a process that is stopped or starved, and the task
+//! that blocks cannot be cancelled.
+//!
 //! # A store that loses data
 //!
 //! A Redis server that crashes without persistence comes back empty and grants every lock again.

@@ -138,8 +138,13 @@
 //!
 //! **Caveat:** a loss cannot stop blocking code. Between its steps check
 //! [`is_lost`](crate::HeldLock::is_lost) or [`validity`](crate::HeldLock::validity), and send the
-//! fencing token with each write. Do not block in an async task instead: `Handle::block_on`
-//! panics there, and on a current-thread runtime blocking code also stops the renewal.
+//! fencing token with each write.
+//!
+//! An async task that computes or blocks for longer than its lease, without an await point, loses
+//! no lock: a thread of the library notices that the client's task is late, and renews the locks of
+//! the process on a connection of its own, on any kind of runtime ([which
+//! stores](super::limits#a-task-that-blocks-its-runtime)). It logs a warning, as such a task still
+//! delays all others of its worker, and a loss cannot stop it.
 //!
 //! # One lock for two services
 //!

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{
     AbandonId, Cx, Job, Mutation, Note, Session,
+    keeping::LATE,
     message::{Answer, Call, Request},
 };
 use crate::{
@@ -109,6 +110,11 @@ impl Abandonment {
         self.due
     }
 
+    /// Returns whether a call in flight at `now` was to end long ago.
+    pub(crate) fn is_stuck(&self, now: Instant) -> bool {
+        self.due.is_none() && self.sent + self.timeout + LATE <= now
+    }
+
     /// Sends the call again: its reply will not arrive.
     pub(crate) fn interrupted(&mut self, now: Instant) {
         self.due = Some(now);
@@ -200,11 +206,17 @@ impl Session {
         let Some(abandonment) = self.abandonments.get_mut(id) else {
             return;
         };
-        let (hold, is_release) = (abandonment.hold().clone(), abandonment.is_release());
+        let ending = abandonment.ending.clone();
+        let (sent, until) = (abandonment.sent, abandonment.give_up_at);
+        let is_release = abandonment.is_release();
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {
             Some(at) => self.plan_job(at, Job::Abandon(id), cx),
             None => drop(self.abandonments.remove(id)),
+        }
+        let hold = ending.hold().clone();
+        if matches!(latest, Latest::Confirmed) {
+            self.ended.push(ending, sent, until);
         }
         match latest {
             Latest::Unconfirmed => return,

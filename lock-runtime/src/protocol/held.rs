@@ -101,6 +101,15 @@ impl Held {
         }
     }
 
+    /// Returns the renewal of the lease.
+    pub(super) fn renewal(&self, id: HeldId) -> DueRenewal {
+        DueRenewal {
+            held: id,
+            renewal: Renewal::new(self.hold.clone(), self.lease.length()),
+            timeout: self.terms.call_timeout(),
+        }
+    }
+
     /// Returns the rest of `min_hold`, if any is left.
     pub(super) fn left_to_hold(&self, now: Instant) -> Option<Duration> {
         self.terms.left_to_hold(self.lease.since(), now)
@@ -120,8 +129,10 @@ impl Session {
     pub(super) fn hold(&mut self, held: Held, cx: &mut Cx<'_>) -> Granted {
         let (fence, lease) = (held.fence, &held.lease);
         let (valid_until, ends_at) = (lease.valid_until(), lease.ends_at());
+        let late_at = lease.late_at();
         let held = self.held.insert(held);
         self.plan_lease(held, cx);
+        self.watch_by(late_at, cx);
         Granted {
             held,
             fence,
@@ -133,7 +144,7 @@ impl Session {
     }
 
     /// Moves a lease to its position in the schedule.
-    fn plan_lease(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+    pub(super) fn plan_lease(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         let held = &mut self.held[id];
         let due = held.loss.is_none().then(|| held.lease.next_due());
         if due == held.due {
@@ -188,11 +199,7 @@ impl Session {
                     self.lose(id, loss, cx);
                     continue;
                 }
-                Some(Due::Renew) => renewals.push(DueRenewal {
-                    held: id,
-                    renewal: Renewal::new(held.hold.clone(), held.lease.length()),
-                    timeout: held.terms.call_timeout(),
-                }),
+                Some(Due::Renew) => renewals.push(held.renewal(id)),
                 Some(Due::Warn) => {
                     cx.note(|| Note::HeldLong(held.hold.key.clone(), held.terms.lease));
                 }

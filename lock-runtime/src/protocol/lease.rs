@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::{error::Loss, time::Instant};
+use crate::{error::Loss, spec::call_timeout, time::Instant};
 
 /// The number of leases after which a holder that keeps renewing without a `max_hold`
 /// causes one warning.
@@ -12,6 +12,8 @@ const WARN_AFTER_LEASES: u32 = 10;
 /// shorter one, the renewals of many leases reach a server in smaller bursts, between which it can
 /// serve other requests.
 pub(crate) const LONGEST_SLACK: Duration = Duration::from_millis(30);
+/// The time after which a loss counts as one that the driver has not noticed.
+const UNNOTICED: Duration = Duration::from_millis(50);
 /// The longest TTL taken into account. A lease is a day at most, so a longer one makes
 /// no difference.
 const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
@@ -143,6 +145,33 @@ impl Lease {
         };
         let planned = [renew_at, self.ends_at, self.warn_at].into_iter();
         planned.flatten().fold(self.valid_until, Instant::min)
+    }
+
+    /// Returns when the lease is late: half of the time that the latest reply has left is over
+    /// without a renewal, or the driver has not noticed a loss.
+    pub(crate) fn late_at(&self) -> Instant {
+        let half = self.as_of + self.valid_until.saturating_duration_since(self.as_of) / 2;
+        let lost_at = self
+            .ends_at
+            .unwrap_or(self.valid_until)
+            .min(self.valid_until);
+        let unnoticed = lost_at + UNNOTICED;
+        match self.renewal {
+            Renewal::Off => unnoticed,
+            Renewal::At(_) | Renewal::InFlight => half.min(unnoticed),
+        }
+    }
+
+    /// Begins a renewal in place of the driver. Returns whether the driver had begun none in time,
+    /// or `None` if the lease is not renewed.
+    pub(crate) fn take_over(&mut self, now: Instant) -> Option<bool> {
+        let is_driver_late = match self.renewal {
+            Renewal::Off => return None,
+            Renewal::At(at) => at + call_timeout(self.length) <= now,
+            Renewal::InFlight => false,
+        };
+        self.renewal = Renewal::InFlight;
+        Some(is_driver_late)
     }
 
     /// Returns the action that is due at `now`. A renewal may be due a little early, to

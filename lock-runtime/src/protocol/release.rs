@@ -9,6 +9,7 @@ use super::{
     AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
     abandon::{Abandonment, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
+    keeping::LATE,
     lease::Lease,
     message::{Answer, Call, Reply, Request},
 };
@@ -224,12 +225,17 @@ impl Session {
             ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
             _ => Ok(Released::AtStore),
         };
+        let ending = Ending::Release(Release {
+            next: None,
+            ..releasing.release.clone()
+        });
+        let sent = releasing.sent.unwrap_or(cx.now);
+        self.ended.push(ending, sent, cx.now + releasing.lease);
         let Some((next, lease)) = releasing.next_holder() else {
             let hold = &releasing.release.hold;
             self.freed(hold.mode.kind(), &hold.key, cx);
             return outcome;
         };
-        let sent = releasing.sent.unwrap_or(cx.now);
         match reply {
             ReleaseReply::Passed(grant) => {
                 let handoff = Handoff {
@@ -283,11 +289,17 @@ impl Session {
         if self.jobs.add(at, job, owners, counts) {
             cx.rouse();
         }
+        self.watch_by(at + LATE, cx);
     }
 
     /// Returns the next background call that is due.
     pub(crate) fn due_job(&mut self, cx: &mut Cx<'_>) -> Option<(Job, Call)> {
-        while let Some((at, job)) = self.jobs.pop(cx.now) {
+        self.job_due_by(cx.now, cx)
+    }
+
+    /// Returns the next background call that was due by `until`.
+    pub(super) fn job_due_by(&mut self, until: Instant, cx: &mut Cx<'_>) -> Option<(Job, Call)> {
+        while let Some((at, job)) = self.jobs.pop(until) {
             if !is_due(&self.releases, &self.abandonments, at, job) {
                 continue;
             }

@@ -44,7 +44,12 @@ impl<K: Ord + Copy> Schedule<K> {
 
     /// Returns whether an entry is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.heap.peek().is_some_and(|Reverse((at, _))| *at <= now)
+        self.first().is_some_and(|at| at <= now)
+    }
+
+    /// Returns when the first entry is due.
+    pub(crate) fn first(&self) -> Option<Instant> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Removes the first entry that is due by `until`.
@@ -58,7 +63,7 @@ impl<K: Ord + Copy> Schedule<K> {
 
     /// Returns when the first entry is due. The driver checks the schedule then.
     pub(crate) fn check_at(&mut self) -> Option<Instant> {
-        self.checked_at = self.heap.peek().map(|Reverse((at, _))| *at);
+        self.checked_at = self.first();
         self.checked_at
     }
 

@@ -220,6 +220,10 @@ impl Store for MemoryStore {
         Limits::new()
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        true
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.listeners.add(listener);
     }

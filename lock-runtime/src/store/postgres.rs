@@ -46,7 +46,7 @@ use super::{
         Swapped,
     },
 };
-use crate::{error::LockError, health::Health, runtime};
+use crate::{error::LockError, health::Health, keeper::Kept, runtime};
 
 pub use self::settings::PostgresOptions;
 
@@ -69,8 +69,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Tested with PostgreSQL 15. Few connections serve all calls. Another one listens for messages
 /// while a request waits for its lock.
 pub struct PostgresRecords {
-    calls: Arc<Calls>,
+    calls: Kept<Arc<Calls>>,
     listening: Listening,
+    target: Target,
+    options: PostgresOptions,
 }
 
 /// The calls to a database.
@@ -84,8 +86,8 @@ struct Calls {
 impl fmt::Debug for PostgresRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresRecords")
-            .field("address", &self.calls.pool.address())
-            .field("namespace", &self.calls.namespace)
+            .field("address", &self.calls.usual().pool.address())
+            .field("namespace", &self.calls.usual().namespace)
             .finish_non_exhaustive()
     }
 }
@@ -116,13 +118,16 @@ impl PostgresRecords {
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
         let records = Self::new(url, namespace, &options)?;
-        let ready = tokio::time::timeout(CONNECT, records.calls.pool.ready()).await;
+        let ready = tokio::time::timeout(CONNECT, records.calls.usual().pool.ready()).await;
         let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         ready.map_err(|error| {
-            let message = format!("cannot keep locks at {}", records.calls.pool.address());
+            let message = format!(
+                "cannot keep locks at {}",
+                records.calls.usual().pool.address()
+            );
             LockError::new(error.kind().into(), message).with_source(Some(error))
         })?;
-        upkeep::start(&records.calls.pool);
+        upkeep::start(&records.calls.usual().pool);
         Ok(records)
     }
 
@@ -136,7 +141,7 @@ impl PostgresRecords {
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
         let records = Self::new(url, namespace, &options)?;
-        upkeep::start(&records.calls.pool);
+        upkeep::start(&records.calls.usual().pool);
         Ok(records)
     }
 
@@ -146,12 +151,18 @@ impl PostgresRecords {
         let target = Target::new(url, options)?;
         Ok(Self {
             listening: Listening::new(target.clone()),
-            calls: Arc::new(Calls {
-                pool: Arc::new(Pool::new(target, options)?),
-                namespace: namespace.to_owned(),
-                group: Group::new(options.pool_size()),
-                locked: Locked::default(),
-            }),
+            calls: Kept::new(Arc::new(Calls::new(target.clone(), namespace, options)?)),
+            target,
+            options: options.clone(),
+        })
+    }
+
+    /// The calls for the calling thread.
+    fn calls(&self) -> &Arc<Calls> {
+        self.calls.here(|usual| {
+            let of_keeper = Calls::new(self.target.clone(), &usual.namespace, &self.options);
+            // The same settings have been accepted before.
+            of_keeper.map_or_else(|_| usual.clone(), Arc::new)
         })
     }
 
@@ -171,12 +182,21 @@ impl PostgresRecords {
     /// # Cancellation
     /// Dropping the future ends the removal, after some of the records.
     pub async fn remove_old(&self) -> Result<u64, StoreError> {
-        let removed = upkeep::remove(&self.calls.pool).await;
+        let removed = upkeep::remove(&self.calls.usual().pool).await;
         removed.map_err(Failure::into_store_error)
     }
 }
 
 impl Calls {
+    fn new(target: Target, namespace: &str, options: &PostgresOptions) -> Result<Self, LockError> {
+        Ok(Self {
+            pool: Arc::new(Pool::new(target, options)?),
+            namespace: namespace.to_owned(),
+            group: Group::new(options.pool_size()),
+            locked: Locked::default(),
+        })
+    }
+
     fn name(&self, name: &RecordName) -> String {
         format!("{}:{name}", self.namespace)
     }
@@ -316,11 +336,11 @@ impl Calls {
 
 impl Records for PostgresRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
-        Box::pin(self.calls.swap(swap))
+        Box::pin(self.calls().swap(swap))
     }
 
     fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
-        Box::pin(self.calls.swap_each(swaps))
+        Box::pin(self.calls().swap_each(swaps))
     }
 
     fn update<'a>(
@@ -328,11 +348,11 @@ impl Records for PostgresRecords {
         names: &'a [RecordName],
         decide: Decide<'a>,
     ) -> Option<Replied<'a, Option<SwapReply>>> {
-        Some(Box::pin(self.calls.update(names, decide)))
+        Some(Box::pin(self.calls().update(names, decide)))
     }
 
     fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
-        Box::pin(self.calls.read(names))
+        Box::pin(self.calls().read(names))
     }
 
     fn list<'a>(
@@ -340,20 +360,24 @@ impl Records for PostgresRecords {
         prefix: &'a str,
         after: Option<&'a RecordName>,
     ) -> Replied<'a, Vec<(RecordName, Record)>> {
-        Box::pin(self.calls.list(prefix, after))
+        Box::pin(self.calls().list(prefix, after))
     }
 
     fn limits(&self) -> Limits {
         Limits::new()
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        true
+    }
+
     fn listen(&self, inbox: Weak<dyn Inbox>) {
-        self.calls.pool.inform(inbox.clone());
+        self.calls.usual().pool.inform(inbox.clone());
         self.listening.inform(inbox);
     }
 
     fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
-        if self.calls.pool.is_pooled() {
+        if self.calls.usual().pool.is_pooled() {
             // Its connections would go on to listen for others, and the waiters poll anyway.
             return Box::pin(ready(()));
         }
@@ -363,11 +387,11 @@ impl Records for PostgresRecords {
     fn place_of(&self, name: &RecordName, _part: KeyPart) -> Option<String> {
         Some(format!(
             "lock_runtime.record, name {}",
-            self.calls.name(name)
+            self.calls.usual().name(name)
         ))
     }
 
     fn health(&self) -> Option<BoxFuture<'_, Health>> {
-        Some(Box::pin(self.calls.pool.health()))
+        Some(Box::pin(self.calls.usual().pool.health()))
     }
 }

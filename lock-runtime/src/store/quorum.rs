@@ -414,6 +414,11 @@ impl Store for QuorumStore {
         })
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        let mut servers = self.inner.servers.iter();
+        servers.all(|server| server.serves_any_runtime())
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.inner.listeners.add(listener);
     }

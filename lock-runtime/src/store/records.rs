@@ -115,6 +115,12 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         Limits::new().push(false)
     }
 
+    /// Returns whether calls may be made on any Tokio runtime. See
+    /// [`Store::serves_any_runtime`](crate::store::Store::serves_any_runtime). `false` by default.
+    fn serves_any_runtime(&self) -> bool {
+        false
+    }
+
     /// Passes messages and interruptions to `inbox` from now on. Does nothing by default.
     fn listen(&self, inbox: Weak<dyn Inbox>) {
         let _ = inbox;

@@ -6,6 +6,7 @@
 )]
 
 mod attribute;
+mod blocked;
 mod cancellation;
 mod cluster;
 mod conformance;

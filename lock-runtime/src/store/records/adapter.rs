@@ -397,6 +397,10 @@ impl Store for RecordStore {
         self.0.records.limits()
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        self.0.records.serves_any_runtime()
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.0.listeners.add(listener);
     }

@@ -162,6 +162,10 @@ impl Store for RedisStore {
         Limits::new()
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        true
+    }
+
     fn listen(&self, listener: Weak<dyn Listener>) {
         self.servers.pushes().listeners.add(listener);
     }

@@ -363,14 +363,15 @@ impl Cluster {
             Ok(node) => node,
             Err(error) => return fail(indices, error),
         };
-        if let Err(refused) = node.connection.admits(in_outage) {
+        let connection = node.connection.here();
+        if let Err(refused) = connection.admits(in_outage) {
             self.refresh_soon();
             return fail(indices, refused.error);
         }
         let unanswered = self.unanswered();
         let mut results = Vec::with_capacity(indices.len());
         let mut elsewhere = Vec::new();
-        match node.connection.answer_each(calls).await {
+        match connection.answer_each(calls).await {
             Ok(values) => {
                 unanswered.disarm();
                 for (index, value) in indices.into_iter().zip(values) {
@@ -470,7 +471,7 @@ impl Cluster {
     async fn ask(&self, node: &Node, asking: bool, errand: Errand<'_>) -> Result<Value, Failed> {
         let first = asking.then(|| &*ASKING);
         let unanswered = self.unanswered();
-        let answer = node.connection.answer(first, errand).await?;
+        let answer = node.connection.here().answer(first, errand).await?;
         unanswered.disarm();
         Ok(answer)
     }
@@ -484,7 +485,7 @@ impl Cluster {
     /// The map of a seed, once it is connected.
     async fn first_map(&self, seed: &Address) -> Result<Slots, StoreError> {
         let node = self.node(seed)?;
-        node.connection.ready().await?;
+        node.connection.here().ready().await?;
         node.slots().await
     }
 
@@ -523,7 +524,7 @@ impl Node {
     async fn slots(&self) -> Result<Slots, StoreError> {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        let answer = self.connection.ask(&question).await?;
+        let answer = self.connection.here().ask(&question).await?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
             unavailable("the cluster serves no slots; create it with: redis-cli --cluster create")
         })

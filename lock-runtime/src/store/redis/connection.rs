@@ -12,7 +12,7 @@
 mod probe;
 
 use std::sync::{
-    Arc, Mutex, Weak,
+    Arc, Mutex, OnceLock, Weak,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -39,6 +39,7 @@ use super::{
     target::Target,
 };
 use crate::{
+    keeper,
     store::{StoreError, StoreErrorKind},
     sync::lock,
     time::Instant,
@@ -60,6 +61,8 @@ pub(super) struct Connection {
     /// The latest turn of the task that probes the server, if there is one.
     probing: Mutex<Option<Instant>>,
     pub(super) groups: Groups,
+    /// The connection of the keeper to the same server.
+    of_keeper: OnceLock<Arc<Self>>,
 }
 
 impl Connection {
@@ -73,11 +76,20 @@ impl Connection {
             probing: Mutex::default(),
             dial,
             groups: Groups::new(connection),
+            of_keeper: OnceLock::new(),
         });
         // Only now, as the attempt notifies the connection.
         connection.link();
         connection.probe();
         connection
+    }
+
+    /// The connection for calls of this thread: the keeper has its own, which receives no messages.
+    pub(super) fn here(&self) -> &Self {
+        match keeper::is_here() {
+            true => (self.of_keeper).get_or_init(|| Self::begin(self.dial.clone().deaf())),
+            false => self,
+        }
     }
 
     /// Waits for the first connection.

@@ -149,7 +149,7 @@ impl Servers {
     pub(super) async fn run(&self, errand: Errand<'_>) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => {
-                let value = connection.answer(None, errand).await?;
+                let value = connection.here().answer(None, errand).await?;
                 connection.settle(value).map(Answer::of_one)
             }
             // Boxed: it is larger than that of a single server, which would reserve the space.
@@ -165,7 +165,7 @@ impl Servers {
     ) -> Result<Answer, StoreError> {
         match self {
             Self::One(connection) => {
-                let value = connection.answer_or(errand, instead).await?;
+                let value = connection.here().answer_or(errand, instead).await?;
                 connection.settle(value).map(Answer::of_one)
             }
             Self::Cluster(_) => self.run(Errand::Call(instead, Repeat::Never)).await,
@@ -197,6 +197,7 @@ impl Servers {
     ) -> Vec<Result<Answer, StoreError>> {
         match self {
             Self::One(connection) => {
+                let connection = connection.here();
                 if let Err(refused) = connection.admits(in_outage) {
                     return (0..count).map(|_| Err(refused.error.clone())).collect();
                 }

@@ -18,7 +18,7 @@ use super::{
 use crate::store::redis::metered;
 use crate::{
     error::LockErrorKind,
-    log,
+    keeper, log,
     store::{StoreError, StoreEvent},
     sync::lock,
     time::{Instant, sleep_until},
@@ -105,6 +105,10 @@ impl Connection {
 
     /// Connects again in the background, unless a task does so already.
     pub(super) fn probe(&self) {
+        // The keeper connects when it has a call to make.
+        if keeper::is_here() {
+            return;
+        }
         let Ok(runtime) = Handle::try_current() else {
             return;
         };

@@ -478,3 +478,29 @@ async fn clients_go_on_after_a_crash() {
     })
     .await;
 }
+
+/// The client notices the crash when it makes its next call.
+#[tokio::test]
+async fn a_release_that_a_crash_has_undone_is_repeated() {
+    in_time(async {
+        let mut case = Case::new().await;
+        let client = || LockClient::builder().namespace("crash");
+        let locks = client().connect(&case.server.url()).await.unwrap();
+        let guard = locks
+            .exclusive("a")
+            .lease(LEASE * 2)
+            .acquire()
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+        case.crash().await;
+        let other = locks.exclusive("b").wait(LONG).acquire().await.unwrap();
+        let others = client().connect(&case.server.url()).await.unwrap();
+        let asked = Instant::now();
+        let guard = others.exclusive("a").wait(LONG).acquire().await.unwrap();
+        assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+        guard.release().await.unwrap();
+        other.release().await.unwrap();
+    })
+    .await;
+}

@@ -1,0 +1,206 @@
+//! The keeper: a thread of this process that looks after the drivers of all clients.
+//!
+//! A task that blocks its runtime may keep a driver from running, or a connection from receiving
+//! replies. Then the keeper renews the leases, on connections of its own, and makes the other calls
+//! that are late.
+//!
+//! The thread runs while a client holds a lock or has calls to repeat, and a little longer. It
+//! sleeps from one look to the next, and connects to a store when work is late for the first time.
+
+use std::{
+    cell::Cell,
+    sync::{Arc, Mutex, OnceLock, Weak, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::Notify,
+};
+
+use crate::{
+    core::{Core, State},
+    driver, log,
+    on_drop::OnDrop,
+    protocol::Look,
+    sync::lock,
+    time::{Instant, suspended, timeout_at},
+};
+
+/// The time that drivers have after the machine was suspended.
+const WAKING: Duration = Duration::from_millis(100);
+/// The time for which the thread goes on without a client to look after.
+const IDLE: Duration = Duration::from_secs(10);
+
+static KEEPER: Mutex<Keeper> = Mutex::new(Keeper {
+    clients: Vec::new(),
+    thread: None,
+});
+
+thread_local! {
+    static IS_KEEPER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The clients to look after, and the thread, if it runs.
+struct Keeper {
+    clients: Vec<Weak<Core>>,
+    thread: Option<Arc<Notify>>,
+}
+
+/// Returns whether the caller runs on the keeper's thread. It has connections of its own.
+pub(crate) fn is_here() -> bool {
+    IS_KEEPER.get()
+}
+
+/// The parts of a store that make its calls. The keeper has its own, as those of the application
+/// may depend on the runtime that is blocked.
+pub(crate) struct Kept<T> {
+    usual: T,
+    of_keeper: OnceLock<T>,
+}
+
+impl<T> Kept<T> {
+    pub(crate) fn new(usual: T) -> Self {
+        Self {
+            usual,
+            of_keeper: OnceLock::new(),
+        }
+    }
+
+    /// Those of the application.
+    pub(crate) fn usual(&self) -> &T {
+        &self.usual
+    }
+
+    /// Those for the calling thread. `make` creates those of the keeper.
+    pub(crate) fn here(&self, make: impl FnOnce(&T) -> T) -> &T {
+        match is_here() {
+            true => self.of_keeper.get_or_init(|| make(&self.usual)),
+            false => &self.usual,
+        }
+    }
+}
+
+/// Makes the keeper look at a client now, and then as often as is necessary.
+pub(crate) fn watch(core: &Arc<Core>) {
+    let mut keeper = lock(&KEEPER);
+    if !keeper
+        .clients
+        .iter()
+        .any(|it| it.as_ptr() == Arc::as_ptr(core))
+    {
+        keeper.clients.push(Arc::downgrade(core));
+    }
+    if let Some(thread) = &keeper.thread {
+        thread.notify_one();
+        return;
+    }
+    let notified = Arc::new(Notify::new());
+    let started = start(notified.clone());
+    match started {
+        Ok(()) => keeper.thread = Some(notified),
+        Err(error) => {
+            drop(keeper);
+            log::summarise("no keeper", "keeper", None, || {
+                move |left_out| {
+                    tracing::warn!(left_out, %error, "cannot start the thread that renews locks while tasks block their runtime");
+                }
+            });
+        }
+    }
+}
+
+fn start(notified: Arc<Notify>) -> std::io::Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let thread = thread::Builder::new().name("lock-keeper".into());
+    thread.spawn(move || {
+        IS_KEEPER.set(true);
+        let ended = OnDrop::new(|| lock(&KEEPER).thread = None);
+        run(&runtime, &notified);
+        ended.disarm();
+        // Connections end without a wait for calls in flight.
+        runtime.shutdown_background();
+    })?;
+    Ok(())
+}
+
+fn run(runtime: &Runtime, notified: &Notify) {
+    let (mut busy_at, mut suspended_for) = (Instant::now(), suspended());
+    loop {
+        let now = Instant::now();
+        let clients = lock(&KEEPER).clients.clone();
+        let before = std::mem::replace(&mut suspended_for, suspended());
+        let was_suspended = suspended_for > before;
+        // Each is dropped while no mutex is held, as those below are: a client may own guards.
+        let look = |client: &Weak<Core>| {
+            let core = client.upgrade()?;
+            if was_suspended {
+                // The timers of the driver are late by as much.
+                core.work.notify_one();
+                return Some(now + WAKING);
+            }
+            look_at(&core, runtime, now)
+        };
+        let next = clients.iter().filter_map(look).min();
+        let mut looked_at = Vec::new();
+        let mut keeper = lock(&KEEPER);
+        // One that is busy again since the look has notified this thread, or will do so.
+        keeper.clients.retain(|client| {
+            looked_at.extend(client.upgrade());
+            let core = looked_at
+                .last()
+                .filter(|it| Arc::as_ptr(it) == client.as_ptr());
+            core.is_some_and(|core| core.with_state(|state| state.session.is_looked_at()))
+        });
+        if next.is_some() {
+            busy_at = now;
+        } else if keeper.clients.is_empty() && busy_at + IDLE <= now {
+            keeper.thread = None;
+            return;
+        }
+        drop(keeper);
+        let next = next.unwrap_or(now + IDLE);
+        // Meanwhile the calls that were late are made.
+        let _ = runtime.block_on(async { timeout_at(next, notified.notified()).await });
+    }
+}
+
+/// Looks at a client. Returns the time of the next look, if there is one.
+fn look_at(core: &Arc<Core>, runtime: &Runtime, now: Instant) -> Option<Instant> {
+    let (look, is_system_time) =
+        core.with_state(|state| (state.session.look(now), state.has_system_time()));
+    match look {
+        Look::Idle => None,
+        Look::Calm(next) => Some(next),
+        Look::Late(next) => {
+            if is_system_time && !core.is_relieved.swap(true, Ordering::AcqRel) {
+                runtime.spawn(relieve(core.clone()));
+            }
+            Some(next)
+        }
+    }
+}
+
+async fn relieve(core: Arc<Core>) {
+    let relieved = core.clone();
+    let _over = OnDrop::new(move || relieved.is_relieved.store(false, Ordering::Release));
+    driver::relieve(core).await;
+}
+
+impl State {
+    /// Returns whether the client's runtime has the time of the system, and not that of a test.
+    fn has_system_time(&self) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return true;
+        };
+        let _entered = runtime.enter();
+        let before = std::time::Instant::now();
+        #[expect(
+            clippy::disallowed_types,
+            reason = "a paused clock differs from that of `std`"
+        )]
+        let shown = tokio::time::Instant::now().into_std();
+        (before..=std::time::Instant::now()).contains(&shown)
+    }
+}

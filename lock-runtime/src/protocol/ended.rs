@@ -1,0 +1,55 @@
+//! The tokens that the store has confirmed as ended. A server that takes the place of another may
+//! lack the latest of these writes, and would keep a lock for a holder that has released it.
+
+use std::collections::VecDeque;
+
+use super::{Cx, Session, abandon::Ending};
+use crate::time::Instant;
+
+/// The number of tokens that are remembered: more than a client ends in the time by which replicas
+/// are usually behind.
+const MOST: usize = 1_024;
+
+/// The tokens that were ended last.
+#[derive(Clone, Default)]
+pub(super) struct Ended(VecDeque<EndedToken>);
+
+#[derive(Clone)]
+struct EndedToken {
+    ending: Ending,
+    sent: Instant,
+    /// Its lease is over by then in any case.
+    until: Instant,
+}
+
+impl Ended {
+    /// Records that the store has confirmed a call that was sent at `sent`.
+    pub(super) fn push(&mut self, ending: Ending, sent: Instant, until: Instant) {
+        while self.0.len() >= MOST || self.0.front().is_some_and(|it| it.until <= sent) {
+            self.0.pop_front();
+        }
+        self.0.push_back(EndedToken {
+            ending,
+            sent,
+            until,
+        });
+    }
+}
+
+impl Session {
+    /// Ends the latest tokens again, as the store may have lost that.
+    pub(super) fn end_again(&mut self, cx: &mut Cx<'_>) {
+        for mut it in std::mem::take(&mut self.ended.0) {
+            let left = it.until.saturating_duration_since(cx.now);
+            if left.is_zero() {
+                continue;
+            }
+            if let Ending::Release(release) = &mut it.ending {
+                let since = cx.now.saturating_duration_since(it.sent);
+                let keep_for = release.keep_for.map(|time| time.saturating_sub(since));
+                release.keep_for = keep_for.filter(|left| !left.is_zero());
+            }
+            self.end(it.ending, left, None, None, cx);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The work that the driver of a client is late with. The keeper looks for it, and takes it over.
+
+use std::time::Duration;
+
+use super::{Call, Cx, DueRenewal, Effect, Job, Session};
+use crate::{
+    spec::{MIN_LEASE, call_timeout},
+    time::Instant,
+};
+
+/// The time after which a background call that is due, or that was to be answered, is late.
+pub(crate) const LATE: Duration = Duration::from_millis(500);
+/// The longest time between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The largest number of background calls that the keeper takes over at a time.
+const JOBS: usize = 256;
+
+/// The result of a look at a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Nothing is held or planned, so the keeper need not look again.
+    Idle,
+    /// Nothing is late before the next look.
+    Calm(Instant),
+    /// Work is late. If it is late still, the next look finds it.
+    Late(Instant),
+}
+
+/// The work that a driver is late with.
+#[derive(Debug, Default)]
+pub(crate) struct Overdue {
+    pub(crate) renewals: Vec<DueRenewal>,
+    pub(crate) jobs: Vec<(Job, Call)>,
+    /// The driver has not begun a renewal, as distinct from a store that has not replied to it.
+    pub(crate) is_driver_late: bool,
+}
+
+impl Session {
+    /// Lets the keeper look at the client by `at`.
+    pub(super) fn watch_by(&mut self, at: Instant, cx: &mut Cx<'_>) {
+        if self.look_at.is_none_or(|look_at| at < look_at) {
+            self.look_at = Some(at);
+            cx.out.push(Effect::Watch);
+        }
+    }
+
+    /// Returns whether the keeper is to look at the client.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.look_at.is_some()
+    }
+
+    /// Finds out whether work is late. Reads all leases, so it is called a few times a second.
+    pub(crate) fn look(&mut self, now: Instant) -> Look {
+        if !self.needs_driver() {
+            self.look_at = None;
+            return Look::Idle;
+        }
+        let held = self.held.values().filter(|held| held.loss.is_none());
+        let leases = held.map(|held| (held.lease.late_at(), held.lease.length()));
+        let jobs = self.jobs.first().map(|at| (at + LATE, LATE));
+        let stuck = self.abandonments.values().any(|it| it.is_stuck(now));
+        let stuck = stuck.then_some((now, LATE));
+        let (mut next, mut pause, mut is_late) = (now + LONGEST_PAUSE, LONGEST_PAUSE, false);
+        for (late_at, lease) in leases.chain(jobs).chain(stuck) {
+            if late_at <= now {
+                is_late = true;
+                pause = pause.min(call_timeout(lease));
+            } else {
+                next = next.min(late_at);
+            }
+        }
+        if is_late {
+            next = next.min(now + pause.max(call_timeout(MIN_LEASE)));
+        }
+        self.look_at = Some(next);
+        match is_late {
+            true => Look::Late(next),
+            false => Look::Calm(next),
+        }
+    }
+
+    /// Takes over the work that is late. If the keeper `calls` no store, it notices losses only.
+    pub(crate) fn take_overdue(&mut self, calls: bool, cx: &mut Cx<'_>) -> Overdue {
+        let mut overdue = Overdue::default();
+        let late = self.held.iter().filter(|(_, held)| held.loss.is_none());
+        let late = late.filter(|(_, held)| held.lease.late_at() <= cx.now);
+        for id in late.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.notice_loss(id, cx);
+            let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) else {
+                continue;
+            };
+            if calls && let Some(is_driver_late) = held.lease.take_over(cx.now) {
+                overdue.is_driver_late |= is_driver_late;
+                overdue.renewals.push(held.renewal(id));
+                self.plan_lease(id, cx);
+            }
+        }
+        if !calls {
+            return overdue;
+        }
+        for (id, it) in &mut self.abandonments {
+            if it.is_stuck(cx.now) {
+                it.interrupted(cx.now);
+                overdue.jobs.push((Job::Abandon(id), it.call(cx.now)));
+            }
+        }
+        if let Some(until) = cx.now.checked_sub(LATE) {
+            let jobs = std::iter::from_fn(|| self.job_due_by(until, cx));
+            overdue.jobs.extend(jobs.take(JOBS));
+        }
+        overdue.is_driver_late |= !overdue.jobs.is_empty();
+        overdue
+    }
+}
