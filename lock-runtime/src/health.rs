@@ -274,6 +274,7 @@ impl Finding {
             Kind::Forbidden => ("missing_rights", "allow the user the right"),
             Kind::WrongServer => ("wrong_server", "connect to Redis 6.0 or later"),
             Kind::InvalidUrl => ("invalid_url", "correct the URL"),
+            Kind::Unsupported => ("other_settings", "use the same settings in all clients"),
             Kind::IncompatibleFormat => (
                 "incompatible_format",
                 "choose another namespace, or use versions of one format",

@@ -33,8 +33,8 @@
 //! - Use an odd number, three or five. Four servers tolerate no more failures than three.
 //! - They must be independent: on separate machines, and none a replica of another. A replica is
 //!   refused, and so is a server that is listed twice.
-//! - All clients list them in the same order. The order decides which server is the coordinator
-//!   of a lock.
+//! - All clients list the same servers in the same order. The order decides which server is the
+//!   coordinator of a lock. See [settings](#settings-that-all-clients-share).
 //! - Persistence is not needed: the others still know the data that one server lost.
 //!
 //! # The first half minute
@@ -50,10 +50,32 @@
 //! request with a shorter wait is refused as `Unavailable`, and the error gives the number of
 //! seconds until the servers vote.
 //!
-//! All clients must set the same `longest_lease`. A longer lease is refused as `InvalidSpec`.
+//! A longer lease is refused as `InvalidSpec`.
 //!
 //! A holder regains the vote of a restarted server with the first renewal after that time. So
 //! servers can be restarted one by one, `longest_lease` apart, while locks are held for days.
+//!
+//! # Settings that all clients share
+//!
+//! The `longest_lease`, and so the time without a vote, the number of the servers and their order
+//! have to be the same in all clients of a namespace. Otherwise a server that has forgotten a lock
+//! would vote too early for the clients with longer leases. Each server keeps the settings of its
+//! clients under `f:<namespace>:settings`, such as `30000 ms, server 1 of 3`. A client with other
+//! settings is refused as `InvalidSpec` when it connects, and the clients that run are not
+//! affected. A server that does not vote yet accepts new settings.
+//!
+//! To change them:
+//!
+//! 1. Stop all clients of the namespace.
+//! 2. Delete the key on every server.
+//! 3. Start the clients with the new settings, not before the longest lease of the old ones has
+//!    ended.
+//!
+//! Or use another namespace, if locks of the old one need not exclude those of the new one. A
+//! server that is replaced by an empty one at the same position needs none of this. A client does
+//! not notice that another client has another server at one position: change the list of all
+//! clients before the old server can be reached again. Clients of earlier versions neither read
+//! nor write the key.
 //!
 //! # Cost
 //!
@@ -120,6 +142,7 @@
 //!   faster or slower than those of the servers.
 //! - The clock of a server must not be *set forward* by more than a lease while a lock is held,
 //!   nor by more than `longest_lease` soon after the server was started. All times that it
-//!   measures (expiry, uptime, the age of the marker) would end early.
+//!   measures (expiry, uptime, the age of the marker) would end early. Set *back*, it delays them;
+//!   see [time](super::limits#time).
 //! - Permits are refused as `InvalidSpec`: of five servers with two permits each, three clients
 //!   could hold three.

@@ -106,17 +106,19 @@ impl Connection {
         Err(error)
     }
 
-    /// Starts to connect to a server that votes with others. They share the `pushes`' channels.
+    /// Starts to connect to the server number `place.0` of `place.1` that vote together. They share the `pushes`' channels.
     pub(super) fn member(
         client: Client,
         pushes: Pushes,
+        place: (usize, usize),
         runs: &Runs,
         settings: &RedisOptions,
     ) -> Arc<Self> {
         let db = client.get_connection_info().redis_settings().db();
         let target = Target::Server(Arc::new(client));
         let acl = AclLine::new(&pushes.namespace, db);
-        let dial = Dial::new(target, pushes, acl).member(settings.longest_lease_or_default(), runs);
+        let longest_lease = settings.longest_lease_or_default();
+        let dial = Dial::new(target, pushes, acl).member(longest_lease, place, runs);
         Self::begin(dial.unavailable_after(settings.unavailable_after))
     }
 

@@ -7,7 +7,11 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use super::{acl::AclLine, handshake::FORMAT, names::format_name};
+use super::{
+    acl::AclLine,
+    handshake::FORMAT,
+    names::{format_name, settings_name},
+};
 use crate::store::{StoreError, StoreErrorKind};
 
 pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
@@ -124,6 +128,17 @@ pub(super) fn incompatible(namespace: &str, found: Option<u32>) -> StoreError {
         ),
     };
     StoreError::new(StoreErrorKind::IncompatibleFormat, message)
+}
+
+/// The clients of a server of a majority have other settings than this one.
+pub(super) fn other_settings(namespace: &str, theirs: &str, ours: &str) -> StoreError {
+    let key = settings_name(namespace);
+    let message = format!(
+        "the clients of the namespace {namespace:?} have other settings (key {key}): {theirs}, and this client {ours}. Use \
+         one `longest_lease` and one list of servers, in one order, in all clients; to change them, stop all clients, \
+         delete the key on every server, and start them again"
+    );
+    StoreError::new(StoreErrorKind::Unsupported, message)
 }
 
 fn unauthenticated() -> StoreError {

@@ -97,11 +97,13 @@ impl Greeting {
         }
     }
 
-    /// The marker of the data, and the time for which the server has had it.
-    pub(super) fn marker(&self, acl: &AclLine) -> Result<(String, Duration), StoreError> {
+    /// The marker of the data, the time for which the server has had it, and the settings of its
+    /// clients.
+    pub(super) fn marker(&self, acl: &AclLine) -> Result<(String, Duration, String), StoreError> {
         let mut reply = Reply::new(settled(&self.marker, acl)?.clone())?;
         reply.count()?;
-        Ok((reply.text()?, Duration::from_micros(reply.count()?)))
+        let (marker, with_data) = (reply.text()?, Duration::from_micros(reply.count()?));
+        Ok((marker, with_data, reply.text()?))
     }
 
     /// The server's time, in microseconds since 1970.

@@ -30,7 +30,7 @@ use super::{
     connection::Connection,
     error,
     handshake::{Greeting, Info, Kind},
-    names::marker_name,
+    names::{marker_name, settings_name},
     on_drop::OnDrop,
     pushes::Pushes,
     quarantine::Tenure,
@@ -82,6 +82,8 @@ pub(super) struct Dial {
 #[derive(Clone)]
 struct Membership {
     longest_lease: Duration,
+    /// Those that all clients of the namespace have to share.
+    settings: String,
     /// Reads the marker of the server's data.
     question: Cmd,
     latest: Arc<Mutex<Option<Arc<Tenure>>>>,
@@ -181,13 +183,24 @@ impl Dial {
     }
 
     /// The same parameters for a server that votes with others. It does not vote for
-    /// `longest_lease` if it may have forgotten a lock.
-    pub(super) fn member(mut self, longest_lease: Duration, runs: &Runs) -> Self {
-        let name = marker_name(&self.pushes.namespace);
-        let marker = Call::new(&scripts::MARKER, 1).arg(name);
-        let marker = marker.token(Token::random());
+    /// `longest_lease` if it may have forgotten a lock. It is server number `place.0` of `place.1`
+    /// in the list of this client.
+    pub(super) fn member(
+        mut self,
+        longest_lease: Duration,
+        place: (usize, usize),
+        runs: &Runs,
+    ) -> Self {
+        let namespace = &self.pushes.namespace;
+        let (millis, (number, count)) = (longest_lease.as_millis(), place);
+        let settings = format!("{millis} ms, server {number} of {count}");
+        let marker = Call::new(&scripts::MARKER, 2)
+            .arg(marker_name(namespace))
+            .arg(settings_name(namespace));
+        let marker = marker.token(Token::random()).arg(&settings);
         self.membership = Some(Membership {
             longest_lease,
+            settings,
             question: marker.by_text(),
             latest: Arc::default(),
             runs: runs.clone(),
@@ -409,7 +422,11 @@ impl Dial {
         let Some(membership) = &self.membership else {
             return Ok(None);
         };
-        let (marker, with_data) = greeting.marker(&self.acl)?;
+        let (marker, with_data, settings) = greeting.marker(&self.acl)?;
+        if settings != membership.settings {
+            let (namespace, ours) = (&self.pushes.namespace, &membership.settings);
+            return Err(error::other_settings(namespace, &settings, ours));
+        }
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
         let (seen, longest_lease) = (greeting.received, membership.longest_lease);

@@ -63,6 +63,13 @@ pub(super) fn format_name(namespace: &str) -> String {
     format!("{fence}:{namespace}:format")
 }
 
+/// The key of the settings that all clients of a majority share. As with the format version, it is
+/// not the fence of a lock.
+pub(super) fn settings_name(namespace: &str) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:settings")
+}
+
 /// The key of the name of a client. As with the format version, it is not the fence of a lock.
 pub(super) fn client_name(namespace: &str, client: ClientId) -> String {
     let [fence, _] = SIDE_KEYS;

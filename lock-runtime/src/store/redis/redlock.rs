@@ -106,13 +106,13 @@ fn connecting(
         clients.push((name, client));
     }
     let (channel, runs) = (Token::random(), Runs::default());
-    let connection = |client| {
+    let connection = |client, place| {
         let pushes = Pushes::of_quorum(namespace, channel);
-        Connection::member(client, pushes, &runs, settings)
+        Connection::member(client, pushes, place, &runs, settings)
     };
-    let clients = clients.into_iter();
+    let clients = (1..).zip(clients);
     Ok(clients
-        .map(|(name, client)| (name, connection(client)))
+        .map(|(number, (name, client))| (name, connection(client, (number, urls.len()))))
         .collect())
 }
 

@@ -429,3 +429,57 @@ fn attempts_to_connect_that_overtake_each_other_are_no_outage() {
         .recv_timeout(2 * LONG)
         .expect("a task occupies the runtime");
 }
+
+/// Two versions of a program with other settings would rely on different quarantines, or ask other
+/// coordinators first.
+#[tokio::test]
+async fn clients_with_other_settings_are_refused_at_the_start() {
+    let servers = RedisServer::builder().start_all(3).await;
+    let namespace = unique("ns");
+    let connect = async |order: [usize; 3], longest_lease| {
+        let urls = order.map(|index| servers[index].url());
+        LockClient::builder()
+            .namespace(&namespace)
+            .redis(RedisOptions::new().longest_lease(longest_lease))
+            .connect(&format!("redlock:{}", urls.join(",")))
+            .await
+    };
+    let in_order = [0, 1, 2];
+    let locks = connect(in_order, LONGEST_LEASE).await.unwrap();
+    let request = |locks: &LockClient| {
+        let request = locks.exclusive("a").lease(LONGEST_LEASE / 2);
+        request.wait(LONG).acquire()
+    };
+    let guard = request(&locks).await.unwrap();
+
+    // Both longer and shorter: one of the two would be too short for the other's leases.
+    let key = format!("f:{namespace}:settings");
+    for (order, longest_lease) in [
+        (in_order, LONGEST_LEASE * 2),
+        (in_order, LONGEST_LEASE / 2),
+        ([2, 1, 0], LONGEST_LEASE),
+    ] {
+        let error = connect(order, longest_lease).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
+        let text = chain(&error);
+        for words in [
+            &*key,
+            " of 3, and this client ",
+            "stop all clients, delete the key",
+        ] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+    guard.verify().await.unwrap();
+    let again = connect(in_order, LONGEST_LEASE).await.unwrap();
+    guard.release().await.unwrap();
+    request(&again).await.unwrap().release().await.unwrap();
+
+    // The remedy.
+    drop((locks, again));
+    for server in &servers {
+        server.command(&["DEL", &key]).await;
+    }
+    let reversed = connect([2, 1, 0], LONGEST_LEASE * 2).await.unwrap();
+    request(&reversed).await.unwrap().release().await.unwrap();
+}
