@@ -1,6 +1,6 @@
 //! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
-use std::{collections::BTreeMap, mem::take, time::Duration};
+use std::{collections::BTreeMap, mem::take, num::NonZeroU32, time::Duration};
 
 use super::{
     client::{Client, Votes},
@@ -192,7 +192,15 @@ impl Checker {
             let is_excluded = match hold.mode {
                 Mode::Exclusive => !beside.is_empty(),
                 Mode::Shared => beside.iter().any(|other| other.mode == Mode::Exclusive),
-                Mode::Permits(permits) => beside.len() >= permits.get() as usize,
+                // Each has counted the others against its own number, whenever it came.
+                Mode::Permits(permits) => {
+                    let others = beside.iter().filter_map(|other| match other.mode {
+                        Mode::Permits(permits) => Some(permits),
+                        _ => None,
+                    });
+                    let most = others.fold(permits, NonZeroU32::max);
+                    beside.len() >= most.get() as usize
+                }
             };
             if is_excluded {
                 self.report(Wrong::TwoHolders, || {

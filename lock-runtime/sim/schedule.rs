@@ -483,7 +483,11 @@ impl Crowd {
             Kind::Passing | Kind::Strict => writer,
             Kind::Mixed => dice.one_of(&[writer, reader]),
             Kind::Readers => dice.one_of(&[writer, reader, reader, reader]),
-            Kind::Permits => NonZeroU32::new(2).map_or(Mode::Exclusive, Mode::Permits),
+            // Two versions of a program, with different numbers.
+            Kind::Permits => {
+                let number = NonZeroU32::new(dice.one_of(&[2, 3]));
+                number.map_or(writer, Mode::Permits)
+            }
         };
         let wait = if self.are_at_once {
             Wait::AtMost(self.horizon * 2)

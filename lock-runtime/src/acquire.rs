@@ -274,7 +274,7 @@ impl Acquiring<'_> {
             Refused::ForeignKey(part) => self.core.foreign(key, self.terms.mode.kind(), part),
             Refused::ModeMismatch => error(
                 LockErrorKind::ModeMismatch,
-                "it is held with another number of permits, or by something that is not a permit; use the same number everywhere",
+                "its key holds data of another kind of lock; choose another name for one of the two",
             ),
         }
     }

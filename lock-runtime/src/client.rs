@@ -221,8 +221,9 @@ impl LockClient {
 
     /// Creates a request for one of `permits` permits.
     ///
-    /// The number is part of the lock: while a permit is held, a request with another
-    /// number fails with `ModeMismatch`.
+    /// Requests with different numbers may share a key, as those of two versions of a program do
+    /// during a deployment: each counts all holders against its own number, in the order of the
+    /// wait queue. So there are never more holders than the largest number in use.
     pub fn permits(&self, key: impl IntoLockKey, permits: NonZeroU32) -> LockRequest {
         self.request(key, LockSpec::permits(permits))
     }

@@ -52,8 +52,9 @@ pub enum LockErrorKind {
     /// The release was sent and its outcome is unknown. The lock ends with its lease at the
     /// latest.
     ReleaseUnknown,
-    /// The lock is held in a mode that does not match: with another number of permits, or,
-    /// for a downgrade, not as a writer.
+    /// The lock is held in a mode that does not match: for a downgrade, not as a writer; for
+    /// permits, by an enclosing scope with another number; or its key holds data of another kind
+    /// of lock.
     ModeMismatch,
     /// Foreign data is stored under the name of the lock. It was left untouched.
     ForeignKey,

@@ -100,9 +100,8 @@ macro_rules! __lock_options {
                     Mode::Shared
                 }
                 permits(permits: ::core::num::NonZeroU32) {
-                    "one of `permits` permits: at most that many holders. The number is part of \
-             the lock: while a permit is held, a request with another number fails with \
-             `ModeMismatch`.",
+                    "one of `permits` permits: at most that many holders. A request counts all \
+             holders against its own number, also those that requested another one.",
                     Mode::Permits(permits)
                 }
             }

@@ -186,7 +186,7 @@ pub(crate) enum Mutation {
     TakesSilenceForHolder,
     /// The store does not announce the end of a reservation.
     AnnouncesNoEnd,
-    /// Rule 38: the reply to an extension is not applied if that to a later renewal came before.
+    /// Rule 41: the reply to an extension is not applied if that to a later renewal came before.
     DropsOvertaken,
 }
 

@@ -121,7 +121,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// the others.
     fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply>;
 
-    /// Renews leases. Never shortens a lease, and never creates one.
+    /// Renews leases. Never creates a lease, and never shortens one but to
+    /// [`at_most`](Renewal::at_most).
     ///
     /// Returns a reply for each renewal, in the same order, so that a renewal that fails does not
     /// affect the others.

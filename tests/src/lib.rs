@@ -18,6 +18,7 @@
 //! | [`prometheus`] | a Prometheus server that scrapes the processes of a test |
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
+//! | [`server_clock`] | a wall clock that a test sets, for the servers that it starts |
 //! | [`errors`] | errors as an error reporter prints them |
 
 pub mod cluster;
@@ -31,6 +32,7 @@ pub mod prometheus;
 pub mod proxy;
 pub mod redis_server;
 pub mod sentinel;
+pub mod server_clock;
 pub mod storm;
 pub mod traces;
 
@@ -51,6 +53,7 @@ pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis_server::{RedisServer, shared_five, shared_server, unique};
 pub use sentinel::{SentinelSet, shared_sentinels};
+pub use server_clock::ServerClock;
 pub use supervised::Supervised;
 pub use traces::Captured;
 

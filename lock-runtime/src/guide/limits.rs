@@ -72,8 +72,21 @@
 //!
 //! The lease is measured by the clock of the store. The validity is measured by the holder's own
 //! monotonic clock, from *before* the request was sent, less a drift of 1 % and 2 ms. Clocks that
-//! drift apart by more than 1 % break this. Clocks that are *set* to different times do not
-//! matter.
+//! drift apart by more than 1 % break this.
+//!
+//! The clocks of clients may be *set* to any time, and may be set while they run. That of the
+//! store must not be set by more than a fraction of a lease:
+//!
+//! - Set **forward**, it ends leases, reservations (`min_hold`) and queue entries early, all at
+//!   once. Another holder is granted the lock at once; the first one notices with its next
+//!   renewal.
+//! - Set **back**, it lets the store keep each of them for longer, by the length of the step. A
+//!   holder notices at its next renewal, and corrects its lease with the one after that. A process
+//!   that ends before that, or a reservation, blocks its lock for the step; `revoke` frees it.
+//!   Queue entries from before the step are dropped if it was longer than ten seconds, and live
+//!   waiters queue again. Locks exclude each other and fencing tokens increase all the same.
+//!
+//! Let the clocks of servers be corrected gradually, not in steps.
 //!
 //! The time for which the machine is suspended counts, as with a closed laptop: for validity and
 //! loss, `min_hold`, `max_hold`, the quarantine of a server and every estimate of its clock.

@@ -60,9 +60,15 @@
 //!
 //! # Permits
 //!
-//! [`permits`] admits at most *n* holders across all processes. The number is part of the lock.
-//! Permits are a separate object: `permits("mail", n)` and `exclusive("mail")` do not exclude
-//! each other.
+//! [`permits`] admits at most *n* holders across all processes. Permits are a separate object:
+//! `permits("mail", n)` and `exclusive("mail")` do not exclude each other.
+//!
+//! The number may change in a deployment: while two versions of a program run, each request counts
+//! all holders against its own number, so there are never more holders than the largest number in
+//! use. Requests are granted in the order in which they came: one that waits for a smaller number
+//! of holders delays those behind it. Inspection shows the number of the first of the present
+//! holders for all of them. Clients of earlier versions refuse a permit beside one of
+//! another number with `ModeMismatch`: upgrade all processes before you change the number.
 //!
 //! # Several keys
 //!

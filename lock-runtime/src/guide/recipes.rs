@@ -183,7 +183,6 @@
 //! | the namespace | [`namespace`](crate::LockClientBuilder::namespace), `lock` by default |
 //! | the key | byte for byte, after formatting and escaping: `order:7` is not `order:07` |
 //! | the kind | exclusive, read and write locks exclude each other; permits are separate |
-//! | the number of permits | another number is `ModeMismatch` while one is held |
 //!
 //! All other settings may differ: lease, wait, `min_hold`, `max_hold`, order and re-entry.
 //!

@@ -228,7 +228,7 @@
 //! | fencing | `{<namespace>:<name>}:f` | STRING: the latest fencing token, kept for a day |
 //! | waiting | `{<namespace>:<name>}:q` | HASH: the wait queue |
 //! | format | `f:<namespace>:format` | STRING: the version of this layout; absent for version 1 |
-//! | settings | `f:<namespace>:settings` | STRING, [over several servers](super::majority): those that all clients share |
+//! | settings | `f:<namespace>:settings` | STRING, with several servers: settings of all clients |
 //!
 //! The wait queue is deleted with its last waiter, or 10 s after the last poll.
 //!

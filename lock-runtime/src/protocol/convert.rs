@@ -77,8 +77,8 @@ impl Session {
         terms.max_hold = terms.max_hold.map(left);
         let error = match answer {
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
-                let lease =
-                    Lease::granted(terms.lease, terms.renew, *sent, grant.ttl, cx.fraction());
+                let ttl = grant.ttl.min(writer.longest_lease);
+                let lease = Lease::granted(terms.lease, terms.renew, *sent, ttl, cx.fraction());
                 let lease = lease.held_since(*sent, terms.max_hold);
                 if !lease.validity(cx.now).is_zero() {
                     let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);

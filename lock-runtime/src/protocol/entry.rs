@@ -139,7 +139,7 @@ impl QueueEntry {
         } = self.standing
         {
             // Each of them proves that no earlier grant counts, in whatever order they were
-            // executed (rule 38).
+            // executed (rule 41).
             counter = counter.max(largest);
             as_of = sent.max(latest);
         }

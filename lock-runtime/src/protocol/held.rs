@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Cx, Effect, HeldId, Mutation, Note, Session,
     handoff::{Budget, Handoff},
-    lease::{Due, LONGEST_SLACK, Lease},
+    lease::{Correction, Due, LONGEST_SLACK, Lease},
     message::{Answer, Call, Reply, Request},
 };
 use crate::{
@@ -53,6 +53,7 @@ pub(crate) struct Held {
     pub(super) lease: Lease,
     /// The longest lease that was requested: the store keeps the lock no longer without a renewal.
     pub(super) longest_lease: Duration,
+    pub(super) correction: Correction,
     /// The limits of local hand-offs.
     pub(super) budget: Option<Budget>,
     /// The number of guards on this lease: the first one and those that re-entered.
@@ -94,6 +95,7 @@ impl Held {
             terms,
             lease,
             longest_lease: terms.lease,
+            correction: Correction::default(),
             budget,
             guards: 1,
             loss: None,
@@ -102,10 +104,10 @@ impl Held {
     }
 
     /// Returns the renewal of the lease.
-    pub(super) fn renewal(&self, id: HeldId) -> DueRenewal {
+    pub(super) fn due_renewal(&mut self, id: HeldId) -> DueRenewal {
         DueRenewal {
             held: id,
-            renewal: Renewal::new(self.hold.clone(), self.lease.length()),
+            renewal: self.renewal(self.lease.length()),
             timeout: self.terms.call_timeout(),
         }
     }
@@ -113,6 +115,12 @@ impl Held {
     /// Returns the rest of `min_hold`, if any is left.
     pub(super) fn left_to_hold(&self, now: Instant) -> Option<Duration> {
         self.terms.left_to_hold(self.lease.since(), now)
+    }
+
+    /// Returns a renewal that keeps the lock for at least `lease`.
+    fn renewal(&mut self, lease: Duration) -> Renewal {
+        let at_most = self.correction.at_most(self.longest_lease);
+        Renewal::new(self.hold.clone(), lease).at_most(at_most)
     }
 
     /// Returns how long the lock is surely still held.
@@ -199,7 +207,7 @@ impl Session {
                     self.lose(id, loss, cx);
                     continue;
                 }
-                Some(Due::Renew) => renewals.push(held.renewal(id)),
+                Some(Due::Renew) => renewals.push(held.due_renewal(id)),
                 Some(Due::Warn) => {
                     cx.note(|| Note::HeldLong(held.hold.key.clone(), held.terms.lease));
                 }
@@ -229,7 +237,8 @@ impl Session {
         };
         match answer {
             Ok(RenewReply::Renewed { ttl }) => {
-                held.lease.renewed(sent, ttl, cx.fraction(), cx.now);
+                let counted = held.correction.counted(ttl, held.longest_lease);
+                held.lease.renewed(sent, counted, cx.fraction(), cx.now);
                 cx.debug(|| Note::Renewed(held.hold.key.clone(), held.fence, ttl));
                 cx.out.push(Effect::Extended {
                     held: id,
@@ -259,7 +268,7 @@ impl Session {
             return Err(ExtendError::Lost(loss));
         }
         held.longest_lease = held.longest_lease.max(lease);
-        let renewal = Renewal::new(held.hold.clone(), lease);
+        let renewal = held.renewal(lease);
         let timeout = held.terms.call_timeout();
         Ok(Call::new(Request::Renew(renewal), timeout))
     }
@@ -289,6 +298,7 @@ impl Session {
         if let Some(loss) = held.loss {
             return Err(ExtendError::Lost(loss));
         }
+        let ttl = held.correction.counted(ttl, held.longest_lease);
         let is_dropped = cx.breaks(Mutation::DropsOvertaken) && held.lease.is_overtaken(sent);
         let is_extended = is_dropped || held.lease.reported(sent, ttl, cx.now);
         cx.out.push(Effect::Extended {

@@ -91,7 +91,7 @@ impl Session {
             };
             if calls && let Some(is_driver_late) = held.lease.take_over(cx.now) {
                 overdue.is_driver_late |= is_driver_late;
-                overdue.renewals.push(held.renewal(id));
+                overdue.renewals.push(held.due_renewal(id));
                 self.plan_lease(id, cx);
             }
         }

@@ -25,7 +25,7 @@ pub(crate) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// The time until which a store keeps a lease at least, as replies in any order show it (rule 38).
+/// The time until which a store keeps a lease at least, as replies in any order show it (rule 41).
 #[derive(Clone, Copy, Debug)]
 struct Validity {
     until: Instant,
@@ -68,6 +68,40 @@ impl Validity {
             (self.until, self.known_at) = (until, now);
         }
         true
+    }
+}
+
+/// The time by which a lease may seem to be too long for another reason than a clock that was set
+/// back: a store may know its own clock only to a round trip.
+const SET_BACK: Duration = Duration::from_secs(1);
+
+/// Corrects a lease that the store keeps for too long, as its clock was set back (rule 39).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Correction {
+    /// The store keeps the lock for longer than was ever requested.
+    is_due: bool,
+    /// The shortest time to which a renewal may have shortened the lease, or may do so later.
+    to: Option<Duration>,
+}
+
+impl Correction {
+    /// Returns how much of a TTL counts, where `longest` is the longest lease that was requested.
+    pub(crate) fn counted(&mut self, ttl: Duration, longest: Duration) -> Duration {
+        self.is_due = ttl > longest + SET_BACK;
+        ttl.min(self.to.unwrap_or(longest))
+    }
+
+    /// Returns the longest time for which the next renewal lets the store keep the lock.
+    pub(crate) fn at_most(&mut self, longest: Duration) -> Option<Duration> {
+        self.is_due.then(|| {
+            self.to.get_or_insert(longest);
+            longest
+        })
+    }
+
+    /// Returns whether a renewal may still shorten the lease.
+    pub(crate) fn was_sent(&self) -> bool {
+        self.to.is_some()
     }
 }
 
@@ -194,11 +228,11 @@ impl Lease {
     /// Returns when the lease is late: half of the time that the latest reply has left is over
     /// without a renewal, or the driver has not noticed a loss.
     pub(crate) fn late_at(&self) -> Instant {
-        let half = self.as_of + self.valid_until.saturating_duration_since(self.as_of) / 2;
-        let lost_at = self
-            .ends_at
-            .unwrap_or(self.valid_until)
-            .min(self.valid_until);
+        let Validity {
+            until, known_at, ..
+        } = self.validity;
+        let half = known_at + (until - known_at) / 2;
+        let lost_at = self.ends_at.unwrap_or(until).min(until);
         let unnoticed = lost_at + UNNOTICED;
         match self.renewal {
             Renewal::Off => unnoticed,
@@ -361,6 +395,57 @@ mod tests {
         lease.renewed(now, LEASE, 0.0, now);
         assert_eq!(lease.due(now), Some(Due::Warn));
         assert_eq!(lease.due(now), None);
+    }
+
+    /// A call of a holder, which the store executes at any time after it was sent, or never.
+    #[derive(Clone, Debug)]
+    struct Call {
+        at: u64,
+        lease: u64,
+        at_most: Option<Duration>,
+        longest: Duration,
+    }
+
+    proptest! {
+        /// The clock of the store is set back, and calls are executed in any order: the holder
+        /// never counts on the lock for longer than the store keeps it (rule 39).
+        #[test]
+        fn a_corrected_lease_is_never_relied_on_for_too_long(
+            steps in proptest::collection::vec((0u8..5, 1u64..60, any::<proptest::sample::Index>()), 1..60)
+        ) {
+            const SECOND: Duration = Duration::from_secs(1);
+            let (mut correction, mut longest) = (Correction::default(), 10 * SECOND);
+            let (mut now, mut valid_until, mut kept_until) = (0, 10, 10);
+            let mut calls: Vec<Call> = Vec::new();
+            for (step, number, index) in steps {
+                match step {
+                    0 => now += number / 6,
+                    1 => kept_until += 10 * number,
+                    2 | 3 => {
+                        // A renewal, or an extension.
+                        let lease = if step == 2 { 10 } else { number };
+                        longest = longest.max(Duration::from_secs(lease));
+                        let at_most = correction.at_most(longest);
+                        calls.push(Call { at: now, lease, at_most, longest });
+                    }
+                    _ if calls.is_empty() => {}
+                    _ => {
+                        // The same call may be executed again later.
+                        let call = calls[index.index(calls.len())].clone();
+                        prop_assert!(call.longest <= longest);
+                        if kept_until <= now {
+                            return Ok(());
+                        }
+                        let most = call.at_most.map_or(u64::MAX, |most| now + most.as_secs());
+                        kept_until = kept_until.max(now + call.lease).min(most);
+                        let ttl = Duration::from_secs(kept_until - now);
+                        let counted = correction.counted(ttl, longest).as_secs();
+                        valid_until = valid_until.max(call.at + counted);
+                    }
+                }
+                prop_assert!(valid_until <= kept_until, "{valid_until} after {kept_until}");
+            }
+        }
     }
 
     /// A renewal at a store: when it is sent, executed and answered, in milliseconds, and the

@@ -130,9 +130,10 @@ impl Session {
             let is_sound =
                 budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
             // The store may keep a lock that was extended for longer than the next holder has asked
-            // for, also if it has not replied to the extension yet.
-            let was_extended = longest_lease > terms.lease;
-            if let Some(handoff) = handoff.filter(|_| is_sound && !was_extended) {
+            // for, also if it has not replied to the extension yet. A renewal that corrects a lease
+            // (rule 39) would shorten an extension of the next holder.
+            let was_changed = longest_lease > terms.lease || held.correction.was_sent();
+            if let Some(handoff) = handoff.filter(|_| is_sound && !was_changed) {
                 queue.hand_off(handoff, cx);
                 cx.debug(|| Note::HandedOff(key.clone(), fence));
                 return Left::Over(Ok(Released::Locally));

@@ -951,7 +951,7 @@ fn an_extended_lock_is_not_handed_off_locally() {
     }
 }
 
-/// A renewal that was sent later is executed, or answered, before the extension (rule 38).
+/// A renewal that was sent later is executed, or answered, before the extension (rule 41).
 #[test]
 fn an_extension_that_a_renewal_overtakes_is_valid() {
     let (second, length) = (Duration::from_secs(1), LEASE * 2);

@@ -272,7 +272,8 @@ pub enum AcquireReply {
     Late,
     /// Foreign data is stored under this key of the lock. It was left untouched.
     ForeignKey(KeyPart),
-    /// The lock is held with another number of permits, or in a form that this mode cannot read.
+    /// The lock is held in a form that this mode cannot read. Never the reply to permits beside
+    /// permits of another number: each request counts all holders against its own number.
     ModeMismatch,
 }
 
@@ -319,12 +320,25 @@ pub struct Renewal {
     /// The lock is kept for at least this time from now. Zero queries the state and changes
     /// nothing.
     pub lease: Duration,
+    /// The lock is kept for at most this time from now, even if that shortens its lease. The caller
+    /// sets it after a reply has shown more time than was ever requested for the lock: the clock of
+    /// the store was set back. `None` never shortens the lease.
+    pub at_most: Option<Duration>,
 }
 
 impl Renewal {
     /// Creates a renewal that keeps `hold` for at least `lease` from now.
     pub fn new(hold: Hold, lease: Duration) -> Self {
-        Self { hold, lease }
+        Self {
+            hold,
+            lease,
+            at_most: None,
+        }
+    }
+
+    /// Corrects a lease that the clock of the store has made too long.
+    pub fn at_most(self, at_most: Option<Duration>) -> Self {
+        Self { at_most, ..self }
     }
 
     #[cfg(feature = "records")]

@@ -105,6 +105,8 @@ pub(crate) struct Step<'a> {
     heir: Option<Token>,
     /// The caller. The reply contains its grant, so it needs no event.
     pub(in crate::store) caller: Option<Token>,
+    /// The mode in which the caller requests or polls.
+    asks: Option<Mode>,
     /// To be sent when no mutex is locked any more.
     pub(crate) events: Vec<StoreEvent>,
     /// A holder was released, or was granted a lease that ends before the next waiter polls. The
@@ -126,6 +128,7 @@ impl<'a> Step<'a> {
             proposal: None,
             heir: None,
             caller,
+            asks: None,
             events: Vec::new(),
             frees: false,
             grants_nothing: false,
@@ -224,6 +227,7 @@ impl Table {
     /// Keeps the queue entry of the caller alive, and advances the wait queue.
     fn kept_alive(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<&mut Entry> {
         let kind = hold.mode.kind();
+        step.asks = Some(hold.mode);
         let entry = self.map(kind).get_mut(&hold.key)?;
         entry.line.retain(|place| place.is_queued(step.now));
         if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
@@ -253,12 +257,6 @@ impl Table {
         let entry = self.map(kind).get_mut(key)?;
         if let Some(grant) = entry.repeated(&request.hold, step) {
             return Some(AcquireReply::Granted(grant));
-        }
-        if let (Mode::Permits(wanted), Mode::Permits(held)) = (mode, entry.mode)
-            && wanted != held
-            && !entry.slots.is_empty()
-        {
-            return Some(AcquireReply::ModeMismatch);
         }
         let group = request.reader_group.filter(|_| mode == Mode::Shared);
         let is_of_a_group = group.is_some_and(|reader| entry.is_held_by(reader));
@@ -328,6 +326,9 @@ impl Table {
         held.map_or(RenewReply::Gone, |slot| {
             if !renewal.lease.is_zero() {
                 slot.expires = slot.expires.max(latest + renewal.lease);
+            }
+            if let Some(at_most) = renewal.at_most {
+                slot.expires = slot.expires.min(latest + at_most);
             }
             RenewReply::Renewed {
                 ttl: slot.expires - now,
@@ -404,7 +405,7 @@ impl Table {
     ) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
         let entry = self.map(hold.mode.kind()).get_mut(&hold.key);
-        let Some(entry) = entry.filter(|entry| entry.mode == hold.mode) else {
+        let Some(entry) = entry.filter(|entry| entry.is_held_in(hold.mode)) else {
             return Err(ReleaseReply::NotHeld);
         };
         entry.expire(step.now);
@@ -492,7 +493,7 @@ impl Table {
         let mut holders: Vec<_> = entry.living(now).map(holder).collect();
         holders.sort_by_key(|holder| holder.ttl);
         let waiter = |place: &Place| {
-            let silent = now.saturating_duration_since(place.seen);
+            let silent = place.silence(now);
             let client = Identity::unnamed(place.request.token.client());
             let waited = now.saturating_duration_since(place.came);
             Waiter::new(place.mode, place.request.lease, silent, client).waited(Some(waited))

@@ -11,6 +11,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{PATIENCE, PostgresServer, State, installation::Installation};
 use crate::{
+    ServerClock,
     certificates::Certificates,
     ports::free_port,
     supervised::{Log, Supervised},
@@ -22,6 +23,7 @@ pub struct Builder {
     lines: Vec<String>,
     pub(super) password: Option<String>,
     pub(super) certificates: Option<Certificates>,
+    clock: Option<ServerClock>,
     /// The port of the primary, if it is a standby.
     primary: Option<u16>,
 }
@@ -60,6 +62,13 @@ impl Builder {
     #[must_use]
     pub fn tls_for(mut self, names: &[&str]) -> Self {
         self.certificates = Some(Certificates::new(names));
+        self
+    }
+
+    /// Makes it use a clock that the test sets.
+    #[must_use]
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
         self
     }
 
@@ -154,7 +163,8 @@ impl Builder {
     pub(super) async fn launch(&self, port: u16, directory: &Path) -> Result<Supervised, Failure> {
         let installation = Installation::find()?;
         let data = installation.data_of(directory);
-        let command = installation.server(&data, port);
+        let clock = self.clock.iter().flat_map(ServerClock::command);
+        let command: Vec<_> = clock.chain(installation.server(&data, port)).collect();
         let process = Supervised::spawn(directory, command.iter().map(String::as_str))?;
 
         let mut log = process.log();

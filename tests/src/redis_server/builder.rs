@@ -11,6 +11,7 @@ use tokio::{
 
 use super::{PATIENCE, RedisServer, State, tls::Tls};
 use crate::{
+    ServerClock,
     ports::free_port,
     supervised::{Files, Log, Supervised},
 };
@@ -29,6 +30,7 @@ pub struct Builder {
     pub(super) tls: Option<Tls>,
     pub(super) first_command: Vec<String>,
     pub(super) bus: Option<u16>,
+    clock: Option<ServerClock>,
     role: Role,
 }
 
@@ -74,6 +76,13 @@ impl Builder {
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
         self.args(["--user", name, "on", &format!(">{password}")])
             .args(rules.split_whitespace())
+    }
+
+    /// Makes it use a clock that the test sets.
+    #[must_use]
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
+        self
     }
 
     /// Makes it a replica of `primary`; [`start`](Self::start) then waits until it has the
@@ -166,7 +175,10 @@ impl Builder {
             .prefix("lock-tests-redis-")
             .tempdir()?;
         files.write_to(directory.path())?;
-        let command = self.command_line(port, directory.path())?;
+        let clock = self.clock.iter().flat_map(ServerClock::command);
+        let command: Vec<_> = clock
+            .chain(self.command_line(port, directory.path())?)
+            .collect();
         // From here on the supervisor removes the directory, because it also does so when this
         // process is killed.
         let process = Supervised::spawn(directory.path(), command.iter().map(String::as_str))?;

@@ -22,6 +22,7 @@ mod monitor;
 mod names;
 mod queue;
 mod released;
+mod set_back;
 mod several;
 mod tokens;
 

@@ -101,7 +101,13 @@ impl Servers {
 
     /// Clients of the first three servers.
     async fn clients_of_three(&self, count: usize) -> Vec<LockClient> {
-        let urls = || self.all()[..3].iter().map(RedisServer::url);
+        let servers = &self.all()[..3];
+        // The server list of the namespace changes, and no client of the old one goes on.
+        let settings = format!("f:{}:settings", self.namespace);
+        for server in servers {
+            server.command(&["DEL", &settings]).await;
+        }
+        let urls = || servers.iter().map(RedisServer::url);
         join_all((0..count).map(|_| self.client_of(urls()))).await
     }
 

@@ -135,6 +135,7 @@ impl Session {
             }
             (Purpose::Confirm(grant), Ok(Reply::Renew(RenewReply::Renewed { ttl }))) => {
                 let terms = &self.acquisitions[id].terms;
+                let ttl = ttl.min(terms.lease);
                 let lease = Lease::granted(terms.lease, terms.renew, sent, ttl, cx.fraction());
                 if lease.validity(cx.now).is_zero() {
                     // A poll after a pause returns the current state.
@@ -172,8 +173,8 @@ impl Session {
             Ok(Reply::Acquire(AcquireReply::Granted(grant))) => {
                 let breaks = cx.breaks(Mutation::CountsFromReply);
                 let from = if breaks { cx.now } else { sent };
-                let lease =
-                    Lease::granted(terms.lease, terms.renew, from, grant.ttl, cx.fraction());
+                let ttl = grant.ttl.min(terms.lease);
+                let lease = Lease::granted(terms.lease, terms.renew, from, ttl, cx.fraction());
                 if !lease.validity(cx.now).is_zero() {
                     return Outcome::Granted(grant, lease.held_since(sent, terms.max_hold));
                 }

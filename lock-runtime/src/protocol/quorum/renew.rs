@@ -44,7 +44,6 @@ impl Session {
             let mut tally = Renewed::new(servers, hold.token.stem());
             let mut known = PerServer::new();
             if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
-                known.extend(round.known());
                 shortest = shortest.min(round.lease);
                 if cx.breaks(Mutation::AddsUpRenewals) {
                     let earlier = round.expiries();
@@ -53,13 +52,14 @@ impl Session {
                 if !lease.is_zero() {
                     round.longest_lease = round.longest_lease.max(*lease);
                 }
+                known.extend(round.known());
+                for (server, token) in &known {
+                    let renewal = round.renewal(*server, hold.alias(*token), *lease);
+                    batches[*server].0.push((number, *token));
+                    batches[*server].1.push(renewal);
+                }
             }
             tally.gone = servers - known.len();
-            for (server, token) in known {
-                let hold = hold.alias(token);
-                batches[server].0.push((number, token));
-                batches[server].1.push(Renewal::new(hold, *lease));
-            }
             tallies.push(tally);
             if !lease.is_zero() {
                 self.heal(hold.token, cx);
@@ -108,6 +108,9 @@ impl Session {
             };
             if let Some(round) = self.rounds.get_mut(&token.stem()).filter(is_used) {
                 let exchange = round.exchange;
+                if let RenewReply::Renewed { ttl } = reply {
+                    *ttl = round.counted(server, *ttl);
+                }
                 if round.has_ended(server, cx) || !round.extends(server, cx.now) {
                     *reply = RenewReply::Gone;
                 }

@@ -31,8 +31,8 @@ use crate::{
     protocol::{STRAGGLE, lease::drift},
     spec::Mode,
     store::{
-        AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError,
-        Token,
+        AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, Renewal,
+        StoreError, Token,
     },
     time::Instant,
 };
@@ -209,6 +209,18 @@ impl Round {
         let vote = self.states[server].held();
         vote.is_some_and(|vote| Some(vote.fence) <= self.fence)
             || (self.valid_until).is_some_and(|until| now + drift(self.lease) < until)
+    }
+
+    /// Returns a renewal of the vote of a server.
+    pub(super) fn renewal(&mut self, server: usize, alias: Hold, lease: Duration) -> Renewal {
+        let at_most = self.states[server].correction.at_most(self.longest_lease);
+        Renewal::new(alias, lease).at_most(at_most)
+    }
+
+    /// Returns how much of the TTL counts that a server has reported for its vote.
+    pub(super) fn counted(&mut self, server: usize, ttl: Duration) -> Duration {
+        let correction = &mut self.states[server].correction;
+        correction.counted(ttl, self.longest_lease)
     }
 
     /// The last of the fencing tokens that the servers have given to this acquisition.

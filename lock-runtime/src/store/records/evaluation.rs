@@ -265,7 +265,7 @@ impl Body {
             return false;
         }
         let polled = self.queue.iter().zip(&before.queue);
-        let mut polled = polled.map(|(new, old)| new.seen.saturating_sub(old.seen));
+        let mut polled = polled.map(|(new, old)| new.seen.abs_diff(old.seen));
         let polled_again = POLLED_AGAIN.as_micros() as u64;
         !self.differs_by_polls(before) || polled.any(|time| time >= polled_again)
     }

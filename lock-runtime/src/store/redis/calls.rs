@@ -315,13 +315,22 @@ impl RedisStore {
         }
     }
 
-    fn renewal(&self, Renewal { hold, lease }: &Renewal) -> Call {
+    fn renewal(&self, renewal: &Renewal) -> Call {
+        let Renewal {
+            hold,
+            lease,
+            at_most,
+        } = renewal;
         let call = |script| self.on_lock(script, &hold.key, hold.mode.kind());
         let call = match hold.mode {
             Mode::Exclusive => call(&scripts::RENEW).token(hold.token),
             Mode::Shared | Mode::Permits(_) => call(&scripts::RENEW_SHARE).hold(hold),
         };
-        call.millis(*lease)
+        let call = call.millis(*lease);
+        match at_most {
+            Some(at_most) => call.millis(*at_most),
+            None => call,
+        }
     }
 
     /// Returns whether the lock can be handed off to a named heir: it becomes free at once, and the

@@ -106,7 +106,8 @@ impl Connection {
         Err(error)
     }
 
-    /// Starts to connect to the server number `place.0` of `place.1` that vote together. They share the `pushes`' channels.
+    /// Starts to connect to the server number `place.0` of `place.1` that vote together. They share
+    /// the `pushes`' channels.
     pub(super) fn member(
         client: Client,
         pushes: Pushes,

@@ -342,7 +342,10 @@ pub(super) async fn answer_all(
     connection: &Connection,
     calls: Vec<Call>,
 ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-    let is_renewal = |index: &usize| calls[*index].is_of(&scripts::RENEW);
+    // A renewal that corrects a lease has a third argument.
+    let is_renewal = |index: &usize| {
+        calls[*index].is_of(&scripts::RENEW) && calls[*index].argument(2).is_empty()
+    };
     let (renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
     let ungrouped = &connection.groups.ungrouped_renewals;
     let refused = ungrouped.load(Ordering::Relaxed);

@@ -99,7 +99,8 @@ impl RedisOptions {
     /// ([`connect_redlock`](crate::LockClientBuilder::connect_redlock)), 30 s by default.
     ///
     /// Use the same value for all clients. A client with another one is refused as `InvalidSpec`
-    /// when it connects; how to change it is described in [`guide::majority`](crate::guide::majority). A lease that is left unset is at most this long.
+    /// when it connects; the [guide](crate::guide::majority#settings-that-all-clients-share) shows
+    /// how to change it. A lease that is left unset is at most this long.
     ///
     /// A server does not vote for this long after a restart, or after its first use in a
     /// namespace, because it may have forgotten a lock. A larger value makes that time longer.

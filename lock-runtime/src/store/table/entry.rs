@@ -1,6 +1,6 @@
 //! The holders and the wait queue of one name.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, mem::discriminant, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -20,7 +20,8 @@ use crate::{
 /// the next access.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Entry {
-    /// The mode of the slots. It has no meaning if there are none.
+    /// The mode of the slots. It has no meaning if there are none. The number of permits is that of
+    /// the first slot; the holders of the others may have requested another one.
     pub(crate) mode: Mode,
     pub(crate) slots: SmallVec<[Slot; 1]>,
     pub(crate) line: VecDeque<Place>,
@@ -56,12 +57,19 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Returns the time since the latest request, or until then: after the clock of the store was
+    /// set back, an entry from before is as old as it is new.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        let (early, late) = (self.seen.min(now), self.seen.max(now));
+        late - early
+    }
+
     fn is_live(&self, now: Instant) -> bool {
-        now < self.seen + ENTRY_STALE_AFTER
+        self.silence(now) < ENTRY_STALE_AFTER
     }
 
     pub(crate) fn is_queued(&self, now: Instant) -> bool {
-        now < self.seen + ENTRY_TTL
+        self.silence(now) < ENTRY_TTL
     }
 
     /// The number of permits is part of their name.
@@ -105,8 +113,14 @@ impl Entry {
     }
 
     pub(crate) fn slot(&mut self, mode: Mode, token: Token) -> Option<&mut Slot> {
+        let is_held = self.is_held_in(mode);
         let mut slots = self.slots.iter_mut();
-        slots.find(|slot| self.mode == mode && slot.is_held_by(token))
+        slots.find(|slot| is_held && slot.is_held_by(token))
+    }
+
+    /// Returns whether the slots are of this mode, whatever the number of permits.
+    pub(crate) fn is_held_in(&self, mode: Mode) -> bool {
+        discriminant(&self.mode) == discriminant(&mode)
     }
 
     /// Returns the grant of a holder again. The fencing token of a reader may not be the latest, so
@@ -119,14 +133,13 @@ impl Entry {
         Some(slot.grant(step.now))
     }
 
-    /// Returns whether the current holders admit another one in `mode`.
+    /// Returns whether the current holders admit another one in `mode`. Each number of permits
+    /// counts all holders (rule 38).
     pub(crate) fn admits(&self, mode: Mode) -> bool {
         match (mode, self.mode) {
             _ if self.slots.is_empty() => true,
             (Mode::Shared, Mode::Shared) => true,
-            (Mode::Permits(wanted), Mode::Permits(held)) => {
-                wanted == held && self.slots.len() < held.get() as usize
-            }
+            (Mode::Permits(wanted), Mode::Permits(_)) => self.slots.len() < wanted.get() as usize,
             _ => false,
         }
     }
@@ -135,7 +148,9 @@ impl Entry {
         let is_writer = mode == Mode::Exclusive;
         let reserved = if is_writer { request.reserved } else { 0 };
         let fence = step.fences.next(reserved, step);
-        self.mode = mode;
+        if self.slots.is_empty() {
+            self.mode = mode;
+        }
         let slot = Slot {
             token: request.token,
             kept: false,
@@ -167,13 +182,20 @@ impl Entry {
                 index += 1;
                 continue;
             }
-            if self.mode == place.mode && self.is_held_by(place.request.token) {
+            if self.is_held_in(place.mode) && self.is_held_by(place.request.token) {
                 self.line.remove(index);
                 continue;
             }
-            if !self.admits(place.mode) {
+            let is_caller = step.caller == Some(place.request.token);
+            let asks = is_caller && step.asks == Some(place.mode);
+            let is_admitted = self.admits(place.mode);
+            if !is_admitted || self.is_of_another_number(place.mode) && !asks {
+                let free_in = || match is_admitted {
+                    true => Some(Duration::ZERO),
+                    false => self.free_in(place.mode, now),
+                };
                 if step.frees
-                    && let Some(ttl) = self.ends_in(now).filter(|ttl| *ttl < POLL_INTERVAL)
+                    && let Some(ttl) = free_in().filter(|ttl| *ttl < POLL_INTERVAL)
                 {
                     let (key, kind) = (key.clone(), place.mode.kind());
                     step.events.push(StoreEvent::FreeIn { key, kind, ttl });
@@ -187,7 +209,7 @@ impl Entry {
             // A dead process does not renew its short lease, which may end before the next waiter
             // polls.
             step.frees |= request.lease < POLL_INTERVAL;
-            if step.caller != Some(request.token) {
+            if !is_caller {
                 let hold = Hold::new(key.clone(), mode, request.token);
                 let next = self
                     .line
@@ -222,15 +244,24 @@ impl Entry {
         self.line.iter().find(|place| place.is_live(now))
     }
 
-    /// Returns the time until the holders admit another one, if none is released or renewed
-    /// before.
-    fn ends_in(&self, now: Instant) -> Option<Duration> {
+    /// Returns whether the holders are permits and the first of them requested another number than
+    /// `mode`. A client of an earlier version does not find its own permit among them, so a waiter
+    /// polls for it.
+    fn is_of_another_number(&self, mode: Mode) -> bool {
+        !self.slots.is_empty() && self.is_held_in(mode) && self.mode != mode
+    }
+
+    /// Returns the time until the holders admit another one in `mode`, if none is released or
+    /// renewed before.
+    fn free_in(&self, mode: Mode, now: Instant) -> Option<Duration> {
         let left = self.slots.iter().map(|slot| slot.expires - now);
-        if matches!(self.mode, Mode::Permits(_)) {
-            left.min()
-        } else {
-            left.max()
-        }
+        let Mode::Permits(wanted) = mode else {
+            return left.max();
+        };
+        let mut left: SmallVec<[_; 8]> = left.collect();
+        left.sort_unstable();
+        left.get(left.len().saturating_sub(wanted.get() as usize))
+            .copied()
     }
 
     /// Returns the time after which another attempt for `mode` is useful, if no holder is
@@ -240,7 +271,7 @@ impl Entry {
             // The holders admit the request, but this waiter is before it, and is skipped unless
             // it polls.
             Some(next) if self.admits(mode) => Some(next.seen + ENTRY_STALE_AFTER - now),
-            _ => self.ends_in(now),
+            _ => self.free_in(mode, now),
         }
     }
 

@@ -10,7 +10,7 @@ impl Table {
     /// Returns the instant until which the table keeps a lock for its holder, if it does.
     pub(crate) fn held_until(&self, hold: &Hold, now: Instant) -> Option<Instant> {
         let entry = self.entry(&hold.key, hold.mode.kind())?;
-        let mut slots = entry.living(now).filter(|_| entry.mode == hold.mode);
+        let mut slots = entry.living(now).filter(|_| entry.is_held_in(hold.mode));
         let slot = slots.find(|slot| slot.is_held_by(hold.token))?;
         Some(slot.expires)
     }

@@ -2,6 +2,7 @@
 //! different versions with the same format do.
 
 mod old_client;
+mod permits;
 mod together;
 
 use lock_runtime::{

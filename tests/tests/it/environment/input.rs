@@ -3,7 +3,7 @@
 use lock_runtime::{LockClient, LockErrorKind, LockSpec, MAX_LEASE, RevokeScope};
 use lock_tests::{shared_server, unique};
 
-use super::{Duration, HOUR, assert_says, permits, within};
+use super::{Duration, assert_says, permits, within};
 
 async fn clients() -> [LockClient; 2] {
     [
@@ -142,46 +142,6 @@ async fn connect_refuses_invalid_defaults_before_it_connects() {
     assert_says(&error, LockErrorKind::InvalidSpec, &["100 ms to 24 h"]);
     let error = builder.connect("redis://127.0.0.1:1").await.unwrap_err();
     assert_says(&error, LockErrorKind::InvalidSpec, &["100 ms to 24 h"]);
-}
-
-#[tokio::test]
-async fn another_number_of_permits_is_refused_while_somebody_holds() {
-    for locks in clients().await {
-        let name = unique("permits");
-        let guard = locks
-            .permits(name.as_str(), permits(3))
-            .acquire()
-            .await
-            .unwrap();
-        for count in [1, 2, 4] {
-            let request = locks.permits(name.as_str(), permits(count)).wait(HOUR);
-            let error = within(Duration::ZERO, request.acquire()).await.unwrap_err();
-            assert_says(
-                &error,
-                LockErrorKind::ModeMismatch,
-                &[&name, "another number of permits", "the same number"],
-            );
-        }
-        assert_eq!(
-            locks
-                .inspect_permits(name.as_str())
-                .await
-                .unwrap()
-                .holders
-                .len(),
-            1
-        );
-        guard.verify().await.unwrap();
-        guard.release().await.unwrap();
-        locks
-            .permits(name.as_str(), permits(2))
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-    }
 }
 
 #[tokio::test]

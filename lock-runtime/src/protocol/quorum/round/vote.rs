@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::AbandonedAlias;
 use crate::{
     fence::FencingToken,
-    protocol::lease::drift,
+    protocol::lease::{Correction, drift},
     spec::Mode,
     store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},
     time::Instant,
@@ -34,6 +34,7 @@ pub(super) struct VoteState {
     /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,
     pub(super) status: Status,
+    pub(super) correction: Correction,
 }
 
 impl VoteState {
@@ -50,6 +51,7 @@ impl VoteState {
             is_name: false,
             as_of: None,
             status: Status::None,
+            correction: Correction::default(),
         }
     }
 

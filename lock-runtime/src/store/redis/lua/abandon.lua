@@ -13,8 +13,8 @@ if mode == 'exclusive' then
     redis.call('DEL', lock)
     reply, kind = {'released'}, 'none'
   end
-elseif kind == 'set' and expiry_of(lock, member) > now then
-  redis.call('ZREM', lock, member)
+elseif kind == 'set' and expiry_of(lock, named(member, holder)) > now then
+  redis.call('ZREM', lock, named(member, holder))
   settle(lock)
   reply, kind = {'released'}, look(lock, mode)
 end

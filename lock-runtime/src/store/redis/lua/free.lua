@@ -7,8 +7,9 @@
 -- A key that this script has deleted must not be accessed again: the node would look for it at the
 -- destination of the slot.
 local lock, mode, member, keep = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local kept = member .. '.kept'
 local kind, holder = look(lock, mode)
+member = named(member, kind == 'set' and holder)
+local kept = member .. '.kept'
 if mode == 'exclusive' then
   if kind == 'string' and holder == member then
     -- A server that is out of memory refuses SET, and accepts DEL.

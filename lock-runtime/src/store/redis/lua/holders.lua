@@ -41,6 +41,14 @@ local function permits_of(member)
   return string.match(member, '^(%d+):')
 end
 
+-- The name of a holder in a set that contains `other`. All permits of a set begin with the number
+-- of the first of them, as earlier versions refuse and forget a permit beside another number. The
+-- present holders may have asked for different numbers.
+local function named(member, other)
+  local permits, token = permits_of(other or ''), string.match(member, ':.*$')
+  return permits and token and permits .. token or member
+end
+
 -- The expiry of a member of a set; 0 if it is not in the set.
 local function expiry_of(lock, member)
   return tonumber(redis.call('ZSCORE', lock, member) or 0)
@@ -55,14 +63,15 @@ local function settle(lock)
   end
 end
 
--- Adds a holder to a set, or extends its lease. If the server's access rules forbid one of the
--- commands, the script fails before it has created a set that never ends, or that does not end with
--- its longest holder: the first PEXPIREAT changes nothing. A server that is out of memory accepts
--- it for a set that exists, and then also the later writes of the script.
+-- Adds a holder to a set under its name there, or extends its lease. If the server's access rules
+-- forbid one of the commands, the script fails before it has created a set that never ends, or that
+-- does not end with its longest holder: the first PEXPIREAT changes nothing. A server that is out
+-- of memory accepts it for a set that exists, and then also the later writes of the script.
 local function join(lock, member, expiry)
-  local last = tonumber(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')[2] or expiry)
+  local other, last = unpack(redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES'))
+  last = tonumber(last or expiry)
   redis.call('PEXPIREAT', lock, whole(last))
-  redis.call('ZADD', lock, whole(expiry), member)
+  redis.call('ZADD', lock, whole(expiry), named(member, other))
   redis.call('PEXPIREAT', lock, whole(math.max(last, expiry)))
 end
 

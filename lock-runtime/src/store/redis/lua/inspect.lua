@@ -45,7 +45,7 @@ end
 for place = line.first, ARGV[3] == 'all' and line.last or 0 do
   local entry, arrival = unpack(redis.call('HMGET', line.queue, place, 'at' .. place % ARRIVALS))
   local seen, mode, lease, member = string.match(entry or '', '^(%d+) (%w+) (%d+) %d+ (%S+) ')
-  local silent = seen and math.max(now - tonumber(seen), 0)
+  local silent = seen and silence(seen)
   if silent and silent < ENTRY_TTL then
     local arrived, came = string.match(arrival or '', '^(%S+) (%d+)$')
     local waited = arrived == member and math.max(now - tonumber(came), 0) or -1

@@ -12,6 +12,12 @@ local ARRIVALS = 1024
 -- lock to be free.
 local POLL_INTERVAL = 1000
 
+-- The time since the latest request of a waiter, or until then: after the server's clock was set
+-- back, an entry from before is as old as it is new.
+local function silence(seen)
+  return math.abs(now - tonumber(seen))
+end
+
 -- The queue from its field `ends` (false: the queue is empty); nil if the key holds foreign data.
 local function line_by(queue, ends)
   if not ends then
@@ -63,7 +69,7 @@ local function refresh(line, member)
   local seen, rest = string.match(entry or '', '^(%d+) (.+)$')
   if not seen then
     line.own = nil
-  elseif now - tonumber(seen) >= ENTRY_TTL then
+  elseif silence(seen) >= ENTRY_TTL then
     leave(line, line.own, member)
     line.own = nil
   else
@@ -100,7 +106,7 @@ local function close_up(line)
       if seen then
         table.insert(old, places[i])
         table.insert(over, 'at' .. places[i] % ARRIVALS)
-        if now - tonumber(seen) < ENTRY_TTL then
+        if silence(seen) < ENTRY_TTL then
           last = last + 1
           for _, word in ipairs({last, entry, member, last}) do
             table.insert(moved, word)
@@ -162,7 +168,7 @@ local function grant_message(line, place, channel, member, grant)
   for behind = place + 1, line.last do
     local entry = redis.call('HGET', line.queue, behind) or ''
     local seen, mode, lease, reserved, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
-    if seen and now - tonumber(seen) < ENTRY_STALE_AFTER then
+    if seen and silence(seen) < ENTRY_STALE_AFTER then
       local name = mode == 'exclusive' and string.match(channel, ':(%x+):quorum$')
       heir = name and table.concat({member, lease, reserved, name}, ':') or '-'
       break
@@ -185,7 +191,7 @@ local function advance(line, lock, fence, kind, own)
     local entry = redis.call('HGET', line.queue, place) or ''
     local seen, mode, lease, reserved, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
     if seen then
-      local silent = now - tonumber(seen)
+      local silent = silence(seen)
       if silent >= ENTRY_TTL then
         leave(line, place, member)
       elseif silent >= ENTRY_STALE_AFTER then
@@ -195,6 +201,11 @@ local function advance(line, lock, fence, kind, own)
         local standing = kind == 'none' and 'free' or 'busy'
         if kind == 'set' and mode ~= 'exclusive' then
           standing = judge(lock, mode, member)
+          -- A client of an earlier version does not find its permit beside another number, so a
+          -- waiter polls for it.
+          if standing == 'free' and member ~= own and named(member, redis.call('ZRANGE', lock, -1, -1)[1]) ~= member then
+            standing = 'other'
+          end
         end
         if standing == 'free' then
           latest = latest or counter(fence)
@@ -266,9 +277,11 @@ local function remind(line, lock)
   for place = line.first, line.last do
     local entry = redis.call('HGET', line.queue, place)
     local seen, mode, member, channel = string.match(entry or '', '^(%d+) (%w+) %d+ %d+ (%S+) (.+)$')
-    if seen and now - tonumber(seen) < ENTRY_STALE_AFTER then
+    if seen and silence(seen) < ENTRY_STALE_AFTER then
       local standing, ttl = judge(lock, mode, member)
-      if standing ~= 'busy' or ttl < 0 or ttl >= POLL_INTERVAL then
+      -- It is free for permits of another number.
+      ttl = standing == 'free' and 0 or ttl
+      if standing ~= 'busy' and standing ~= 'free' or ttl < 0 or ttl >= POLL_INTERVAL then
         return
       end
       local family = permits_of(member) and 'permits' or 'lock'
@@ -285,7 +298,7 @@ end
 local function is_waited_for(line)
   for place = line.first, line.last do
     local seen = string.match(redis.call('HGET', line.queue, place) or '', '^(%d+) ')
-    if seen and now - tonumber(seen) < ENTRY_STALE_AFTER then
+    if seen and silence(seen) < ENTRY_STALE_AFTER then
       return true
     end
   end

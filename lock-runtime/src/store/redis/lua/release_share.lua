@@ -6,9 +6,10 @@
 -- A reserved share is held under another name, as a reserved lock is (see release.lua). ZREM comes
 -- first: a server that is out of memory accepts it, and then also the later writes of the script.
 local lock, fence, member, keep = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
-local kept = member .. '.kept'
 local line = line_of(KEYS[3], member)
-local kind = look(lock, 'shared')
+local kind, last = look(lock, 'shared')
+member = named(member, last)
+local kept = member .. '.kept'
 local reply = {'not_held'}
 if kind == 'set' then
   if expiry_of(lock, member) > now then

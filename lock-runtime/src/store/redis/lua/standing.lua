@@ -24,20 +24,22 @@ local function judge(lock, mode, member)
   end
   -- One member stands for all: no member of another kind joins a set that has a live member, and
   -- the last member is alive.
-  if permits_of(last) ~= string.match(mode, '^%d+$') then
+  if (permits_of(last) ~= nil) ~= (permits ~= nil) then
     return 'mismatch', nil, kind
   end
   if mode == 'exclusive' then
     return 'busy', expiry - now, kind
   end
-  local own = expiry_of(lock, member)
+  local own = expiry_of(lock, named(member, last))
   if own > now then
     return 'held', own - now, kind
   end
   local living = '(' .. whole(now)
-  if permits and redis.call('ZCOUNT', lock, living, '+inf') >= permits then
-    local first = redis.call('ZRANGEBYSCORE', lock, living, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    return 'busy', tonumber(first[2]) - now, kind
+  local count = permits and redis.call('ZCOUNT', lock, living, '+inf') or 0
+  if permits and count >= permits then
+    -- The end of this one leaves fewer than the number of the request.
+    local next = redis.call('ZRANGEBYSCORE', lock, living, '+inf', 'WITHSCORES', 'LIMIT', count - permits, 1)
+    return 'busy', tonumber(next[2]) - now, kind
   end
   return 'free', nil, kind
 end
