@@ -6,13 +6,13 @@ use super::{
     client::{Client, Votes},
     explore::Violation,
     network::Network,
-    process::Began,
+    process::{Began, Who},
     server::Server,
 };
 use crate::{
     fence::FencingToken,
     key::LockKey,
-    protocol::quorum::majority,
+    protocol::{HeldId, quorum::majority},
     spec::{LockKind, Mode},
     store::{Hold, Token},
     time::Instant,
@@ -26,6 +26,8 @@ pub(super) enum Wrong {
     /// A holder is valid, but the store, or a majority of the servers, does not hold the lock for
     /// it, or not for as long.
     NotHeld,
+    /// A lock was granted again before the end of a `min_hold`.
+    TooEarly,
     /// A fencing token was handed out before, or is not larger than an earlier one.
     Fence,
     /// A lock was handed off locally more often, or for longer, than allowed.
@@ -63,6 +65,19 @@ struct Holder {
     votes: Option<Votes>,
 }
 
+/// A lock with a `min_hold`. Times are true ones.
+struct Kept {
+    who: Who,
+    held: HeldId,
+    hold: Hold,
+    /// The store may have made a reader of the writer, which admits others.
+    is_converted: bool,
+    /// The end of `min_hold`, by the slowest clock.
+    until: Instant,
+    /// The end of the lease as the client knew it last.
+    valid_until: Instant,
+}
+
 /// A fencing token, and the mode and the time of its guard.
 type Numbered = (FencingToken, Mode, Instant);
 
@@ -72,6 +87,7 @@ pub(super) struct Checker {
     /// The number of guards that each token of a writer was handed out to, one after the other.
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
+    kept: Vec<Kept>,
     /// When the single store last had a holder, a reservation or a waiter of each lock.
     taken_at: BTreeMap<(LockKind, LockKey), Instant>,
     pub(super) found: Option<Violation>,
@@ -89,9 +105,19 @@ impl Checker {
 
     /// Checks the state after an event at a client or a server.
     pub(super) fn look(&mut self, net: &mut Network, clients: &mut [Client], servers: &[Server]) {
+        for converts in take(&mut net.converts) {
+            let mut kept = self.kept.iter_mut();
+            if let Some(kept) = kept.find(|kept| (kept.who, kept.held) == converts) {
+                (kept.is_converted, kept.hold.mode) = (true, Mode::Shared);
+            }
+        }
         for (who, began) in take(&mut net.began) {
             let is_warned = clients[who.process].is_warned;
+            self.keep(net, servers, who, &began);
             self.began(net, servers, &began, is_warned);
+        }
+        for taken in take(&mut net.taken) {
+            self.kept.retain(|kept| (kept.who, kept.held) != taken);
         }
         self.holders(net, clients, servers);
         if net.is_single {
@@ -159,6 +185,77 @@ impl Checker {
         }
     }
 
+    /// Records that a lock is held for a `min_hold`, which a downgrade does not begin anew.
+    fn keep(&mut self, net: &Network, servers: &[Server], who: Who, began: &Began) {
+        let Began { held, hold, .. } = began;
+        let mut kept = self.kept.iter_mut();
+        if let Some(kept) = kept.find(|kept| kept.hold.token == hold.token) {
+            if kept.is_converted {
+                (kept.held, kept.is_converted) = (*held, false);
+                return;
+            }
+            let is_early = net.now < kept.until.min(kept.valid_until);
+            if is_early && !is_uncertain(net, servers, hold.token) {
+                let early = || format!("{} is handed off too early", net.name(hold.token));
+                self.report(Wrong::TooEarly, early);
+            }
+            self.kept.retain(|kept| kept.hold.token != hold.token);
+        }
+        if let Some(min_hold) = began.min_hold {
+            // Clocks are 1 % apart at most, and a visit may read the time a little early.
+            let least = (min_hold - min_hold / 50).saturating_sub(Duration::from_millis(1));
+            self.kept.push(Kept {
+                who,
+                held: *held,
+                hold: hold.clone(),
+                is_converted: false,
+                until: net.now + least,
+                valid_until: net.now,
+            });
+        }
+    }
+
+    /// Checks that no client holds a lock that was released before its `min_hold` has passed.
+    fn kept(&mut self, net: &Network, servers: &[Server], holders: &[Holder]) {
+        for Holder { hold, until, .. } in holders {
+            let of_it = |kept: &&mut Kept| kept.hold.token == hold.token;
+            if let Some(kept) = self.kept.iter_mut().find(of_it) {
+                kept.valid_until = *until;
+            }
+        }
+        self.kept
+            .retain(|kept| net.now < kept.until.min(kept.valid_until));
+        let lock = |hold: &Hold| (hold.mode.kind(), hold.key.clone());
+        let mut early = None;
+        for Kept { hold, until, .. } in &self.kept {
+            if holders.iter().any(|it| it.hold.token == hold.token)
+                || is_uncertain(net, servers, hold.token)
+            {
+                continue;
+            }
+            let others = holders.iter().map(|other| &other.hold);
+            let others = others.filter(|other| lock(other) == lock(hold));
+            let mut others = others.filter(|other| !is_uncertain(net, servers, other.token));
+            let is_excluded = match hold.mode {
+                Mode::Exclusive => others.next().is_some(),
+                Mode::Shared => others.any(|other| other.mode == Mode::Exclusive),
+                Mode::Permits(permits) => others.count() >= permits.get() as usize,
+            };
+            if is_excluded {
+                early = Some((hold.clone(), *until - net.now));
+            }
+        }
+        if let Some((hold, left)) = early {
+            self.report(Wrong::TooEarly, || {
+                let name = net.name(hold.token);
+                format!(
+                    "{} is held {left:?} before the min_hold of {name} ends",
+                    hold.key
+                )
+            });
+        }
+    }
+
     pub(super) fn crashed(&mut self, net: &Network, client: &mut Client) {
         self.dead.extend(held(net, client));
     }
@@ -172,6 +269,7 @@ impl Checker {
         let mut holders: Vec<_> = clients.flat_map(|client| held(net, client)).collect();
         let living = holders.len();
         holders.append(&mut self.dead);
+        self.kept(net, servers, &holders);
         let is_valid = |Holder { hold, .. }: &&Holder| {
             !net.revoked.contains(&hold.token) && !was_lost(net, servers, hold.token)
         };
@@ -256,6 +354,15 @@ fn held(net: &Network, client: &mut Client) -> Vec<Holder> {
         hold,
     };
     valid.into_iter().map(holder).collect()
+}
+
+/// Whether nothing can be said about a grant: it was revoked, lost with the data of the single
+/// store, or made by a copy of its request.
+fn is_uncertain(net: &Network, servers: &[Server], token: Token) -> bool {
+    net.revoked.contains(&token)
+        || net.excused.contains(&token)
+        || was_lost(net, servers, token)
+        || net.is_single && servers[0].has_undone(token)
 }
 
 /// Whether the single store has lost the lock with its data.

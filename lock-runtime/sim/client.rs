@@ -226,6 +226,8 @@ impl Client {
             net.excused.extend(out.given_up);
         }
         net.contended.extend(out.contended);
+        (net.taken).extend(out.taken.into_iter().map(|held| (self.who, held)));
+        (net.converts).extend(out.converts.into_iter().map(|held| (self.who, held)));
         for (when, event) in out.timers {
             self.at(net, when, Input::Process(event));
         }

@@ -24,6 +24,7 @@ found! {
     found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
     found_client_that_takes_silence_for_a_holder: Client(Mutation::TakesSilenceForHolder) => Contended,
     found_client_that_drops_an_extension_which_was_overtaken: Client(Mutation::DropsOvertaken) => Unextended,
+    found_client_that_hands_off_a_reserved_lock: Client(Mutation::HandsOffReserved) => TooEarly,
     found_store_of_records_that_loses_its_latest_changes: NothingDurable => TwoHolders,
     found_store_of_records_that_loses_a_hand_off: UndoesHandOffs => TwoHolders,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
@@ -42,5 +43,6 @@ found! {
     found_heir_that_uses_its_name_at_once: Majority(Quorum::NamesAtOnce) => NotHeld,
     found_heir_that_counts_an_abandoned_name: Majority(Quorum::CountsAbandonedName) => NotHeld,
     found_client_that_keeps_an_unwanted_vote: Majority(Quorum::KeepsUnwanted) => Orphan,
+    found_client_that_abandons_a_reserved_vote: Majority(Quorum::AbandonsReserved) => TooEarly,
     found_server_that_passes_on_the_vote_of_another: Majority(Quorum::TakesFromHolder) => TwoHolders,
 }

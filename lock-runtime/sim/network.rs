@@ -16,7 +16,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     protocol::{
-        self,
+        self, HeldId,
         quorum::{Mutation, ServerRequest},
     },
     spec::LockKind,
@@ -116,6 +116,10 @@ pub(super) struct Network {
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
     pub(super) began: Vec<(Who, Began)>,
+    /// The locks that the store has taken away in this event.
+    pub(super) taken: Vec<(Who, HeldId)>,
+    /// The writers of which a conversion has begun in this event.
+    pub(super) converts: Vec<(Who, HeldId)>,
     /// The locks of requests that were refused as contended in this event.
     pub(super) contended: Vec<(LockKind, LockKey)>,
     /// When a client was paused last: what it knows is as old as the pause is long.
@@ -157,6 +161,8 @@ impl Network {
             named: Vec::new(),
             revoked: Vec::new(),
             began: Vec::new(),
+            taken: Vec::new(),
+            converts: Vec::new(),
             contended: Vec::new(),
             paused_until: None,
             look: false,

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use super::{dice::Dice, message, network::Network};
 use crate::{
+    error::Loss,
     fence::FencingToken,
     key::LockKey,
     protocol::{
@@ -154,7 +155,9 @@ pub(super) enum Purpose {
 
 /// A guard was handed out.
 pub(super) struct Began {
+    pub(super) held: HeldId,
     pub(super) hold: Hold,
+    pub(super) min_hold: Option<Duration>,
     pub(super) fence: FencingToken,
     /// When it was requested.
     pub(super) asked_at: Instant,
@@ -168,6 +171,8 @@ pub(super) struct Process {
     now: Instant,
     pub(super) session: Session,
     keys: Vec<LockKey>,
+    /// The store acquires several keys one after the other.
+    is_in_turn: bool,
     entropy: Dice,
     mutation: Option<Mutation>,
     waiters: BTreeMap<AcquireId, Waiter>,
@@ -196,6 +201,10 @@ pub(super) struct Out {
     pub(super) sent: Vec<(u32, Message)>,
     pub(super) timers: Vec<(Instant, Event)>,
     pub(super) began: Vec<Began>,
+    /// The locks that the store has taken away.
+    pub(super) taken: Vec<HeldId>,
+    /// The writers that are to be converted.
+    pub(super) converts: Vec<HeldId>,
     /// The locks of requests that were refused as contended.
     pub(super) contended: Vec<(LockKind, LockKey)>,
     /// Tokens whose abandonment was given up.
@@ -226,6 +235,7 @@ impl Process {
             now: net.now,
             session: Session::new(net.schedule.limits),
             keys: net.keys.clone(),
+            is_in_turn: !net.is_single,
             entropy: net.dice.fork(),
             mutation: net.of_client(),
             waiters: BTreeMap::new(),
@@ -282,7 +292,12 @@ impl Process {
                 // The simulated driver is never late.
                 Effect::Watch => {}
                 Effect::Extended { .. } | Effect::Released(_) => {}
-                Effect::Lost(id, loss) => self.say(|| format!("{id:?} is lost: {loss:?}")),
+                Effect::Lost(id, loss) => {
+                    if matches!(loss, Loss::Taken | Loss::Revoked) {
+                        self.out.taken.push(id);
+                    }
+                    self.say(|| format!("{id:?} is lost: {loss:?}"));
+                }
                 Effect::Note(note) => {
                     if let Note::GaveUp(hold, _) = &*note {
                         self.out.given_up.push(hold.token);
@@ -415,7 +430,8 @@ impl Process {
         self.say(|| format!("a request for {asked:?} arrives: {mode:?} {wait:?}"));
         let keys: Vec<_> = asked.iter().map(|key| self.keys[*key].clone()).collect();
         let [key] = &keys[..] else {
-            match self.visit(|session, cx| session.begin_all(&keys, &terms, now, cx)) {
+            let times = (now, self.patience(&terms, keys.len()));
+            match self.visit(|session, cx| session.begin_all(&keys, &terms, times, cx)) {
                 Ok((together, requests)) => {
                     let step = AllStep::Call(requests);
                     let call = self.all_step(together, arrival, now, step);
@@ -497,6 +513,11 @@ impl Process {
         }
     }
 
+    /// The time for a call that acquires several keys.
+    fn patience(&self, terms: &Terms, keys: usize) -> Duration {
+        terms.patience(if self.is_in_turn { keys } else { 1 })
+    }
+
     fn acquire_call(&mut self, id: AcquireId, call: Call, is_interruptible: bool) {
         let number = self.call(Purpose::Acquire(id), call);
         if let Some(waiter) = self.waiters.get_mut(&id)
@@ -516,7 +537,7 @@ impl Process {
     ) -> Option<u32> {
         match step {
             AllStep::Call(requests) => {
-                let timeout = arrival.terms.call_timeout();
+                let timeout = self.patience(&arrival.terms, requests.len());
                 let purpose = Purpose::All(together, arrival, asked_at);
                 return Some(self.send(purpose, Message::All(requests), timeout));
             }
@@ -546,7 +567,9 @@ impl Process {
         let key_name = &hold.key;
         self.say(|| format!("HOLDS {key_name} as {held:?}, guard {guard}, fence {fence}"));
         self.out.began.push(Began {
+            held,
             hold,
+            min_hold: arrival.terms.min_hold,
             fence,
             asked_at,
             is_long_enough: self.is_direct
@@ -695,6 +718,7 @@ impl Process {
                 self.guards.remove(&number);
                 match self.visit(|session, cx| session.convert(held, cx)) {
                     Ok((id, call)) => {
+                        self.out.converts.push(held);
                         let call = self.call(Purpose::Convert(id, guard), call);
                         if is_dropped {
                             let pause = self.entropy.up_to(Duration::from_millis(3));

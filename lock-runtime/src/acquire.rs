@@ -88,7 +88,7 @@ pub(crate) async fn acquire(
     };
     let entry = match acquiring.reenter(key)? {
         Some(entry) => entry,
-        None => acquiring.acquire_one(key, acquiring.since).await?,
+        None => acquiring.acquire_one(key, terms, acquiring.since).await?,
     };
     Ok(LockGuard::new(smallvec![entry]))
 }
@@ -137,8 +137,17 @@ impl Acquiring<'_> {
         if fresh.len() > 1 && self.terms.wait == Wait::No && is_for_locks {
             entries.extend(self.acquire_together(&fresh).await?);
         } else {
+            // If a later key is refused, nothing stays reserved.
+            let terms = &Terms {
+                min_hold: None,
+                ..*self.terms
+            };
+            let first = entries.len();
             for key in &fresh {
-                entries.push(self.acquire_one(key, Instant::now()).await?);
+                entries.push(self.acquire_one(key, terms, Instant::now()).await?);
+            }
+            if let Some(min_hold) = self.terms.min_hold {
+                (entries[first..].iter()).for_each(|entry| entry.reserve(min_hold));
             }
         }
         // The first lock may have been lost while the request waited for the last one.
@@ -160,9 +169,14 @@ impl Acquiring<'_> {
         Ok(entry)
     }
 
-    async fn acquire_one(&self, key: &LockKey, now: Instant) -> Result<Entry, LockError> {
+    async fn acquire_one(
+        &self,
+        key: &LockKey,
+        terms: &Terms,
+        now: Instant,
+    ) -> Result<Entry, LockError> {
         let begun = self.core.visit_at(now, |state, cx| {
-            let (id, step) = state.session.begin(key, self.terms, self.since, cx)?;
+            let (id, step) = state.session.begin(key, terms, self.since, cx)?;
             Ok((id, self.with_guard(state, key, step)))
         });
         let (id, mut next) = begun.map_err(|refused| self.error_of(key, refused))?;
@@ -200,14 +214,17 @@ impl Acquiring<'_> {
     async fn acquire_together(&self, keys: &[LockKey]) -> Result<Vec<Entry>, LockError> {
         let Self { core, terms, .. } = *self;
         let refused = |(index, refused): (usize, Refused)| self.error_of(&keys[index], refused);
-        let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, self.since, cx));
+        let in_turn = if core.limits.in_turn { keys.len() } else { 1 };
+        let patience = terms.patience(in_turn);
+        let times = (self.since, patience);
+        let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, times, cx));
         let (together, mut requests) = begun.map_err(refused)?;
         let cancels =
             OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
         let outcome = loop {
             self.attempt();
             let reply = core.store.acquire_all(&requests);
-            let answer = within(terms.call_timeout(), reply).await;
+            let answer = within(patience, reply).await;
             let next = core.visit(|state, cx| {
                 match state.session.all_replied(&together, answer, cx) {
                     AllStep::Call(requests) => Ok(requests),

@@ -93,6 +93,7 @@
 //! | [`repeated_calls_do_nothing_more`] | tokens |
 //! | [`only_the_holder_releases_its_lock`] | tokens |
 //! | [`several_keys_are_acquired_together`] | `acquire_all` |
+//! | [`min_hold_outlives_lost_releases`] | `min_hold` |
 //! | [`abandoned_requests_have_no_effect`] | `abandon` and deadlines |
 //! | [`waiters_are_served_in_order`] | the wait queue |
 //! | [`a_freed_lock_goes_to_the_next_waiter`] | the wait queue |
@@ -145,6 +146,7 @@ mod model;
 mod operators;
 mod queue;
 mod repeated;
+mod reservations;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "not public")]
 pub mod storm;
@@ -181,6 +183,7 @@ pub use self::{
         only_the_holder_releases_its_lock, repeated_calls_do_nothing_more,
         several_keys_are_acquired_together,
     },
+    reservations::min_hold_outlives_lost_releases,
 };
 use crate::store::Store;
 

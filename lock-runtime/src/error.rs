@@ -121,6 +121,7 @@ impl LockError {
 
     pub(crate) fn from_store(error: StoreError) -> Self {
         let message = match error.kind() {
+            _ if error.is_out_of_turn() => "not all keys were acquired in time",
             StoreErrorKind::Unavailable => UNAVAILABLE,
             StoreErrorKind::Unsupported => "the store does not offer this",
             _ => "the store refused",
@@ -181,7 +182,7 @@ impl LockError {
         }
         self.edit(|inner| {
             inner.message = match &inner.source {
-                Some(_) => format!("{UNAVAILABLE}: {effort}"),
+                Some(_) => format!("{}: {effort}", inner.message),
                 // The message itself is the last cause.
                 None => format!("{UNAVAILABLE}: {effort}; last: {}", inner.message),
             }

@@ -250,6 +250,12 @@ impl Entry {
         self.view.loss().map(|loss| self.view.lost_error(loss))
     }
 
+    /// Reserves the lock for at least `min_hold` from now.
+    pub(crate) fn reserve(&self, min_hold: Duration) {
+        let View { core, id, .. } = &*self.view;
+        core.visit(|state, cx| state.session.reserve(*id, min_hold, cx));
+    }
+
     async fn downgrade(mut self) -> Result<Self, LockError> {
         let view = &self.view;
         let (core, key) = (&view.core, &view.key);

@@ -49,8 +49,14 @@ macro_rules! __lock_options {
                 no_reentrant() { reentrant: false }
 
                 /// Keeps the lock for at least `min_hold`, even if it is released earlier; 24 h at
-                /// most, and at most the longest lease of the store. It counts from the sending of
-                /// the request that was granted or, after a wait, from the hand-off.
+                /// most, and at most the longest lease of the store. It counts from the grant, by
+                /// the clock of this process until the release and by that of the store from then
+                /// on. With several keys, it counts for all of them from the grant of the last one,
+                /// and a request that is refused leaves none of them reserved.
+                ///
+                /// A release that the store does not confirm is repeated for the rest of `min_hold`.
+                /// If the store cannot be reached until the lease ends, or the process
+                /// ends, the lock is free with its lease. A lock that is revoked is free at once.
                 ///
                 /// This is for jobs that are triggered on every replica: a replica whose clock is
                 /// late must still find the lock held (ShedLock's `lockAtLeastFor`).

@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 #[cfg(test)]
 pub(crate) use self::several::Together;
 pub(crate) use self::{
-    abandon::{Abandonment, Ending, Latest},
+    abandon::{Abandonment, Afterwards, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     convert::ConvertError,
     held::{DueRenewal, ExtendError, Granted, Source},
@@ -188,6 +188,8 @@ pub(crate) enum Mutation {
     AnnouncesNoEnd,
     /// Rule 41: the reply to an extension is not applied if that to a later renewal came before.
     DropsOvertaken,
+    /// A lock is handed off in the process before its `min_hold` has passed.
+    HandsOffReserved,
 }
 
 impl Cx<'_> {
@@ -283,7 +285,7 @@ impl Session {
                 {
                     entry.pushed(*grant, cx);
                     queue.wake_head(cx);
-                } else if self.is_abandoned(hold.token) {
+                } else if self.is_abandoned(hold.token, cx.now) {
                     // The store may have executed the abandon before it granted the lock (rule 6).
                     self.abandon(hold.clone(), grant.ttl.min(MAX_LEASE), None, cx);
                 }
@@ -296,9 +298,12 @@ impl Session {
         }
     }
 
-    /// Returns whether a release or an abandonment of this token is pending.
-    fn is_abandoned(&self, token: Token) -> bool {
-        let mut abandoned = self.abandonments.values().map(Abandonment::hold);
+    /// Returns whether a release or an abandonment of this token is pending. A release that is to
+    /// reserve the lock does not count: an abandonment would overtake it and free the lock.
+    fn is_abandoned(&self, token: Token, now: Instant) -> bool {
+        let abandoned = self.abandonments.values();
+        let abandoned = abandoned.filter(|it| it.keep_until(now).is_none());
+        let mut abandoned = abandoned.map(Abandonment::hold);
         let mut released = self.background_releases();
         abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
     }
@@ -383,8 +388,7 @@ impl Session {
             queue.entry.is_some_and(|entry| entry.token == token)
                 || queue.handoff.as_ref().is_some_and(|it| is_of(&it.hold))
         };
-        let in_abandonment =
-            |it: &Abandonment| is_of(it.hold()) || it.afterwards().is_some_and(is_of);
+        let in_abandonment = |it: &Abandonment| is_of(it.hold()) || it.afterwards().any(is_of);
         self.queues.values().any(in_queue)
             || self.acquisitions.values().any(|it| it.knows(token))
             || self.held.values().any(|held| is_of(&held.hold))

@@ -9,10 +9,7 @@ mod fields;
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use crate::{
-    error::{LockError, LockErrorKind},
-    time::Instant,
-};
+use crate::error::{LockError, LockErrorKind};
 
 /// The shortest lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -341,16 +338,18 @@ impl Terms {
         }
     }
 
-    /// Returns the rest of `min_hold` for a lock that is held since `since`.
-    pub(crate) fn left_to_hold(&self, since: Instant, now: Instant) -> Option<Duration> {
-        let held_for = now.saturating_duration_since(since);
-        self.min_hold?.checked_sub(held_for)
-    }
-
     /// Returns the time-out of a call to the store: min(lease/6, 500 ms), so that three
     /// attempts fit between two renewals.
     pub(crate) fn call_timeout(&self) -> Duration {
         call_timeout(self.lease)
+    }
+
+    /// Returns the time-out of a call that acquires this number of keys one after the other: that
+    /// of a call for each of them, but at most half of the lease. The lease of the first key counts
+    /// from the beginning, and has to be renewed after the end.
+    pub(crate) fn patience(&self, keys: usize) -> Duration {
+        let keys = u32::try_from(keys).unwrap_or(u32::MAX);
+        self.call_timeout().saturating_mul(keys).min(self.lease / 2)
     }
 }
 

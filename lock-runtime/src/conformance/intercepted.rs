@@ -14,7 +14,8 @@ use crate::{
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
         KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release, ReleaseReply, RenewReply,
-        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreEvent,
+        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
+        StoreEvent,
     },
     sync::lock,
 };
@@ -22,19 +23,39 @@ use crate::{
 /// Passes an event on to a listener, or does not.
 pub(super) type Pass = Arc<dyn Fn(&StoreEvent, &Arc<dyn Listener>) + Send + Sync>;
 
-/// A store that leaves the delivery of its events to a function.
+/// The fate of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Answered,
+    /// The store does not execute it, and the caller gets no reply.
+    Unsent,
+    /// The store executes it, and the caller gets no reply.
+    Unanswered,
+}
+
+/// Decides the fate of a release.
+pub(super) type Decide = Arc<dyn Fn(&Release) -> Fate + Send + Sync>;
+
+/// A store that leaves the delivery of its events, and the fate of releases, to functions.
 pub(super) struct Intercepted {
     inner: Arc<dyn Store>,
     pass: Pass,
+    decide: Decide,
     /// The listeners of `inner`, which keeps weak references only.
     interceptors: std::sync::Mutex<Vec<Arc<dyn Listener>>>,
 }
 
 impl Intercepted {
     pub(super) fn new(inner: Arc<dyn Store>, pass: Pass) -> Arc<Self> {
+        Self::losing(inner, pass, Arc::new(|_| Fate::Answered))
+    }
+
+    /// A store that may lose releases.
+    pub(super) fn losing(inner: Arc<dyn Store>, pass: Pass, decide: Decide) -> Arc<Self> {
         Arc::new(Self {
             inner,
             pass,
+            decide,
             interceptors: Default::default(),
         })
     }
@@ -86,11 +107,19 @@ impl Store for Intercepted {
     }
 
     fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
-        self.inner.release(release)
+        let fate = (self.decide)(release);
+        Box::pin(async move {
+            let reply = match fate {
+                Fate::Unsent => None,
+                Fate::Answered | Fate::Unanswered => Some(self.inner.release(release).await?),
+            };
+            let lost = || StoreError::new(StoreErrorKind::Unavailable, "the reply is lost");
+            reply.filter(|_| fate == Fate::Answered).ok_or_else(lost)
+        })
     }
 
     fn release_owned(self: Arc<Self>, release: Release) -> Replied<'static, ReleaseReply> {
-        self.inner.clone().release_owned(release)
+        Box::pin(async move { self.release(&release).await })
     }
 
     fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {

@@ -21,6 +21,7 @@ macro_rules! conformance {
             only_the_holder_releases_its_lock
             repeated_calls_do_nothing_more
             several_keys_are_acquired_together
+            min_hold_outlives_lost_releases
             abandoned_requests_have_no_effect
             dropped_acquires_leave_nothing
             dropped_releases_free_the_lock

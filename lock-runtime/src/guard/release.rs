@@ -192,7 +192,7 @@ fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), 
             Err(view.lost_error(Loss::Taken))
         }
         Err(ReleaseError::Unknown(error)) => {
-            let message = "release not confirmed; it continues in the background, and the lock ends with its lease at the latest";
+            let message = "release not confirmed; it continues in the background, and the lock ends with its lease or its min_hold at the latest";
             let error = LockError::new(LockErrorKind::ReleaseUnknown, message)
                 .with_key(key)
                 .with_name(view.name.as_ref())

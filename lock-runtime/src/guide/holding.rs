@@ -12,7 +12,9 @@
 //! - [`max_hold`](crate::LockRequest::max_hold) ends the renewal for a holder that hangs. Without
 //!   it the client logs one warning for a lock that was held for ten leases.
 //! - [`min_hold`](crate::LockRequest::min_hold) keeps the lock after an early release, for jobs
-//!   that start on all replicas at almost the same time.
+//!   that start on all replicas at almost the same time. It counts from the grant. No other holder
+//!   gets the lock before its end, also if replies to the release are lost, unless the store is out
+//!   of reach for the rest of the lease.
 //!
 //! # Loss
 //!

@@ -83,7 +83,8 @@
 //! to the slowest server of the fastest majority. A server that did not answer recently is not
 //! called for half a second at a time.
 //!
-//! Several locks of one request are acquired one after the other, with one round trip each.
+//! Several locks of one request are acquired one after the other, with one round trip each, within
+//! half of the lease (see [several keys](crate::guide::modes#several-keys)).
 //!
 //! # Waiting
 //!

@@ -1,7 +1,7 @@
 //! Calls that end a token which is no longer used: a release or an abandonment that is repeated
 //! until the store has confirmed it, or until the lease has expired in any case.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use super::{
     AbandonId, Cx, Job, Mutation, Note, Session,
@@ -22,15 +22,44 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The call that ends a token.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    Release(Release),
+    /// Until the given time the lock stays reserved (`min_hold`).
+    Release(Hold, Option<Instant>),
     Abandon(Hold),
 }
 
 impl Ending {
+    /// The ending of a hold that is given up: an abandonment would end the time that is left of
+    /// its `min_hold`.
+    pub(super) fn of(hold: Hold, keep_until: Option<Instant>, now: Instant) -> Self {
+        match keep_until.filter(|until| *until > now) {
+            None => Self::Abandon(hold),
+            keep_until => Self::Release(hold, keep_until),
+        }
+    }
+
     fn hold(&self) -> &Hold {
         match self {
-            Self::Release(release) => &release.hold,
-            Self::Abandon(hold) => hold,
+            Self::Release(hold, _) | Self::Abandon(hold) => hold,
+        }
+    }
+}
+
+/// The ending of another hold, which follows.
+#[derive(Clone, Debug)]
+pub(crate) struct Afterwards {
+    pub(super) ending: Ending,
+    /// Its lease.
+    pub(super) lease: Duration,
+    /// As for an [`Abandonment`].
+    pub(super) straggler_until: Option<Instant>,
+}
+
+impl Afterwards {
+    pub(super) fn new(ending: Ending, lease: Duration) -> Self {
+        Self {
+            ending,
+            lease,
+            straggler_until: None,
         }
     }
 }
@@ -39,10 +68,10 @@ impl Ending {
 #[derive(Clone, Debug)]
 pub(crate) struct Abandonment {
     ending: Ending,
-    /// The call that ends another hold afterwards, and the lease of that hold: of the token that
-    /// the release had named as the next holder, or of the reader that a delayed conversion may
-    /// have made of the writer.
-    afterwards: Option<(Ending, Duration)>,
+    /// The endings that follow, the last one first: of the token that the release had named as the
+    /// next holder, of the reader that a delayed conversion may have made of the writer, or of the
+    /// same token after its release.
+    afterwards: Vec<Afterwards>,
     /// A delayed request may be executed until then. The call is repeated once after that (rule 8
     /// of docs/PROTOCOL.md).
     straggler_until: Option<Instant>,
@@ -77,7 +106,7 @@ impl Abandonment {
     ) -> Self {
         Self {
             ending,
-            afterwards: None,
+            afterwards: Vec::new(),
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
             pause: FIRST_PAUSE,
@@ -87,23 +116,33 @@ impl Abandonment {
         }
     }
 
-    /// Ends another hold once this one has ended.
-    pub(crate) fn then(self, afterwards: Option<(Ending, Duration)>) -> Self {
-        Self { afterwards, ..self }
+    /// Ends other holds, one after the other, once this one has ended.
+    pub(crate) fn then(mut self, afterwards: impl IntoIterator<Item = Afterwards>) -> Self {
+        self.afterwards.extend(afterwards);
+        self.afterwards.reverse();
+        self
     }
 
     pub(crate) fn hold(&self) -> &Hold {
         self.ending.hold()
     }
 
-    pub(crate) fn is_release(&self) -> bool {
-        matches!(self.ending, Ending::Release(_))
+    /// The time until which the lock is to stay reserved.
+    pub(crate) fn keep_until(&self, now: Instant) -> Option<Instant> {
+        match self.ending {
+            Ending::Release(_, keep_until) => keep_until.filter(|until| *until > now),
+            Ending::Abandon(_) => None,
+        }
     }
 
-    /// The hold that is ended afterwards.
+    pub(crate) fn is_release(&self) -> bool {
+        matches!(self.ending, Ending::Release(..))
+    }
+
+    /// The holds that are ended afterwards.
     #[cfg(test)]
-    pub(crate) fn afterwards(&self) -> Option<&Hold> {
-        self.afterwards.as_ref().map(|(ending, _)| ending.hold())
+    pub(crate) fn afterwards(&self) -> impl Iterator<Item = &Hold> {
+        self.afterwards.iter().map(|next| next.ending.hold())
     }
 
     pub(crate) fn due(&self) -> Option<Instant> {
@@ -126,10 +165,9 @@ impl Abandonment {
         self.sent = now;
         let request = match &self.ending {
             // The waiters that were to take up the lock again no longer rely on this release.
-            Ending::Release(release) => Request::Release(Release {
-                next: None,
-                ..release.clone()
-            }),
+            Ending::Release(hold, keep_until) => {
+                Request::Release(Release::new(hold.clone()).keep_until(*keep_until, now))
+            }
             Ending::Abandon(hold) => Request::Abandon(hold.clone()),
         };
         Call::new(request, self.timeout)
@@ -159,8 +197,15 @@ impl Abandonment {
             }
             // From now on the release that named the next holder has no effect if it is executed
             // late.
-            _ => self.afterwards.take().map(|(ending, lease)| {
-                *self = Self::new(ending, lease, None, self.timeout, now);
+            _ => self.afterwards.pop().map(|next| {
+                let Afterwards {
+                    ending,
+                    lease,
+                    straggler_until,
+                } = next;
+                let next = Self::new(ending, lease, straggler_until, self.timeout, now);
+                let afterwards = mem::take(&mut self.afterwards);
+                *self = Self { afterwards, ..next };
                 now
             }),
         };
@@ -171,7 +216,7 @@ impl Abandonment {
 impl Session {
     /// Releases a lock that no waiter takes.
     pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
-        self.end(Ending::Release(Release::new(hold)), lease, None, None, cx);
+        self.end(Ending::Release(hold, None), lease, None, None, cx);
     }
 
     /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request
@@ -187,13 +232,13 @@ impl Session {
         self.end(Ending::Abandon(hold), lease, straggler_until, None, cx);
     }
 
-    /// Ends a hold in the background, and another one, with a lease of its own, afterwards.
+    /// Ends a hold in the background, and another one afterwards.
     pub(super) fn end(
         &mut self,
         ending: Ending,
         lease: Duration,
         straggler_until: Option<Instant>,
-        afterwards: Option<(Ending, Duration)>,
+        afterwards: Option<Afterwards>,
         cx: &mut Cx<'_>,
     ) {
         let timeout = call_timeout(DEFAULT_LEASE);

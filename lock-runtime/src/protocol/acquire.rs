@@ -71,6 +71,8 @@ pub(crate) struct Acquisition {
     since: Instant,
     /// The end of its wait, or `None` if it does not wait.
     until: Option<Instant>,
+    /// The time-out of its calls, unless its wait ends before.
+    patience: Duration,
     /// The call in flight. `None` behind others, or at the head while no call is made.
     in_flight: Option<Attempt>,
     /// The error of the first attempt of a request that does not wait.
@@ -121,10 +123,9 @@ impl Acquisition {
     }
 
     fn timeout(&self, now: Instant) -> Duration {
-        let timeout = self.terms.call_timeout();
-        self.until.map_or(timeout, |until| {
+        self.until.map_or(self.patience, |until| {
             let left = until.saturating_duration_since(now);
-            timeout.min(left.max(SHORTEST_CALL))
+            self.patience.min(left.max(SHORTEST_CALL))
         })
     }
 
@@ -190,6 +191,17 @@ impl Session {
         since: Instant,
         cx: &mut Cx<'_>,
     ) -> Result<(AcquireId, Step), Refused> {
+        self.begin_with(key, terms, (since, terms.call_timeout()), cx)
+    }
+
+    /// Begins a request whose calls may take as long as `patience`.
+    pub(super) fn begin_with(
+        &mut self,
+        key: &LockKey,
+        terms: &Terms,
+        (since, patience): (Instant, Duration),
+        cx: &mut Cx<'_>,
+    ) -> Result<(AcquireId, Step), Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
@@ -207,6 +219,7 @@ impl Session {
             terms: *terms,
             since,
             until,
+            patience,
             in_flight: None,
             first_error: None,
             contended: false,

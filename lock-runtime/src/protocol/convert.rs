@@ -1,10 +1,8 @@
 //! The conversion of a writer to a reader.
 
-use std::time::Duration;
-
 use super::{
     ConversionId, Cx, HeldId, Session,
-    abandon::Ending,
+    abandon::{Afterwards, Ending},
     held::{Granted, Held},
     lease::Lease,
     message::{Answer, Call, Reply, Request},
@@ -12,7 +10,7 @@ use super::{
 use crate::{
     error::Loss,
     spec::{LockKind, Mode},
-    store::{ConvertReply, Hold, Release, StoreError},
+    store::{ConvertReply, Hold, StoreError},
     time::Instant,
 };
 
@@ -71,10 +69,8 @@ impl Session {
         let mut terms = writer.terms;
         // The limits of the writer continue for the reader; they do not start again.
         let held_for = sent.saturating_duration_since(writer.lease.since());
-        let left = |limit: Duration| limit.saturating_sub(held_for);
         terms.mode = Mode::Shared;
-        terms.min_hold = terms.min_hold.map(left);
-        terms.max_hold = terms.max_hold.map(left);
+        terms.max_hold = (terms.max_hold).map(|limit| limit.saturating_sub(held_for));
         let error = match answer {
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
                 let ttl = grant.ttl.min(writer.longest_lease);
@@ -84,6 +80,7 @@ impl Session {
                     let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);
                     let mut reader = Held::new(hold, grant.fence, terms, lease, None);
                     reader.longest_lease = writer.longest_lease;
+                    reader.keep_until = writer.keep_until;
                     self.conversions.remove(id);
                     self.freed(LockKind::Lock, &reader.hold.key, cx);
                     return Ok(self.hold(reader, cx));
@@ -104,14 +101,11 @@ impl Session {
         let Some(Conversion { writer, .. }) = self.conversions.remove(id) else {
             return;
         };
-        let (keep_for, lease) = (writer.left_to_hold(cx.now), writer.longest_lease);
-        let ending = |hold| match keep_for {
-            None => Ending::Abandon(hold),
-            keep_for => Ending::Release(Release::new(hold).keep_for(keep_for)),
-        };
+        let (keep_until, lease) = (writer.keep_until, writer.longest_lease);
+        let ending = |hold| Ending::of(hold, keep_until, cx.now);
         let writer = writer.hold;
         let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
-        let afterwards = Some((ending(reader), lease));
+        let afterwards = Some(Afterwards::new(ending(reader), lease));
         self.end(ending(writer), lease, None, afterwards, cx);
     }
 }

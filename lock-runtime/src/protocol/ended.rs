@@ -17,7 +17,6 @@ pub(super) struct Ended(VecDeque<EndedToken>);
 #[derive(Clone)]
 struct EndedToken {
     ending: Ending,
-    sent: Instant,
     /// Its lease is over by then in any case.
     until: Instant,
 }
@@ -28,28 +27,18 @@ impl Ended {
         while self.0.len() >= MOST || self.0.front().is_some_and(|it| it.until <= sent) {
             self.0.pop_front();
         }
-        self.0.push_back(EndedToken {
-            ending,
-            sent,
-            until,
-        });
+        self.0.push_back(EndedToken { ending, until });
     }
 }
 
 impl Session {
     /// Ends the latest tokens again, as the store may have lost that.
     pub(super) fn end_again(&mut self, cx: &mut Cx<'_>) {
-        for mut it in std::mem::take(&mut self.ended.0) {
+        for it in std::mem::take(&mut self.ended.0) {
             let left = it.until.saturating_duration_since(cx.now);
-            if left.is_zero() {
-                continue;
+            if !left.is_zero() {
+                self.end(it.ending, left, None, None, cx);
             }
-            if let Ending::Release(release) = &mut it.ending {
-                let since = cx.now.saturating_duration_since(it.sent);
-                let keep_for = release.keep_for.map(|time| time.saturating_sub(since));
-                release.keep_for = keep_for.filter(|left| !left.is_zero());
-            }
-            self.end(it.ending, left, None, None, cx);
         }
     }
 }

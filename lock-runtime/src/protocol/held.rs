@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{
     Cx, Effect, HeldId, Mutation, Note, Session,
+    abandon::Ending,
     handoff::{Budget, Handoff},
     lease::{Correction, Due, LONGEST_SLACK, Lease},
     message::{Answer, Call, Reply, Request},
@@ -54,6 +55,8 @@ pub(crate) struct Held {
     /// The longest lease that was requested: the store keeps the lock no longer without a renewal.
     pub(super) longest_lease: Duration,
     pub(super) correction: Correction,
+    /// The end of `min_hold`.
+    pub(super) keep_until: Option<Instant>,
     /// The limits of local hand-offs.
     pub(super) budget: Option<Budget>,
     /// The number of guards on this lease: the first one and those that re-entered.
@@ -96,6 +99,7 @@ impl Held {
             lease,
             longest_lease: terms.lease,
             correction: Correction::default(),
+            keep_until: None,
             budget,
             guards: 1,
             loss: None,
@@ -110,11 +114,6 @@ impl Held {
             renewal: self.renewal(self.lease.length()),
             timeout: self.terms.call_timeout(),
         }
-    }
-
-    /// Returns the rest of `min_hold`, if any is left.
-    pub(super) fn left_to_hold(&self, now: Instant) -> Option<Duration> {
-        self.terms.left_to_hold(self.lease.since(), now)
     }
 
     /// Returns a renewal that keeps the lock for at least `lease`.
@@ -133,8 +132,11 @@ impl Held {
 }
 
 impl Session {
-    /// Starts holding a lock.
-    pub(super) fn hold(&mut self, held: Held, cx: &mut Cx<'_>) -> Granted {
+    /// Starts holding a lock. Its `min_hold` counts from now: the store may have granted it only
+    /// just before the reply.
+    pub(super) fn hold(&mut self, mut held: Held, cx: &mut Cx<'_>) -> Granted {
+        let keep_until = || held.terms.min_hold.map(|min_hold| cx.now + min_hold);
+        held.keep_until = held.keep_until.or_else(keep_until);
         let (fence, lease) = (held.fence, &held.lease);
         let (valid_until, ends_at) = (lease.valid_until(), lease.ends_at());
         let late_at = lease.late_at();
@@ -148,6 +150,13 @@ impl Session {
             ends_at,
             contended: false,
             source: Source::Free,
+        }
+    }
+
+    /// Reserves a held lock for at least `min_hold` from now.
+    pub(crate) fn reserve(&mut self, id: HeldId, min_hold: Duration, cx: &Cx<'_>) {
+        if let Some(held) = self.held.get_mut(id) {
+            held.keep_until = Some(cx.now + min_hold);
         }
     }
 
@@ -314,7 +323,7 @@ impl Session {
         }
     }
 
-    /// Records the loss of a lock. Its listeners are notified once, and the token is abandoned, as
+    /// Records the loss of a lock. Its listeners are notified once, and the token is given up, as
     /// the store may not know of the loss yet (rule 9).
     pub(super) fn lose(&mut self, id: HeldId, loss: Loss, cx: &mut Cx<'_>) {
         let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) else {
@@ -323,9 +332,13 @@ impl Session {
         held.loss = Some(loss);
         held.due = None;
         let (hold, lease) = (held.hold.clone(), held.longest_lease);
+        // A lock that was taken away is not reserved.
+        let is_taken = matches!(loss, Loss::Taken | Loss::Revoked);
+        let keep_until = held.keep_until.filter(|_| !is_taken);
         cx.note(|| Note::Lost(hold.key.clone(), held.fence, loss));
         cx.out.push(Effect::Lost(id, loss));
-        self.abandon(hold.clone(), lease, None, cx);
+        let ending = Ending::of(hold.clone(), keep_until, cx.now);
+        self.end(ending, lease, None, None, cx);
         self.freed(hold.mode.kind(), &hold.key, cx);
     }
 

@@ -97,6 +97,8 @@ pub(crate) enum Mutation {
     CountsAbandonedName,
     /// A server passes on a vote that the releaser does not hold.
     TakesFromHolder,
+    /// A vote that is to stay reserved is abandoned after a release without a reply.
+    AbandonsReserved,
 }
 
 /// The surroundings of one visit to a [`Session`], and its output.
@@ -283,9 +285,9 @@ impl Session {
                 }
                 self.count(id, server, &aliases, reply, cx);
             }
-            Purpose::Release(alias, hold, lease) => {
+            Purpose::Release(alias, hold, lease, keep_until) => {
                 self.servers[server].replied(error, cx.now);
-                self.released(&alias, &hold, lease, &reply, cx);
+                self.released(&alias, &hold, (lease, keep_until), &reply, cx);
                 self.count(id, server, &[], reply, cx);
             }
             Purpose::Broadcast => {
@@ -325,10 +327,28 @@ impl Session {
             Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
-                self.abandon_alias(&alias, hold, grant.ttl.min(HANDOFF_LEASE), cx);
+                let lease = grant.ttl.min(HANDOFF_LEASE);
+                let keep_until = self.keep_until(server, hold.token, cx.now);
+                self.end_alias(&alias, hold, (lease, keep_until), cx);
             }
         }
         None
+    }
+
+    /// The time until which a vote stays reserved after its release, which may not have been
+    /// executed yet.
+    fn keep_until(&self, server: usize, token: Token, now: Instant) -> Option<Instant> {
+        let round = self.rounds.get(&token.stem());
+        let of_round = round.and_then(|round| round.keep_until);
+        of_round.or_else(|| {
+            let ending = |request: &Request| match request {
+                Request::Abandonment(at, it) if *at == server && it.hold().token == token => {
+                    it.keep_until(now)
+                }
+                _ => None,
+            };
+            self.requests.values().find_map(ending)
+        })
     }
 
     /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.

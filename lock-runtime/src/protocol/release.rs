@@ -7,7 +7,7 @@ use slotmap::SlotMap;
 
 use super::{
     AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
-    abandon::{Abandonment, Ending},
+    abandon::{Abandonment, Afterwards, Ending},
     handoff::{Budget, Handoff, MAX_HANDOFFS},
     keeping::LATE,
     lease::Lease,
@@ -24,6 +24,8 @@ use crate::{
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Releasing {
     release: Release,
+    /// The end of the reservation.
+    keep_until: Option<Instant>,
     /// The longest time for which the store keeps the lock.
     lease: Duration,
     /// The time at which the call was sent, or `None` if the driver is to send it.
@@ -113,12 +115,13 @@ impl Session {
         let Some(held) = held else {
             return Left::Over(Ok(Released::Locally));
         };
-        let keep_for = held.left_to_hold(cx.now);
+        let keep_until = held.keep_until.filter(|until| *until > cx.now);
         let (terms, fence, longest_lease) = (held.terms, held.fence, held.longest_lease);
-        let mut release = Release::new(held.hold).keep_for(keep_for);
+        let mut release = Release::new(held.hold).keep_until(keep_until, cx.now);
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
-        if let Some(mut budget) = held.budget.filter(|_| keep_for.is_none())
+        let is_reserved = keep_until.is_some() && !cx.breaks(Mutation::HandsOffReserved);
+        if let Some(mut budget) = held.budget.filter(|_| !is_reserved)
             && let Some((queue, claim)) = self.successor(key, terms.lease)
         {
             if cx.breaks(Mutation::HandsOffWithoutBudget) {
@@ -146,6 +149,7 @@ impl Session {
         }
         let releasing = Releasing {
             release,
+            keep_until,
             lease: longest_lease,
             sent: None,
             is_background: true,
@@ -191,9 +195,10 @@ impl Session {
         if let Some((hold, _)) = &next_holder {
             self.drop_entry(hold, cx);
         }
-        let Releasing { release, lease, .. } = releasing;
-        let afterwards = next_holder.map(|(hold, lease)| (Ending::Abandon(hold), lease));
-        self.end(Ending::Release(release), lease, None, afterwards, cx);
+        let abandoned = |(hold, lease)| Afterwards::new(Ending::Abandon(hold), lease);
+        let afterwards = next_holder.map(abandoned);
+        let ending = Ending::Release(releasing.release.hold, releasing.keep_until);
+        self.end(ending, releasing.lease, None, afterwards, cx);
     }
 
     /// Removes the queue entry that a release should have opened and did not.
@@ -226,10 +231,7 @@ impl Session {
             ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
             _ => Ok(Released::AtStore),
         };
-        let ending = Ending::Release(Release {
-            next: None,
-            ..releasing.release.clone()
-        });
+        let ending = Ending::Release(releasing.release.hold.clone(), releasing.keep_until);
         let sent = releasing.sent.unwrap_or(cx.now);
         self.ended.push(ending, sent, cx.now + releasing.lease);
         let Some((next, lease)) = releasing.next_holder() else {

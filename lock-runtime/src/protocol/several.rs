@@ -1,5 +1,7 @@
 //! Several keys that are acquired in one call, all or none.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -29,18 +31,19 @@ pub(crate) enum AllStep {
 
 impl Session {
     /// Begins a request for several keys that does not wait. Returns the requests of its first
-    /// call, whose answer goes to [`all_replied`](Self::all_replied).
+    /// call, which may take as long as `patience`, and whose answer goes to
+    /// [`all_replied`](Self::all_replied).
     pub(crate) fn begin_all(
         &mut self,
         keys: &[LockKey],
         terms: &Terms,
-        since: Instant,
+        (since, patience): (Instant, Duration),
         cx: &mut Cx<'_>,
     ) -> Result<(Together, Vec<KeyRequest>), (usize, Refused)> {
         let mut together = Together::new();
         let mut requests = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
-            match self.begin(key, terms, since, cx) {
+            match self.begin_with(key, terms, (since, patience), cx) {
                 Ok((id, step)) => {
                     together.push(id);
                     requests.extend(request_of(step));
@@ -72,7 +75,8 @@ impl Session {
         let last = together.len() - 1;
         let refused_index = match &answer {
             Ok(AcquireAllReply::Refused { index, .. }) => Some(*index.min(&last)),
-            _ => None,
+            Err(error) => error.key(),
+            Ok(AcquireAllReply::Granted(_)) => None,
         };
         let part = |index: usize| match &answer {
             Ok(AcquireAllReply::Granted(grants)) if grants.len() == together.len() => {
@@ -105,15 +109,21 @@ impl Session {
         if requests.len() == together.len() {
             return AllStep::Call(requests);
         }
-        // Not all of them: the others end as well.
-        for grant in granted {
-            self.guard_dropped(grant.held, cx);
+        // Not all of them: the others end as well, and nothing stays reserved.
+        for Granted { held, .. } in granted {
+            self.held[held].keep_until = None;
+            self.guard_dropped(held, cx);
         }
         self.drop_unsent(together, cx);
         let is_other = |(index, _): &(usize, Refused)| refused_index != Some(*index);
         let refusal = refusals.into_iter().min_by_key(is_other);
-        let refusal = refusal.unwrap_or((0, Refused::Store(StoreError::late())));
-        AllStep::Done(Err(refusal))
+        let (index, refused) = refusal.unwrap_or((0, Refused::Store(StoreError::late())));
+        // The error may be that of the first attempt, which has reached another key.
+        let reached = match &refused {
+            Refused::Store(error) => error.key(),
+            _ => None,
+        };
+        AllStep::Done(Err((reached.unwrap_or(index).min(last), refused)))
     }
 
     /// Ends a request whose task has dropped it.

@@ -1049,14 +1049,177 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
     assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
 }
 
+/// The duration for which a background release reserves its lock.
+fn keeps_for(call: &Call) -> Option<Duration> {
+    match &call.request {
+        Request::Release(release) => release.keep_for,
+        request => panic!("{request:?}"),
+    }
+}
+
+fn silent() -> StoreError {
+    StoreError::timed_out(MILLI)
+}
+
+/// `min_hold` counts from the grant, and not from the release that reaches the store.
+#[test]
+fn a_repeated_release_reserves_what_is_left_of_min_hold() {
+    let min_hold = LEASE / 2;
+    let mut bench = Bench::new();
+    let (id, _) = bench.asks_for(&writer(|it| it.min_hold = Some(min_hold)));
+    bench.now += MILLI * 400;
+    let (held, since) = (bench.is_granted(id, 7), bench.now);
+    bench.now += MILLI;
+    let (release, first) = bench.releases(held).unwrap();
+    assert_eq!(first.keep_for, Some(min_hold - MILLI));
+    let unknown = bench.input(|session, cx| session.release_replied(release, Err(silent()), cx));
+    assert!(matches!(unknown, Err(ReleaseError::Unknown(_))));
+    for passed in [1, 7, 14, 20].map(Duration::from_secs) {
+        bench.now = since + passed;
+        let (job, call) = bench.due_job().unwrap();
+        assert_eq!(keeps_for(&call), min_hold.checked_sub(passed));
+        bench.job_reply(job, Err(silent()));
+    }
+}
+
+#[test]
+fn a_failed_downgrade_reserves_what_is_left_of_min_hold() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.asks_for(&writer(|it| it.min_hold = Some(LEASE)));
+    let held = bench.is_granted(id, 7);
+    let begun = bench.input(|session, cx| session.convert(held, cx));
+    let (id, _) = begun.unwrap();
+    bench.input(|session, cx| session.convert_dropped(id, cx));
+    for passed in [1, 2, 3].map(Duration::from_secs) {
+        bench.now += Duration::from_secs(1);
+        let (job, call) = bench.due_job().unwrap();
+        assert_eq!(keeps_for(&call), Some(LEASE - passed));
+        let is_lost = passed == Duration::from_secs(1);
+        let reply = Reply::Release(ReleaseReply::NotHeld);
+        bench.job_reply(job, if is_lost { Err(silent()) } else { Ok(reply) });
+    }
+    assert!(bench.due_job().is_none());
+}
+
+/// A lock that is lost by the holder's clock may be held at the store for longer.
+#[test]
+fn a_lost_lock_stays_reserved_unless_it_was_taken_away() {
+    for (loss, keep_for) in [
+        (Loss::Expired, Some(LEASE)),
+        (Loss::MaxHold, Some(LEASE)),
+        (Loss::Taken, None),
+        (Loss::Revoked, None),
+    ] {
+        let mut bench = Bench::new();
+        let (id, _) = bench.asks_for(&writer(|it| it.min_hold = Some(LEASE)));
+        let held = bench.is_granted(id, 7);
+        bench.input(|session, cx| session.lose(held, loss, cx));
+        let (_, call) = bench.due_job().unwrap();
+        match call.request {
+            Request::Release(release) => assert_eq!(release.keep_for, keep_for, "{loss:?}"),
+            request => assert!(keep_for.is_none(), "{loss:?}: {request:?}"),
+        }
+    }
+}
+
+/// The message about a grant from the queue comes after the lock was released, before the release
+/// is executed.
+#[test]
+fn a_late_push_message_frees_no_lock_that_is_to_stay_reserved() {
+    for (min_hold, is_abandoned) in [(MILLI, true), (LEASE, false)] {
+        let mut bench = Bench::new();
+        let (id, token) = bench.asks_for(&writer(|it| it.min_hold = Some(min_hold)));
+        let held = bench.is_granted(id, 7);
+        bench.now += MILLI;
+        let (release, _) = bench.releases(held).unwrap();
+        let lost = Err(silent());
+        let unknown = bench.input(|session, cx| session.release_replied(release, lost, cx));
+        assert!(unknown.is_err());
+        bench.push(Mode::Exclusive, token, 7);
+        let ended = bench.endings();
+        assert_eq!(
+            ended.contains(&Ended::Abandoned(token)),
+            is_abandoned,
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn a_reserved_lock_is_not_handed_off_locally() {
+    for (min_hold, is_handed_off) in [(MILLI, true), (LEASE / 2, false)] {
+        let mut bench = Bench::new();
+        let (id, _) = bench.asks_for(&writer(|it| it.min_hold = Some(min_hold)));
+        bench.behind(&WRITER);
+        let held = holds(bench.reply(id, granted_with(7, MAX_HANDOFFS))).held;
+        bench.now += MILLI;
+        let call = bench.releases(held);
+        assert_eq!(call.is_none(), is_handed_off, "{min_hold:?}: {call:?}");
+        let left = call.and_then(|(_, release)| release.keep_for);
+        assert_eq!(left.is_none(), is_handed_off, "{left:?}");
+    }
+}
+
+/// Of several keys one was granted too late: no lock is held, renewed or reserved.
+#[test]
+fn keys_that_were_granted_beside_one_that_came_too_late_are_released() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b"].map(named);
+    let terms = writer(|it| (it.wait, it.min_hold) = (Wait::No, Some(LEASE)));
+    let times = (bench.now, terms.call_timeout());
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, _) = begun.unwrap();
+    let grants = [(7, LEASE), (8, Duration::ZERO)];
+    let grants = grants.map(|(number, ttl)| Grant::new(fence(number).unwrap(), ttl));
+    let reply = Ok(AcquireAllReply::Granted(grants.to_vec()));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    assert!(matches!(step, AllStep::Done(Err(_))), "{step:?}");
+    assert!(bench.session.held.is_empty());
+    let mut ended = Vec::new();
+    while let Some((job, call)) = bench.due_job() {
+        match call.request {
+            Request::Release(release) => {
+                assert_eq!(release.keep_for, None);
+                ended.push(release.hold.key);
+                bench.job_reply(job, Ok(Reply::Release(ReleaseReply::Released)));
+            }
+            Request::Abandon(hold) => {
+                ended.push(hold.key);
+                bench.job_reply(job, Ok(Reply::Abandoned));
+            }
+            request => panic!("{request:?}"),
+        }
+    }
+    ended.sort();
+    assert_eq!(ended, keys);
+}
+
+/// The error of a store that acquires one key after the other names the key that was reached.
+#[test]
+fn an_error_of_several_keys_names_the_key_that_was_reached() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b", "c"].map(named);
+    let terms = writer(|it| it.wait = Wait::No);
+    let times = (bench.now, terms.patience(keys.len()));
+    assert_eq!(times.1, terms.call_timeout() * 3);
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, _) = begun.unwrap();
+    bench.now += times.1;
+    let reply = Err(StoreError::out_of_turn(1, 3));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    let is_named = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
+    assert!(is_named, "{step:?}");
+    assert_eq!(bench.endings().len(), 3, "every token is abandoned");
+}
+
 /// A request for several keys that came too late is repeated as a whole.
 #[test]
 fn several_keys_that_came_too_late_are_requested_again() {
     let mut bench = Bench::new();
     let keys = ["a", "b"].map(named);
     let terms = writer(|it| it.wait = Wait::No);
-    let since = bench.now;
-    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, since, cx));
+    let times = (bench.now, terms.call_timeout());
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
     let (together, first) = begun.unwrap();
     let too_late = |bench: &mut Bench| {
         let (index, reply) = (1, AcquireReply::Late);

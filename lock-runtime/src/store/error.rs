@@ -12,6 +12,10 @@ pub struct StoreError {
     unsent: bool,
     timed_out: bool,
     ends_waits: bool,
+    /// The index of the key of a call for several keys that it is about.
+    key: Option<usize>,
+    /// The store has replied, but the time was over.
+    out_of_turn: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -50,6 +54,8 @@ impl StoreError {
             unsent: false,
             timed_out: false,
             ends_waits: false,
+            key: None,
+            out_of_turn: false,
         }
     }
 
@@ -65,6 +71,41 @@ impl StoreError {
         let mut error = Self::new(StoreErrorKind::Unavailable, message);
         error.timed_out = true;
         error
+    }
+
+    /// Creates the error of a call that acquires several keys one after the other, and had acquired
+    /// this number of them when its time was over.
+    pub(crate) fn out_of_turn(acquired: usize, keys: usize) -> Self {
+        let message = format!(
+            "{acquired} of {keys} keys were acquired, one after the other, when half of the lease \
+             was over: give a longer lease or fewer keys"
+        );
+        let error = Self::new(StoreErrorKind::Unavailable, message);
+        Self {
+            out_of_turn: true,
+            ..error.of_key(acquired)
+        }
+    }
+
+    /// Names the key of a call for several keys that the error is about. The keys before it may be
+    /// held.
+    pub(crate) fn of_key(self, index: usize) -> Self {
+        let unsent = self.unsent && index == 0;
+        Self {
+            unsent,
+            key: Some(index),
+            ..self
+        }
+    }
+
+    /// Returns the index of the key of a call for several keys, if it is known.
+    pub(crate) fn key(&self) -> Option<usize> {
+        self.key
+    }
+
+    /// Returns whether the store has replied, and the time for several keys was over.
+    pub(crate) fn is_out_of_turn(&self) -> bool {
+        self.out_of_turn
     }
 
     /// Creates the error for foreign data under one of the lock's keys, with the `name` of that

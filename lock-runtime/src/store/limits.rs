@@ -20,6 +20,10 @@ pub struct Limits {
     /// The largest number of keys in one call of [`acquire_all`](super::Store::acquire_all).
     /// `None`, the default, for no limit. Permits do not count: they are acquired one by one.
     pub keys_at_once: Option<NonZeroUsize>,
+    /// Whether [`acquire_all`](super::Store::acquire_all) acquires keys one after the other;
+    /// `false` by default. If so, the caller waits for as long as a call for each key may take, and
+    /// at most for half of the lease. The store limits the time of each key.
+    pub in_turn: bool,
     /// Whether the store grants permits; `true` by default.
     pub permits: bool,
     /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
@@ -41,6 +45,7 @@ impl Limits {
             shortest_lease: MIN_LEASE,
             longest_lease: MAX_LEASE,
             keys_at_once: None,
+            in_turn: false,
             permits: true,
             push: true,
         }
@@ -65,6 +70,12 @@ impl Limits {
     pub const fn keys_at_once(mut self, keys_at_once: NonZeroUsize) -> Self {
         self.keys_at_once = Some(keys_at_once);
         self
+    }
+
+    /// Sets whether the store acquires several keys one after the other.
+    #[must_use]
+    pub const fn in_turn(self, in_turn: bool) -> Self {
+        Self { in_turn, ..self }
     }
 
     /// Sets whether the store grants permits.

@@ -407,6 +407,12 @@ impl Release {
         }
     }
 
+    /// Reserves the lock until then, as of `now`.
+    pub(crate) fn keep_until(self, until: Option<Instant>, now: Instant) -> Self {
+        let left = until.and_then(|until| until.checked_duration_since(now));
+        self.keep_for(left.filter(|left| !left.is_zero()))
+    }
+
     /// Reserves the lock for `keep_for` from now.
     #[must_use]
     pub fn keep_for(self, keep_for: Option<Duration>) -> Self {

@@ -402,7 +402,7 @@ impl Store for QuorumStore {
     }
 
     fn limits(&self) -> Limits {
-        let limits = Limits::new().permits(false);
+        let limits = Limits::new().in_turn(true).permits(false);
         let limits = limits.longest_lease(self.inner.longest_lease);
         // The locks of a request are acquired one by one, so the number of keys has no limit.
         self.inner.servers.iter().fold(limits, |limits, server| {

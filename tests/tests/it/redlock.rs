@@ -5,6 +5,8 @@ mod environment;
 mod fences;
 mod hand_off;
 mod promises;
+mod reserved;
+mod several;
 mod storms;
 mod turns;
 mod votes;

@@ -260,6 +260,12 @@ impl Chronicle {
         Some(claim.start..end)
     }
 
+    /// Returns whether holders of the lock were revoked, with what was left of their `min_hold`.
+    fn is_revoked_within(&self, lock: &Lock, time: Range<Nanos>) -> bool {
+        let mut revocations = self.revocations.iter();
+        revocations.any(|(of, revoked)| of == lock && meets(revoked, &time))
+    }
+
     /// Confirmed extensions after which the lock was valid for less time than was asked for, less
     /// the time of two calls, 1 % and 2 ms.
     pub fn short_extensions(&self) -> Vec<String> {
@@ -281,6 +287,75 @@ impl Chronicle {
     /// The number of confirmed extensions.
     pub fn extensions(&self) -> usize {
         self.requests.iter().map(|it| it.extended.len()).sum()
+    }
+
+    /// Locks that were granted before the end of the `min_hold` of an earlier holder, except after
+    /// a loss of data. The `min_hold` counts from the grant, which is not before the request and
+    /// the end of each earlier claim that excludes it. It ends with the lease that was known last.
+    pub fn early(&self) -> Vec<String> {
+        let mut early = Vec::new();
+        for (lock, requests) in self.by_lock() {
+            let downgrades: Vec<_> = requests
+                .iter()
+                .filter(|request| request.ask.kind == Kind::Downgraded)
+                .map(|request| (request.process, request.asked))
+                .collect();
+            let claims = requests
+                .into_iter()
+                .filter_map(|request| Some((request.claim()?, request)));
+            let mut claims: Vec<_> = claims.collect();
+            claims.sort_by_key(|(claim, _)| claim.start);
+            // The latest end of a claim, of all and of writers.
+            let (mut all, mut writers) = (0, 0);
+            let mut active: Vec<(Nanos, Nanos, &Request)> = Vec::new();
+            for (claim, request) in claims {
+                active.retain(|(_, end, _)| *end > claim.start);
+                // A writer that was downgraded admits readers.
+                let admits = |(_, _, holder): &&(Nanos, Nanos, &Request)| {
+                    request.reads()
+                        && (holder.reads()
+                            || downgrades.iter().any(|(process, asked)| {
+                                *process == holder.process && holder.leaves_at(*asked)
+                            }))
+                };
+                let others = active.iter().filter(|other| !admits(other));
+                let others: Vec<_> = others.collect();
+                let room = if lock.1 { PERMITS as usize - 1 } else { 0 };
+                let reserved = others
+                    .iter()
+                    .find(|(_, _, holder)| holder.has_left(claim.start));
+                if others.len() > room
+                    && request.ask.kind != Kind::Downgraded
+                    && let Some((since, end, holder)) = reserved
+                    && !self.loses_within(*since..claim.start)
+                    && !self.is_revoked_within(&lock, *since..claim.start)
+                {
+                    let micros = (end - claim.start) / 1_000;
+                    early.push(format!(
+                        "{lock:?}: {:?} of process {} at {}, {micros} us before the end of the \
+                         min_hold of {:?} of process {} since {since}",
+                        request.ask.kind,
+                        request.process,
+                        claim.start,
+                        holder.ask.kind,
+                        holder.process
+                    ));
+                }
+                let before = match (lock.1, request.reads()) {
+                    (true, _) => 0,
+                    (false, true) => writers,
+                    (false, false) => all,
+                };
+                let since = request.asked.max(before.min(claim.start));
+                all = all.max(claim.end);
+                if !request.reads() {
+                    writers = writers.max(claim.end);
+                }
+                let end = request.reserved_until(since).max(claim.end);
+                active.push((since, end, request));
+            }
+        }
+        early
     }
 
     /// Returns whether `time` meets a loss of data or the lease after it. By the end of that lease,

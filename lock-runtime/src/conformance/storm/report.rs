@@ -16,6 +16,7 @@ pub struct Report {
     gaps: Vec<Gap>,
     pub tokens: TokenViolations,
     pub overlaps: Vec<String>,
+    early: Vec<String>,
     late: Vec<String>,
     extensions: usize,
     short_extensions: Vec<String>,
@@ -36,6 +37,7 @@ impl Report {
             gaps: chronicle.gaps(),
             tokens: chronicle.token_violations(),
             overlaps: chronicle.overlaps(),
+            early: chronicle.early(),
             late: chronicle.late_answers(),
             extensions: chronicle.extensions(),
             short_extensions: chronicle.short_extensions(),
@@ -67,6 +69,15 @@ impl Report {
         promise!(
             "no holder relies on a lock that another one holds",
             self.overlaps.is_empty(),
+            "{self}"
+        );
+    }
+
+    /// Asserts that every lock was kept for its `min_hold`.
+    pub fn assert_kept(&self) {
+        promise!(
+            "a lock is kept for its min_hold",
+            self.early.is_empty(),
             "{self}"
         );
     }
@@ -108,6 +119,7 @@ impl Report {
         self.assert_fenced();
         self.assert_extended();
         self.assert_exclusive();
+        self.assert_kept();
         self.assert_served();
         self.assert_answered();
     }
@@ -156,6 +168,7 @@ impl fmt::Display for Report {
             ("shared tokens", shared_by_readers),
             ("tokens", others),
             ("overlaps", &self.overlaps),
+            ("early", &self.early),
             ("late", &self.late),
             ("short extensions", &self.short_extensions),
         ] {

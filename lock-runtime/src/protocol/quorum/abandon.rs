@@ -6,7 +6,7 @@ use super::{
     AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
 };
 use crate::{
-    protocol::{Abandonment, Ending, Latest, SHORTEST_CALL},
+    protocol::{self, Abandonment, Afterwards, Ending, Latest, SHORTEST_CALL},
     spec::{Mode, call_timeout},
     store::{Hold, StoreError},
     time::Instant,
@@ -43,25 +43,40 @@ impl Session {
         let aliases = round.take_abandoned();
         if !aliases.is_empty() {
             let (hold, lease) = (round.hold.clone(), round.longest_lease);
-            (aliases.iter()).for_each(|alias| self.abandon_alias(alias, &hold, lease, cx));
+            (aliases.iter()).for_each(|alias| self.end_alias(alias, &hold, (lease, None), cx));
         }
     }
 
-    /// Abandons an alias of an acquisition like `hold`, which ends within `lease` in any case.
-    pub(super) fn abandon_alias(
+    /// Ends an alias of an acquisition like `hold`, which ends within `lease` in any case. A vote
+    /// that is to stay reserved until a given time is released, again until its server has
+    /// confirmed it, and only then abandoned: that has no effect on the reservation.
+    pub(super) fn end_alias(
         &mut self,
         alias: &AbandonedAlias,
         hold: &Hold,
-        lease: Duration,
+        (lease, keep_until): (Duration, Option<Instant>),
         cx: &mut Cx<'_>,
     ) {
         let once = cx.breaks(Mutation::AbandonsOnce);
         let straggler_until = alias.straggler_until.filter(|_| !once);
         let timeout = ending_timeout(lease);
-        let mut begin = |hold: Hold, afterwards| {
-            let ending = Ending::Abandon(hold);
-            let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-            let abandonment = abandonment.then(afterwards);
+        let now = cx.now;
+        let keep_until = keep_until.filter(|until| *until > now);
+        // The endings of one hold.
+        let endings = |hold: Hold| {
+            let release = keep_until.map(|_| Ending::Release(hold.clone(), keep_until));
+            let release = release.map(|ending| Afterwards::new(ending, lease));
+            let abandonment = Afterwards {
+                straggler_until,
+                ..Afterwards::new(Ending::Abandon(hold), lease)
+            };
+            release.into_iter().chain([abandonment])
+        };
+        let mut begin = |endings: &mut dyn Iterator<Item = Afterwards>| {
+            let Some(first) = endings.next() else { return };
+            let until = first.straggler_until;
+            let abandonment = Abandonment::new(first.ending, lease, until, timeout, now);
+            let abandonment = abandonment.then(endings);
             let id = self.begin(Request::Abandonment(alias.server, abandonment));
             cx.out.abandonments.push(id);
         };
@@ -69,10 +84,10 @@ impl Session {
         if alias.was_writer && hold.mode == Mode::Shared {
             // Until the writer is gone, a delayed conversion may make a reader of it. So the reader
             // is given up once more after that.
-            let reader = (Ending::Abandon(hold.clone()), lease);
-            begin(hold.as_writer(), Some(reader));
+            let mut both = endings(hold.as_writer()).chain(endings(hold.clone()));
+            begin(&mut both);
         }
-        begin(hold, None);
+        begin(&mut endings(hold));
     }
 
     pub(super) fn step_abandonment(
@@ -82,8 +97,12 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> (Request, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
-            let timeout = Some(abandonment.call(cx.now).timeout);
-            let request = ServerRequest::Abandon(abandonment.hold().clone());
+            let call = abandonment.call(cx.now);
+            let request = match call.request {
+                protocol::Request::Release(release) => ServerRequest::Release(release),
+                _ => ServerRequest::Abandon(abandonment.hold().clone()),
+            };
+            let timeout = Some(call.timeout);
             let send = Send::new(id, server, request, timeout, Purpose::Abandon);
             cx.out.sends.push(send);
         }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     protocol::STRAGGLE,
+    spec::call_timeout,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
         Renewal, StoreError, Token,
@@ -32,6 +33,15 @@ pub(super) struct Terms {
 }
 
 impl Terms {
+    /// The parameters of a request that must end within this time.
+    fn within(time: Duration, now: Instant) -> Self {
+        Self {
+            answer_by: now + time * 9 / 10,
+            deadline: now + time + STRAGGLE,
+            reader_group: None,
+        }
+    }
+
     /// The parameters of a request that continues an acquisition.
     pub(super) fn of(round: &Round, now: Instant) -> Self {
         let answer_by = now + majority_timeout(round.lease);
@@ -149,12 +159,15 @@ impl Session {
             let servers = 0..self.servers.len();
             servers.map(|server| group.held_at(server)).collect()
         });
-        // The deadline is the end of the caller's wait plus `STRAGGLE`.
-        let waits = request.deadline.saturating_duration_since(now + STRAGGLE);
+        let terms = match kind {
+            // Each of several locks has the time of a call.
+            Kind::All(..) => Terms::within(call_timeout(lease), now),
+            // The deadline is the end of the caller's wait plus `STRAGGLE`.
+            _ => Terms::within(time_left(request, now), now),
+        };
         let terms = Terms {
-            answer_by: now + waits * 9 / 10,
-            deadline: request.deadline,
             reader_group,
+            ..terms
         };
         let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
             round.poll(terms.deadline, cx)
@@ -323,8 +336,17 @@ impl Session {
                 }
                 AcquireReply::Granted(Grant::new(fence, ttl(acquiring.begun)).reserved(reserved))
             }
-            // The caller abandons the token.
-            Outcome::Unreachable => return over(Err(self.unreachable(token))),
+            Outcome::Unreachable => {
+                let error = self.unreachable(token);
+                return match kind {
+                    Kind::All(requests, grants) => {
+                        let error = error.of_key(grants.len());
+                        self.refuse_all(&requests, Err(error), cx)
+                    }
+                    // The caller abandons the token.
+                    _ => over(Err(error)),
+                };
+            }
             _ if is_conversion => return over(Err(self.unreachable(token))),
             Outcome::Queued(ttl) => AcquireReply::Queued {
                 counter: None,
@@ -376,21 +398,35 @@ impl Session {
         let index = grants.len();
         // The TTL counts from this request. The caller counts it from the start of the batch, which
         // is earlier and therefore safe.
-        if let AcquireReply::Granted(grant) = reply {
+        let reply = if let AcquireReply::Granted(grant) = reply {
             grants.push(grant);
             let Some(request) = requests.get(grants.len()).cloned() else {
                 return over(Ok(Reply::AcquireAll(AcquireAllReply::Granted(grants))));
             };
-            let kind = Kind::All(requests, grants);
-            let (next, calls) = self.first_exchange(&request, kind, cx);
-            self.exchange(id, &next, calls, cx);
-            return (Request::Acquiring(next), Some(cx.now));
-        }
-        let granted = requests[..index].iter();
-        let until = granted.filter_map(|request| self.abandon_round(&request.hold, cx));
-        let until = until.max();
-        let reply = AcquireAllReply::Refused { index, reply };
-        (Request::Over(Ok(Reply::AcquireAll(reply)), until), None)
+            if time_left(&request, cx.now) >= call_timeout(request.lease) {
+                let kind = Kind::All(requests, grants);
+                let (next, calls) = self.first_exchange(&request, kind, cx);
+                self.exchange(id, &next, calls, cx);
+                return (Request::Acquiring(next), Some(cx.now));
+            }
+            Err(StoreError::out_of_turn(grants.len(), requests.len()))
+        } else {
+            let reply = AcquireAllReply::Refused { index, reply };
+            Ok(Reply::AcquireAll(reply))
+        };
+        self.refuse_all(&requests, reply, cx)
+    }
+
+    /// Ends a request for several locks, and abandons those that were granted.
+    fn refuse_all(
+        &mut self,
+        requests: &[KeyRequest],
+        reply: Result<Reply, StoreError>,
+        cx: &mut Cx<'_>,
+    ) -> (Request, Option<Instant>) {
+        let rounds = requests.iter();
+        let until = rounds.filter_map(|request| self.abandon_round(&request.hold, cx));
+        (Request::Over(reply, until.max()), None)
     }
 
     /// The error for a round with too few replies.
@@ -400,4 +436,9 @@ impl Session {
             self.too_few(|server| round.complaint(server))
         })
     }
+}
+
+/// The time that the caller still waits for.
+fn time_left(request: &KeyRequest, now: Instant) -> Duration {
+    request.deadline.saturating_duration_since(now + STRAGGLE)
 }

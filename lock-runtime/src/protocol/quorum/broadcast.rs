@@ -86,7 +86,7 @@ impl Session {
         for (server, request, purpose) in calls {
             awaited.push(server);
             let timeout = match &purpose {
-                Purpose::Release(_, _, lease) => Some(ending_timeout(*lease)),
+                Purpose::Release(_, _, lease, _) => Some(ending_timeout(*lease)),
                 _ => None,
             };
             let send = Send::new(id, server, request, timeout, purpose);

@@ -97,8 +97,9 @@ pub(super) enum Purpose {
     /// The renewal of several aliases, sent at this time, with the indices of their locks in the
     /// request of the caller.
     Renewal(Vec<(usize, Token)>, Instant),
-    /// The release of a vote that the server holds for at most this lease.
-    Release(AbandonedAlias, Hold, Duration),
+    /// The release of a vote that the server holds for at most this lease, and keeps reserved until
+    /// this time.
+    Release(AbandonedAlias, Hold, Duration, Option<Instant>),
     Broadcast,
     Abandon,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, Cx, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
+    AbandonedAlias, Cx, Mutation, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
     broadcast::Count, time_out::majority_timeout,
 };
 use crate::{
@@ -45,12 +45,14 @@ impl Session {
         });
         aliases.iter().for_each(|alias| round.releases(alias));
         let lease = round.longest_lease;
+        let keep_until = release.keep_for.map(|keep_for| cx.now + keep_for);
+        round.keep_until = keep_until;
         let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
         let count = Count::Release(hold.clone());
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
-            let purpose = Purpose::Release(alias, hold, lease);
+            let purpose = Purpose::Release(alias, hold, lease, keep_until);
             let request = match hand_off.clone() {
                 Some(hand_off) => {
                     let is_coordinator = coordinator == Some(alias.server);
@@ -64,13 +66,13 @@ impl Session {
     }
 
     /// Applies the reply to the release of one vote. If the server may still know the alias after
-    /// that, abandons it: the alias is in the queue, or a delayed acquire may still make it a
-    /// holder, or the server has not executed the conversion of the writer yet.
+    /// that, ends it: the alias is in the queue, or a delayed acquire may still make it a holder,
+    /// or the server has not executed the conversion of the writer yet.
     pub(super) fn released(
         &mut self,
         alias: &AbandonedAlias,
         hold: &Hold,
-        lease: Duration,
+        (lease, keep_until): (Duration, Option<Instant>),
         reply: &Result<Reply, StoreError>,
         cx: &mut Cx<'_>,
     ) {
@@ -81,8 +83,11 @@ impl Session {
             None => self.ended.released(token, server, is_released),
         };
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
+        // A server that has replied has nothing left to reserve.
+        let keeps = reply.is_err() && !cx.breaks(Mutation::AbandonsReserved);
+        let keep_until = keep_until.filter(|_| keeps);
         if is_late || alias.may_be_asked || !is_released && may_be_known {
-            self.abandon_alias(alias, hold, lease, cx);
+            self.end_alias(alias, hold, (lease, keep_until), cx);
         }
     }
 
@@ -95,7 +100,7 @@ impl Session {
         let stem = hold.token.stem();
         let round = self.rounds.get(&stem);
         if round.is_some_and(|round| round.hold.mode == hold.mode) {
-            // The aliases that a server may still know are abandoned, and no longer needed here.
+            // The aliases that a server may still know are ended, and no longer needed here.
             self.end(stem);
         } else {
             // After a conversion of unknown outcome, the caller releases the writer, which may

@@ -62,6 +62,8 @@ pub(crate) struct Round {
     pub(super) longest_lease: Duration,
     /// The release has begun: no more votes are requested (rule 13).
     pub(super) closed: bool,
+    /// The votes stay reserved until then after their release.
+    pub(super) keep_until: Option<Instant>,
     /// The number of fencing tokens to reserve after that of the grant.
     pub(super) reserved: u32,
     states: PerServer<VoteState>,
@@ -159,6 +161,7 @@ impl Round {
             lease: request.lease,
             longest_lease: request.lease,
             closed: false,
+            keep_until: None,
             reserved: if is_writer { request.reserved } else { 0 },
             polls: false,
             coordinator,

@@ -10,8 +10,8 @@ use crate::{
     key::LockKey,
     spec::Mode,
     store::{
-        AcquireReply, Grant, Hold, KeyRequest, PollReply, RenewReply, Renewal, StoreError,
-        StoreEvent, Token,
+        AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
+        Renewal, StoreError, StoreEvent, Token,
     },
     time::Instant,
 };
@@ -315,4 +315,51 @@ fn renewal_by_a_server_that_votes_late_does_not_count() {
             if matches!(replies[..], [Ok(RenewReply::Renewed { .. })]));
         assert_eq!(is_renewed, !is_late);
     }
+}
+
+/// The release of a vote that stays reserved is lost. It is repeated for the time that is left, and
+/// the alias is abandoned after that.
+#[test]
+fn a_lost_release_of_a_reserved_vote_is_repeated() {
+    let second = Duration::from_secs(1);
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    for send in sends {
+        client.reply(send, granted());
+    }
+    client.step(id);
+    let release = Release::new(client.hold.clone()).keep_for(Some(second * 10));
+    let (_, out) = client.visit(|session, cx| session.release(&release, cx));
+    let released = || Reply::Release(ReleaseReply::Released);
+    let mut sends = out.sends;
+    let lost = sends.remove(0);
+    for send in sends {
+        assert!(client.reply(send, released()).abandonments.is_empty());
+    }
+    client.now += second;
+    let error = StoreError::timed_out(second);
+    let (_, out) = client.visit(|session, cx| session.replied(lost.ticket, Err(error), cx));
+    let [ending] = out.abandonments[..] else {
+        panic!("{out:?}")
+    };
+    // The first repetition is lost as well, and the next one follows a second later.
+    for left in [Some(9), Some(8), None] {
+        let send = client.step(ending).1.sends.pop().expect("a call");
+        match (&send.request, left) {
+            (ServerRequest::Release(release), Some(left)) => {
+                assert_eq!(release.keep_for, Some(second * left));
+            }
+            (ServerRequest::Abandon(_), None) => {}
+            other => panic!("{other:?}"),
+        }
+        let reply = match left {
+            Some(9) => Err(StoreError::timed_out(second)),
+            Some(_) => Ok(released()),
+            None => Ok(Reply::Abandoned),
+        };
+        client.visit(|session, cx| session.replied(send.ticket, reply, cx));
+        client.now += second;
+    }
+    let (step, out) = client.step(ending);
+    let is_over = matches!(step, Step::Done(Ok(Reply::Abandoned), _));
+    assert!(is_over && out.sends.is_empty(), "{step:?}");
 }

@@ -125,7 +125,7 @@ impl Inner {
             let busy = (is_background && !running.calls.is_empty()).then(|| self.count_task());
             tokio::select! {
                 biased;
-                Some(()) = running.calls.next() => {
+                Some(()) = replied(&mut running.calls) => {
                     // The receiver may have been dropped.
                     let _ = first.take().map(|first| first.send(()));
                 }
@@ -199,10 +199,15 @@ impl Inner {
         over
     }
 
-    /// Completes calls in the background.
+    /// Completes calls in the background. They begin now: the calls that end the acquisition are
+    /// sent after them.
     fn finish(self: &Arc<Self>, mut calls: InFlight) {
         // A future that is dropped outside of a runtime cannot complete its calls.
-        if let (false, Ok(runtime)) = (calls.is_empty(), Handle::try_current()) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let _ = replied(&mut calls).now_or_never();
+        if !calls.is_empty() {
             let busy = self.count_task();
             runtime.spawn(async move {
                 let over = async { while calls.next().await.is_some() {} };
@@ -225,6 +230,15 @@ impl Inner {
             inner.begin_background(out);
         })
     }
+}
+
+/// Waits for the next reply. All calls have begun by then, and all replies that are there are
+/// taken, before anything is decided: an abandonment that follows from a decision must not overtake
+/// a call. `None` without a call.
+async fn replied(calls: &mut InFlight) -> Option<()> {
+    calls.next().await?;
+    while let Some(Some(())) = calls.next().now_or_never() {}
+    Some(())
 }
 
 /// Sends a request to a server.

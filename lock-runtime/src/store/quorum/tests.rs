@@ -455,6 +455,7 @@ fn limits_of_a_quorum_are_those_of_all_its_servers() {
     let servers = limits.map(Server::new);
     let shared = Limits::new()
         .shortest_lease(second)
+        .in_turn(true)
         .push(false)
         .permits(false);
     for (longest_lease, expected) in [(minute / 2, minute / 2), (2 * minute, minute)] {

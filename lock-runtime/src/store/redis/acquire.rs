@@ -16,8 +16,10 @@ use super::{
     scripts::{self, Call},
 };
 use crate::{
+    call::within,
     fence::FencingToken,
-    spec::Mode,
+    protocol::STRAGGLE,
+    spec::{Mode, call_timeout},
     store::{AcquireAllReply, AcquireReply, IfBusy, KeyRequest, StoreError},
     time::Instant,
 };
@@ -45,20 +47,36 @@ impl RedisStore {
         requests: &[KeyRequest],
     ) -> Result<AcquireAllReply, StoreError> {
         let slots = self.servers.by_slot(requests);
-        if slots.len() <= 1 {
-            return self.acquire_in_time(requests, IfBusy::Refuse, None).await;
+        let [
+            KeyRequest {
+                lease, deadline, ..
+            },
+            ..,
+        ] = requests
+        else {
+            return Ok(AcquireAllReply::Granted(Vec::new()));
+        };
+        // Each slot has the time of a call.
+        let patience = call_timeout(*lease);
+        if slots.len() == 1 {
+            let acquiring = self.acquire_in_time(requests, IfBusy::Refuse, None);
+            return within(patience, acquiring).await;
         }
         let mut grants = vec![None; requests.len()];
         for (taken, indices) in slots.iter().enumerate() {
             let some = indices.iter().map(|index| requests[*index].clone());
             let some: Vec<_> = some.collect();
+            if taken > 0 && Instant::now() + patience + STRAGGLE > *deadline {
+                let (acquired, index) = (grants.iter().flatten().count(), indices[0]);
+                return Err(StoreError::out_of_turn(acquired, requests.len()).of_key(index));
+            }
             // The locks of the slots before may be held.
             let failed = |error: StoreError| {
                 let unsent = error.is_unsent() && taken == 0;
-                error.with_unsent(unsent)
+                error.of_key(indices[0]).with_unsent(unsent)
             };
-            let reply = self.acquire_in_time(&some, IfBusy::Refuse, None).await;
-            match reply.map_err(failed)? {
+            let acquiring = self.acquire_in_time(&some, IfBusy::Refuse, None);
+            match within(patience, acquiring).await.map_err(failed)? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
                         grants[*index] = Some(grant);

@@ -159,7 +159,8 @@ impl Store for RedisStore {
     }
 
     fn limits(&self) -> Limits {
-        Limits::new()
+        // The slots of a cluster are asked one after the other.
+        Limits::new().in_turn(self.servers.has_slots())
     }
 
     fn serves_any_runtime(&self) -> bool {
@@ -396,7 +397,7 @@ impl RedisStore {
             Mode::Shared | Mode::Permits(_) => &scripts::RELEASE_SHARE,
         };
         let call = self.on_hold(script, hold).member(hold.mode, hold.token);
-        call.millis(keep_for.unwrap_or_default())
+        call.millis(reservation(keep_for))
     }
 
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
@@ -466,7 +467,7 @@ impl RedisStore {
     /// A call that releases a lock by its own key alone, while its slot migrates.
     fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
         let call = self.on_lock(&scripts::FREE, &hold.key, hold.mode.kind());
-        call.hold(hold).millis(keep_for.unwrap_or_default())
+        call.hold(hold).millis(reservation(keep_for))
     }
 
     pub(super) async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
@@ -492,6 +493,15 @@ impl RedisStore {
         self.servers.greet_again();
         quarantine::lost_its_data()
     }
+}
+
+/// The time of a reservation by the server's clock, which shows whole milliseconds: one more than
+/// it shows when the reservation begins may have passed.
+fn reservation(keep_for: Option<Duration>) -> Duration {
+    let keep_for = keep_for.filter(|keep_for| !keep_for.is_zero());
+    keep_for.map_or(Duration::ZERO, |keep_for| {
+        keep_for + Duration::from_millis(1)
+    })
 }
 
 fn renewed(answer: Answer) -> Result<RenewReply, StoreError> {

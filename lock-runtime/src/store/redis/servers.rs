@@ -131,6 +131,11 @@ impl Servers {
         }
     }
 
+    /// Whether the locks are spread over slots, one script for each.
+    pub(super) fn has_slots(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
     /// Groups the indices of the requests so that one script can access the keys of each group. The
     /// first request is in the first group.
     pub(super) fn by_slot(&self, requests: &[KeyRequest]) -> Vec<Vec<usize>> {

@@ -62,6 +62,28 @@ impl Request {
         Some(granted..end.max(granted))
     }
 
+    /// The time until which the lock stays reserved at least after a release, if it was granted at
+    /// `since`: to the end of `min_hold`, or of the lease as the guard knew it. A lock that was
+    /// lost is not reserved.
+    pub(super) fn reserved_until(&self, since: Nanos) -> Nanos {
+        let valid_until = self.held.iter().map(|(_, until)| *until).max();
+        match (&self.lost, valid_until) {
+            (None, Some(valid_until)) => valid_until.min(since + self.ask.min_hold),
+            _ => 0,
+        }
+    }
+
+    /// Whether the guard was about to leave before `at`.
+    pub(super) fn has_left(&self, at: Nanos) -> bool {
+        self.leaving.is_some_and(|leaving| leaving <= at)
+    }
+
+    /// Whether the guard may be the one that was downgraded at `at`.
+    pub(super) fn leaves_at(&self, at: Nanos) -> bool {
+        const AT_ONCE: Nanos = 100_000_000;
+        (self.leaving).is_some_and(|leaving| leaving <= at && at <= leaving + AT_ONCE)
+    }
+
     /// The time in which the lock is not free: its claim and its reservation. A request for several
     /// keys and a downgrade may hold the lock from the time of the request on.
     pub(super) fn occupies(&self) -> Option<Range<Nanos>> {

@@ -46,6 +46,11 @@ impl Case {
 
     /// Passes the reply of each server to the round.
     fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> Answer) {
+        self.hears_late(calls, self.now, says);
+    }
+
+    /// The same, of requests sent at `sent`.
+    fn hears_late(&mut self, calls: Calls, sent: Instant, says: impl Fn(usize) -> Answer) {
         for (server, ask) in calls {
             let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
                 panic!("{ask:?}")
@@ -53,7 +58,7 @@ impl Case {
             let (round, now) = (&mut self.round, self.now);
             let mut fraction = || 0.5;
             let cx = Cx::new(now, 1, &mut fraction);
-            round.replied(server, name, round.exchange, says(server), now, &cx);
+            round.replied(server, name, round.exchange, says(server), sent, &cx);
         }
     }
 
@@ -107,6 +112,30 @@ fn queued_for(holder_ttl: Duration) -> Answer {
 
 fn queued() -> Answer {
     queued_for(LEASE)
+}
+
+/// Two votes come after their exchange, and count once they are renewed: from the sending of the
+/// renewal (rule 2).
+#[test]
+fn a_vote_that_is_renewed_before_the_grant_counts_from_the_request() {
+    let (mut case, others) = Case::at_the_head();
+    let mut fraction = || 0.5;
+    let cx = Cx::new(case.now, 1, &mut fraction);
+    case.round.time_is_up(&StoreError::timed_out(LEASE), &cx);
+    case.next();
+    let granted_late = others.into_iter().filter(|(server, _)| *server < 3);
+    case.hears(granted_late.collect(), |_| granted());
+    let (calls, sent) = (case.polls(), case.now);
+    case.now += Duration::from_millis(400);
+    case.hears_late(calls, sent, |server| match server {
+        0..3 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
+        _ => Answer::Failed(StoreError::timed_out(LEASE)),
+    });
+    let next = case.next();
+    let Next::Done(Outcome::Granted(_, until, _)) = next else {
+        panic!("{next:?}")
+    };
+    assert!(until <= sent + LEASE, "{:?} later", until - (sent + LEASE));
 }
 
 /// The coordinator votes for the acquisition, and the other servers hold the lock for another one

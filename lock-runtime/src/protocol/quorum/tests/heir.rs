@@ -1,7 +1,7 @@
 //! Votes that the previous holder passes on.
 
 use super::*;
-use crate::store::{Heir, NextHolder, Release, ReleaseReply};
+use crate::store::{Heir, NextHolder};
 
 const MAJORITY: usize = 2;
 
@@ -117,6 +117,44 @@ fn a_late_push_message_is_no_vote() {
         acquires.all(|token| token == name),
         "they may hold it for the name"
     );
+}
+
+/// With less time than a renewal may take, the lock would be lost at once.
+#[test]
+fn votes_that_end_before_a_renewal_is_answered_are_no_grant() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    // 68 ms before the end of the votes.
+    client.now += Duration::from_millis(2_900);
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, None);
+    let (_, sends) = client.poll();
+    assert_eq!(sends.len(), 3, "all servers are asked: {sends:?}");
+}
+
+/// The reply to a poll was sent before the server granted the lock, and comes after the push
+/// message.
+#[test]
+fn a_poll_that_a_push_message_has_overtaken_takes_no_vote_away() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    let (_, mut sends) = client.poll();
+    let overtaken = sends.pop().expect("a poll");
+    assert_eq!(overtaken.ticket.server, coordinator);
+    client.now += Duration::from_millis(1);
+    client.passed(one, 9, None);
+    client.passed(coordinator, 9, None);
+    client.wins();
+    let (counter, holder_ttl) = (None, Some(LEASE));
+    let queued = PollReply::Queued {
+        counter,
+        holder_ttl,
+    };
+    client.reply(overtaken, Reply::Poll(queued));
+    let round = client.session.round(client.hold.token).expect("it is held");
+    assert!(round.held_at(coordinator).is_some());
+    let (_, out) = client.renew();
+    let mut renewed: Vec<_> = out.sends.iter().map(|send| send.ticket.server).collect();
+    renewed.retain(|server| [coordinator, one].contains(server));
+    assert_eq!(renewed.len(), MAJORITY, "{:?}", out.sends);
 }
 
 /// A server may have granted the lock to others and to the name again, with a number that the

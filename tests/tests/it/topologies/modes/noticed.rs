@@ -486,3 +486,72 @@ async fn two_stores_for_one_lock_are_noticed() {
         "{report}"
     );
 }
+
+#[test]
+fn a_grant_before_the_end_of_min_hold_is_noticed() {
+    // The first request is made at 9 ms, leaves at 20 ms, and keeps its lock until 309 ms.
+    let early = |first: Kind, second: (Kind, u64), edit: &dyn Fn(&mut Written)| {
+        let chronicle = written(|written| {
+            written.grant(first, 10, 1, 1000);
+            let (_, asked) = &mut written.records[0];
+            if let Event::Asked(ask) = &mut asked.event {
+                ask.min_hold = 300 * MILLI;
+            }
+            written.say(20, Event::Leaving);
+            edit(written);
+            written.hold(second.0, second.1..second.1 + 10, 9);
+        });
+        chronicle.early().len()
+    };
+    let (writer, reader, permit) = (Kind::Exclusive, Kind::Shared, Kind::Permit);
+    let nothing: &dyn Fn(&mut Written) = &|_| {};
+    for (first, second, count) in [
+        (writer, (writer, 25), 1),
+        (writer, (writer, 308), 1),
+        (writer, (writer, 309), 0),
+        (writer, (reader, 100), 1),
+        (reader, (writer, 100), 1),
+        (reader, (reader, 100), 0),
+        (permit, (permit, 100), 0),
+    ] {
+        assert_eq!(
+            early(first, second, nothing),
+            count,
+            "{first:?}, {second:?}"
+        );
+    }
+    // Two permits are used up.
+    let another: &dyn Fn(&mut Written) = &|written| written.grant(Kind::Permit, 30, 2, 1000);
+    assert_eq!(early(permit, (permit, 100), another), 1);
+    // The lock was lost, or the data of the store was.
+    let lost: &dyn Fn(&mut Written) = &|written| {
+        let code = "lost_revoked".to_owned();
+        let valid_at = 15 * MILLI;
+        written.say(18, Event::Lost { code, valid_at });
+    };
+    assert_eq!(early(writer, (writer, 100), lost), 0);
+    let loss: &dyn Fn(&mut Written) = &|written| written.fault(30..40, true);
+    assert_eq!(early(writer, (writer, 100), loss), 0);
+    // A downgraded writer admits readers, and no writer.
+    let downgraded: &dyn Fn(&mut Written) = &|written| {
+        written.grant(Kind::Downgraded, 21, 2, 1000);
+        written.say(30, Event::Leaving);
+    };
+    assert_eq!(early(writer, (reader, 100), downgraded), 0);
+    assert_eq!(early(writer, (writer, 100), downgraded), 1);
+    // A waiter is granted the lock when the holder before it leaves.
+    let chronicle = written(|written| {
+        written.hold(writer, 10..200, 1);
+        written.ask_as(writer, &["a"], Some(1000), 20);
+        if let Some((_, record)) = written.records.last_mut()
+            && let Event::Asked(ask) = &mut record.event
+        {
+            ask.min_hold = 300 * MILLI;
+        }
+        let (fences, validity) = (vec![2], 1000 * MILLI);
+        written.say(201, Event::Granted { fences, validity });
+        written.say(202, Event::Leaving);
+        written.hold(writer, 499..510, 3);
+    });
+    assert_eq!(chronicle.early().len(), 1);
+}
