@@ -70,6 +70,8 @@ mod clients;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod core;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod credentials;
 mod driver;
 mod error;
 mod fence;
@@ -88,6 +90,13 @@ mod name;
 mod on_drop;
 mod options;
 mod owner;
+#[cfg(any(feature = "rustls", feature = "postgres"))]
+// Without TLS they are refused.
+#[cfg_attr(
+    not(any(feature = "rustls", feature = "postgres-rustls")),
+    allow(dead_code)
+)]
+mod pem;
 mod protocol;
 mod request;
 mod runtime;
@@ -116,6 +125,8 @@ pub use acquire::AcquireFuture;
 pub use activity::{Activity, LossSeen, NameActivity};
 pub use ambient::{AlreadyInstalled, AsDefaultFuture};
 pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList, LockPage};
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub use credentials::Credentials;
 pub use error::{LockError, LockErrorKind, Loss};
 pub use fence::{FencingToken, InvalidFencingToken};
 pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};

@@ -34,7 +34,7 @@ pub struct LockClientBuilder {
     #[cfg(feature = "redis")]
     pub(super) redis: RedisOptions,
     #[cfg(feature = "postgres")]
-    postgres: PostgresOptions,
+    pub(super) postgres: PostgresOptions,
 }
 
 /// The name of a client.

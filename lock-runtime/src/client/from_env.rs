@@ -76,6 +76,16 @@ const VARIABLES: &[EnvVariable] = &[
         "1m",
     ),
     variable(
+        "LOCK_PASSWORD_FILE",
+        "file of the password, read for each connection: in the URL",
+        "/run/secrets/redis",
+    ),
+    variable(
+        "LOCK_SENTINEL_PASSWORD_FILE",
+        "the same for the Sentinels",
+        "/run/secrets/sentinel",
+    ),
+    variable(
         "LOCK_ROOT_CERTIFICATE",
         "file of trusted authorities (PEM)",
         "/etc/ca.pem",
@@ -117,11 +127,14 @@ impl LockClient {
     /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
     /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
     /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
+    /// | `LOCK_PASSWORD_FILE` | file of the password, read for each connection: in the URL | `/run/secrets/redis` |
+    /// | `LOCK_SENTINEL_PASSWORD_FILE` | the same for the Sentinels | `/run/secrets/sentinel` |
     /// | `LOCK_ROOT_CERTIFICATE` | file of trusted authorities (PEM) | `/etc/ca.pem` |
     /// | `LOCK_CLIENT_CERTIFICATE` | file of our certificate (PEM) | `/etc/client.pem` |
     /// | `LOCK_CLIENT_KEY` | file of its private key (PEM) | `/etc/client.key` |
     ///
-    /// The URL is described at [`connect`](Self::connect). An empty variable counts as unset. A
+    /// The URL is described at [`connect`](Self::connect). Files are read now, and at each attempt to
+    /// connect, so that they can be replaced. An empty variable counts as unset. A
     /// variable whose name resembles one of these is logged as a warning, with the name that was
     /// probably meant. To set more in code, use [`LockClientBuilder::from_env`].
     ///
@@ -229,6 +242,7 @@ impl Settings {
             builder = builder.identity(identity);
         }
         let builder = values.redis(builder)?;
+        let builder = values.passwords(builder, &url)?;
         let is_tls = ["rediss", "valkeys"]
             .iter()
             .any(|scheme| url.contains(scheme));
@@ -317,6 +331,54 @@ impl Values {
         }
     }
 
+    /// Sets the files of passwords.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    fn passwords(
+        &self,
+        mut builder: LockClientBuilder,
+        url: &str,
+    ) -> Result<LockClientBuilder, LockError> {
+        use crate::credentials::{in_file, password_in};
+        for name in PASSWORD_FILES {
+            let Some(path) = self.0.get(name) else {
+                continue;
+            };
+            let is_of_sentinels = name == OF_SENTINELS;
+            let is_used = match is_of_sentinels {
+                true => url.contains("+sentinel:"),
+                false => url.contains("://") && !url.starts_with("memory"),
+            };
+            if !is_used {
+                let complaint = "it has no effect, as LOCK_URL names no such server";
+                return Err(invalid(name, complaint));
+            }
+            password_in(path.as_ref()).map_err(|complaint| invalid(name, &complaint))?;
+            #[cfg(feature = "redis")]
+            {
+                let options = builder.redis;
+                builder.redis = match is_of_sentinels {
+                    true => options.sentinel_credentials(in_file(path)),
+                    false => options.credentials(in_file(path)),
+                };
+            }
+            #[cfg(feature = "postgres")]
+            if !is_of_sentinels {
+                builder.postgres = builder.postgres.credentials(in_file(path));
+            }
+        }
+        Ok(builder)
+    }
+
+    #[cfg(not(any(feature = "redis", feature = "postgres")))]
+    fn passwords(
+        &self,
+        builder: LockClientBuilder,
+        _: &str,
+    ) -> Result<LockClientBuilder, LockError> {
+        self.refuse(&PASSWORD_FILES, "redis")?;
+        Ok(builder)
+    }
+
     #[cfg(feature = "redis")]
     fn redis(&self, mut builder: LockClientBuilder) -> Result<LockClientBuilder, LockError> {
         use crate::store::redis::RedisOptions;
@@ -366,20 +428,14 @@ impl Values {
         &self,
         mut options: crate::RedisOptions,
     ) -> Result<crate::RedisOptions, LockError> {
-        let read = |name: &'static str| match self.0.get(name) {
-            Some(path) => std::fs::read(path).map(Some).map_err(|error| {
-                invalid(name, &format!("the file {path:?} cannot be read: {error}"))
-            }),
-            None => Ok(None),
-        };
         let [root, certificate, key] = CERTIFICATES;
-        if let Some(pem) = read(root)? {
-            options = options.root_certificate(pem);
+        if let Some(path) = self.0.get(root) {
+            options = options.root_certificate_file(path);
             options.check().map_err(|error| error.with_context(root))?;
         }
-        match (read(certificate)?, read(key)?) {
-            (Some(pem), Some(private)) => {
-                options = options.client_certificate(pem, private);
+        match (self.0.get(certificate), self.0.get(key)) {
+            (Some(own), Some(private)) => {
+                options = options.client_certificate_files(own, private);
                 let names = "LOCK_CLIENT_CERTIFICATE, LOCK_CLIENT_KEY";
                 options.check().map_err(|error| error.with_context(names))?;
             }
@@ -444,6 +500,9 @@ const CERTIFICATES: [&str; 3] = [
     "LOCK_CLIENT_CERTIFICATE",
     "LOCK_CLIENT_KEY",
 ];
+
+const OF_SENTINELS: &str = "LOCK_SENTINEL_PASSWORD_FILE";
+const PASSWORD_FILES: [&str; 2] = ["LOCK_PASSWORD_FILE", OF_SENTINELS];
 
 fn invalid(name: &str, complaint: &str) -> LockError {
     LockError::new(LockErrorKind::InvalidSpec, format!("{name}: {complaint}"))

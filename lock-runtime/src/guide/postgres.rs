@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `sslmode=require` | TLS, with the feature `postgres-rustls` |
 //! | `sslrootcert=file` | the authorities to trust (PEM), instead of those of the system |
+//! | `sslcert=file`, `sslkey=file` | the certificate of the client and its private key (PEM) |
 //! | `target_session_attrs=read-write` | of several hosts, use the one that is no standby |
 //! | `connect_timeout=2` | in seconds; 2 by default |
 //!
@@ -30,6 +31,32 @@
 //! connections when it needs them, and another one for notifications while one of its requests
 //! waits for a lock. Acquires and releases that are made while all connections are in use share
 //! a transaction, unless they hand a lock on, and so do renewals.
+//!
+//! # Credentials that change
+//!
+//! [`PostgresOptions::credentials`](crate::store::postgres::PostgresOptions::credentials) asks the
+//! application for the user and the password of each new connection, and the variable
+//! `LOCK_PASSWORD_FILE` names a file that is read for each. So are the files of the URL.
+//!
+//! ```no_run
+//! # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! use lock_runtime::{Credentials, LockClient, store::postgres::PostgresOptions};
+//!
+//! // A token of a cloud's IAM, such as that of RDS, which is valid for 15 minutes.
+//! let options = PostgresOptions::new()
+//!     .credentials(async || Ok(Credentials::new("app", token().await?)));
+//! let builder = LockClient::builder().postgres(options);
+//! let locks = builder.connect("postgres://db.example/shop?sslmode=require").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! PostgreSQL checks a password when a connection begins, and accepts the connection for as long as
+//! it lasts. Where a proxy ends it earlier, set
+//! [`valid_for`](crate::Credentials::valid_for): a connection is replaced after about three
+//! quarters of that time. A password that is refused after others were accepted is waited for
+//! [as with Redis](super::redis#credentials-that-change).
 //!
 //! # Schema and rights
 //!

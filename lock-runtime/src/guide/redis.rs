@@ -154,8 +154,9 @@
 //! # Outages
 //!
 //! A server that does not answer is probed in the background, one attempt at a time. The pause
-//! between two attempts is 100 ms to 200 ms, or up to 2 s if the server refuses the client, for
-//! example because of a wrong password. Meanwhile:
+//! between two attempts is 100 ms to 200 ms, up to 500 ms if the server refuses a password in place
+//! of one that it has accepted before, and up to 2 s if it refuses the client for another reason.
+//! Meanwhile:
 //!
 //! | | |
 //! |---|---|
@@ -206,6 +207,58 @@
 //! summarised: the first is written at once, then one for ten seconds and cause. Its field
 //! `left_out` is the number of lines that it stands for in addition to itself.
 //!
+//! # Credentials that change
+//!
+//! A password that is replaced, a token that ends or a renewed certificate does not end a client.
+//!
+//! These are asked for, or read, at each attempt to connect:
+//!
+//! - the user and the password of the function that
+//!   [`credentials`](crate::RedisOptions::credentials) takes, and for the Sentinels of that of
+//!   [`sentinel_credentials`](crate::RedisOptions::sentinel_credentials),
+//! - the passwords in the files `LOCK_PASSWORD_FILE` and `LOCK_SENTINEL_PASSWORD_FILE`,
+//! - the certificates in the files of
+//!   [`root_certificate_file`](crate::RedisOptions::root_certificate_file) and
+//!   [`client_certificate_files`](crate::RedisOptions::client_certificate_files), and of the
+//!   variables `LOCK_ROOT_CERTIFICATE`, `LOCK_CLIENT_CERTIFICATE` and `LOCK_CLIENT_KEY`.
+//!
+//! The URL, and certificates that are passed as texts, stay as they are.
+//!
+//! A token of a cloud's IAM is such a password. `token` stands for the call of its SDK, which keeps
+//! a token until it ends.
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), lock_runtime::LockError> {
+//! use lock_runtime::{Credentials, LockClient, RedisOptions};
+//!
+//! let options = RedisOptions::new().credentials(async || {
+//!     let token = token().await?;
+//!     Ok(Credentials::new("app", token).valid_for(Duration::from_secs(12 * 3600)))
+//! });
+//! let builder = LockClient::builder().redis(options);
+//! let locks = builder.connect("rediss://cache.example:6379").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! - [`valid_for`](crate::Credentials::valid_for) is the time for which the server accepts a
+//!   *connection*: 12 hours on ElastiCache and MemoryDB, the lifetime of the token on Azure. After
+//!   about three quarters of it, the client authenticates its connections again (`AUTH`), between
+//!   two calls. No call fails or waits for that.
+//! - If there are no new credentials then, or if the server refuses them, the connection keeps its
+//!   earlier ones, a warning is logged, and the client tries again each second.
+//! - When a server that has accepted the client refuses its password, the new one may arrive a
+//!   moment later. Requests that wait go on waiting, held locks are renewed until their validity ends, and
+//!   releases are repeated. A request that does not wait is refused as `Unauthenticated` at once.
+//!   [`connect`](crate::LockClient::connect) never waits for another password.
+//! - An attempt to connect waits for the application for a second. Its error is that of the
+//!   attempt, `Unavailable`.
+//! - All servers of a client get the credentials of the same function. Those of independent servers
+//!   with different users leave the user to the URLs:
+//!   [`Credentials::password`](crate::Credentials::password).
+//!
 //! # TLS
 //!
 //! - The application installs the crypto provider at the start of `main`:
@@ -216,7 +269,8 @@
 //!   instead.
 //! - [`RedisOptions::root_certificate`](crate::RedisOptions::root_certificate) sets a private
 //!   certificate authority, [`client_certificate`](crate::RedisOptions::client_certificate) a
-//!   client certificate.
+//!   client certificate. Those that are renewed belong in
+//!   [files](#credentials-that-change).
 //!
 //! # Data layout
 //!

@@ -426,6 +426,7 @@ impl Session {
         StoreError::new(common.unwrap_or(StoreErrorKind::Unavailable), text)
             .with_unsent(count(StoreError::is_unsent) == servers)
             .ending_waits(ends_waits)
+            .passing(count(StoreError::is_transient) > 0)
     }
 }
 

@@ -16,6 +16,7 @@ pub struct StoreError {
     key: Option<usize>,
     /// The store has replied, but the time was over.
     out_of_turn: bool,
+    passes: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -56,6 +57,7 @@ impl StoreError {
             ends_waits: false,
             key: None,
             out_of_turn: false,
+            passes: false,
         }
     }
 
@@ -150,6 +152,12 @@ impl StoreError {
         self.ends_waits
     }
 
+    /// Sets whether the same call may succeed later, whatever the kind of the error: a server that
+    /// has accepted the client before refuses its password.
+    pub(crate) fn passing(self, passes: bool) -> Self {
+        Self { passes, ..self }
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
@@ -157,10 +165,11 @@ impl StoreError {
 
     /// Returns whether the same call may succeed a moment later.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self.kind,
-            StoreErrorKind::Unavailable | StoreErrorKind::ReadOnly
-        )
+        self.passes
+            || matches!(
+                self.kind,
+                StoreErrorKind::Unavailable | StoreErrorKind::ReadOnly
+            )
     }
 }
 

@@ -1,6 +1,7 @@
 //! Locks in PostgreSQL: [`PostgresRecords`] keeps them in a table of the schema `lock_runtime`.
 
 mod check;
+mod connector;
 mod direct;
 mod error;
 mod failure;

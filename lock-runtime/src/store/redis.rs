@@ -65,6 +65,7 @@ mod handshake;
 mod health;
 mod link;
 mod listing;
+mod login;
 #[cfg(feature = "metrics")]
 mod metered;
 #[cfg(not(feature = "metrics"))]
@@ -89,8 +90,14 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    acl::AclLine, cluster::Cluster, connection::Connection, link::Dial, pushes::Pushes,
-    replicas::Replicas, servers::Servers, target::Target,
+    acl::AclLine,
+    cluster::Cluster,
+    connection::Connection,
+    link::Dial,
+    pushes::Pushes,
+    replicas::Replicas,
+    servers::Servers,
+    target::{Endpoint, Target},
 };
 use super::{QuorumMember, StoreError, namespace::check_namespace};
 use crate::{error::LockError, on_drop, runtime};
@@ -274,7 +281,7 @@ impl RedisStore {
     }
 
     async fn open_cluster(
-        seeds: Vec<redis::ConnectionInfo>,
+        seeds: Vec<Endpoint>,
         namespace: &str,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
@@ -292,13 +299,13 @@ impl RedisStore {
 
     /// Creates the store of a cluster that is still to be found.
     fn of_cluster(
-        seeds: Vec<redis::ConnectionInfo>,
+        seeds: Vec<Endpoint>,
         namespace: &str,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         settings.refuse_replicas("a cluster does not support waiting for replicas")?;
         runtime::check()?;
-        let addresses: Vec<_> = seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        let addresses: Vec<_> = seeds.iter().map(Endpoint::to_string).collect();
         let cluster = Cluster::new(seeds, namespace, settings)
             .map_err(|error| cannot_keep_locks(&addresses.join(","), error))?;
         Ok(Self {
@@ -345,7 +352,7 @@ impl RedisStore {
 /// The servers that a URL names, and the options for them.
 enum Deployment {
     Server(Target, RedisOptions),
-    Cluster(Vec<redis::ConnectionInfo>, RedisOptions),
+    Cluster(Vec<Endpoint>, RedisOptions),
 }
 
 impl Deployment {
@@ -360,7 +367,7 @@ impl Deployment {
             }
             Some("cluster") => Self::Cluster(url::cluster(url, &options)?, options),
             _ => {
-                let server = url::SERVER.client(url, &options)?;
+                let server = url::SERVER.endpoint(url, &options)?;
                 Self::Server(Target::Server(Arc::new(server)), options)
             }
         })

@@ -10,6 +10,7 @@ mod blocked;
 mod cancellation;
 mod cluster;
 mod conformance;
+mod credentials;
 mod environment;
 mod events;
 mod exclusion;

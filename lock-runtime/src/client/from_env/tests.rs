@@ -34,7 +34,7 @@ fn the_documentation_has_the_table() {
 fn each_example_is_valid_and_changes_the_settings() {
     let plain = format!("{:?}", read(&[]).unwrap());
     for variable in VARIABLES {
-        if CERTIFICATES.contains(&variable.name) {
+        if CERTIFICATES.contains(&variable.name) || PASSWORD_FILES.contains(&variable.name) {
             continue;
         }
         #[cfg(feature = "redis")]
@@ -168,11 +168,11 @@ fn a_certificate_file_is_read_or_reported() {
     for (vars, words) in [
         (
             &[("LOCK_ROOT_CERTIFICATE", "/nowhere.pem")][..],
-            "LOCK_ROOT_CERTIFICATE: the file",
+            "LOCK_ROOT_CERTIFICATE: `root_certificate`: the file",
         ),
         (
             &[("LOCK_ROOT_CERTIFICATE", file!())],
-            "LOCK_ROOT_CERTIFICATE: the file",
+            "LOCK_ROOT_CERTIFICATE: `root_certificate`: the file",
         ),
         (
             &[("LOCK_CLIENT_KEY", "Cargo.toml")],
@@ -196,6 +196,36 @@ fn a_certificate_file_is_read_or_reported() {
     assert_eq!(plain.to_string(), expected);
     read(&[("LOCK_URL", "rediss+cluster://a"), certificate]).unwrap();
     std::fs::remove_file(file).unwrap();
+}
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+#[test]
+fn a_password_file_is_read_or_reported_and_never_shown() {
+    let (redis, sentinels) = ("redis://app@a", "redis+sentinel://a/m");
+    for (url, name, path, words) in [
+        (redis, "LOCK_PASSWORD_FILE", "/nowhere", "cannot be read"),
+        (redis, "LOCK_PASSWORD_FILE", "/dev/null", "is empty"),
+        (redis, OF_SENTINELS, "Cargo.toml", "it has no effect"),
+        (
+            "memory:",
+            "LOCK_PASSWORD_FILE",
+            "Cargo.toml",
+            "it has no effect",
+        ),
+    ] {
+        let error = read(&[("LOCK_URL", url), (name, path)]).unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+        let (text, name) = (error.to_string(), format!("{name}: "));
+        assert!(text.starts_with(&name) && text.contains(words), "{text}");
+    }
+    for (url, name) in [
+        (redis, "LOCK_PASSWORD_FILE"),
+        ("postgres://app@a/b", "LOCK_PASSWORD_FILE"),
+        (sentinels, OF_SENTINELS),
+    ] {
+        let settings = read(&[("LOCK_URL", url), (name, "Cargo.toml")]).unwrap();
+        assert!(!format!("{settings:?}").contains("lock-runtime\""));
+    }
 }
 
 #[cfg(unix)]

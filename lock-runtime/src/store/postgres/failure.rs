@@ -1,6 +1,6 @@
 //! Failures of calls.
 
-use deadpool_postgres::{PoolError, TimeoutType};
+use deadpool::managed::{PoolError, TimeoutType};
 use tokio_postgres::{Error, error::SqlState};
 
 use super::{
@@ -86,6 +86,8 @@ impl Failure {
 pub(super) struct Unconnected {
     error: StoreError,
     is_outage: bool,
+    /// The server has no connection left for this one.
+    pub(super) is_full: bool,
 }
 
 impl Unconnected {
@@ -93,7 +95,26 @@ impl Unconnected {
         Self {
             is_outage: error.kind() == StoreErrorKind::Unavailable,
             error: error.with_unsent(true),
+            is_full: false,
         }
+    }
+
+    /// The server did not answer, or refused the connection.
+    pub(super) fn refused(error: &Error) -> Self {
+        let is_full = error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS);
+        Self {
+            // Other connections may work.
+            is_outage: !is_full,
+            is_full,
+            ..Self::new(failed(error))
+        }
+    }
+
+    /// The same; if the server has accepted the client before, its password is being replaced.
+    pub(super) fn of_a_client(self, was_accepted: bool) -> Self {
+        let is_refused = self.error.kind() == StoreErrorKind::Unauthenticated;
+        let error = self.error.passing(is_refused && was_accepted);
+        Self { error, ..self }
     }
 
     /// The calls in progress, which have time limits of their own, left no connection.
@@ -114,20 +135,16 @@ impl Unconnected {
     }
 }
 
-impl From<PoolError> for Unconnected {
-    fn from(error: PoolError) -> Self {
+impl From<PoolError<Self>> for Unconnected {
+    fn from(error: PoolError<Self>) -> Self {
         match error {
-            PoolError::Backend(error) => Self {
-                // Other connections may work, if the server has none left for this one.
-                is_outage: error.code() != Some(&SqlState::TOO_MANY_CONNECTIONS),
-                ..Self::new(failed(&error))
-            },
+            PoolError::Backend(error) => error,
             PoolError::Timeout(TimeoutType::Wait) => Self::all_in_use(),
             PoolError::Timeout(_) => Self::new(StoreError::timed_out(CALL)),
-            error => Self::new(StoreError::new(
-                StoreErrorKind::Unavailable,
-                error.to_string(),
-            )),
+            PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => {
+                let message = "the pool of connections is closed";
+                Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    future::poll_fn,
+    future::{pending, poll_fn},
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -15,7 +15,11 @@ use tokio::{
 };
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
-use super::{pool::CALL, settings::Target, tls::Tls};
+use super::{
+    pool::CALL,
+    settings::{Settings, Target},
+    tls::Tls,
+};
 use crate::{
     store::{ClientId, records::Inbox},
     sync::lock,
@@ -199,16 +203,9 @@ async fn receive(shared: Weak<Shared>) {
         }) else {
             return running.ended();
         };
-        let ended = match &target.tls {
-            Tls::None => match timeout(CALL, target.config.connect(NoTls)).await {
-                Ok(Ok(connected)) => serve(&shared, connected, &mut was_lost).await,
-                failed => unconnected(failed.map(|it| it.err())),
-            },
-            #[cfg(feature = "postgres-rustls")]
-            Tls::Rustls(tls) => match timeout(CALL, target.config.connect(tls.clone())).await {
-                Ok(Ok(connected)) => serve(&shared, connected, &mut was_lost).await,
-                failed => unconnected(failed.map(|it| it.err())),
-            },
+        let ended = match target.settings().await {
+            Ok(settings) => connect(&shared, settings, &mut was_lost).await,
+            Err(error) => Ended::Lost(error.to_string()),
         };
         let (Some(shared), Ended::Lost(cause)) = (shared.upgrade(), ended) else {
             return running.ended();
@@ -222,6 +219,34 @@ async fn receive(shared: Weak<Shared>) {
         was_lost = true;
         drop(shared);
         sleep(PAUSE.mul_f64(0.5 + rand::random::<f64>())).await;
+    }
+}
+
+/// Receives messages on a new connection.
+async fn connect(shared: &Weak<Shared>, settings: Settings, was_lost: &mut bool) -> Ended {
+    let Settings { config, tls, until } = settings;
+    let replaced = async {
+        match until {
+            Some(until) => sleep_until(until).await,
+            None => pending().await,
+        }
+    };
+    let served = async {
+        match tls {
+            Tls::None => match timeout(CALL, config.connect(NoTls)).await {
+                Ok(Ok(connected)) => serve(shared, connected, was_lost).await,
+                failed => unconnected(failed.map(|it| it.err())),
+            },
+            #[cfg(feature = "postgres-rustls")]
+            Tls::Rustls(tls) => match timeout(CALL, config.connect(tls)).await {
+                Ok(Ok(connected)) => serve(shared, connected, was_lost).await,
+                failed => unconnected(failed.map(|it| it.err())),
+            },
+        }
+    };
+    tokio::select! {
+        ended = served => ended,
+        () = replaced => Ended::Lost("its credentials end".to_owned()),
     }
 }
 

@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::{
-    Manager, ManagerConfig, Object, PoolError, QueueMode, RecyclingMethod, Runtime, TimeoutType,
-    Timeouts,
+use deadpool::{
+    Runtime,
+    managed::{PoolError, QueueMode, TimeoutType, Timeouts},
 };
 use smallvec::SmallVec;
 use tokio::{
@@ -20,18 +20,17 @@ use tokio::{
 };
 use tokio_postgres::{
     Error, Row, Statement,
-    error::SqlState,
     types::{ToSql, Type},
 };
 
 use super::{
     PostgresOptions,
     check::{Server, check},
+    connector::{Connector, Object},
     direct::is_direct,
     error::failed,
     failure::{Failure, Unconnected},
     settings::Target,
-    tls::Tls,
     transaction::Transaction,
 };
 use crate::{
@@ -57,8 +56,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(super) type Arguments<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
 pub(super) struct Pool {
-    target: Target,
-    connections: deadpool_postgres::Pool,
+    connections: deadpool::managed::Pool<Connector>,
     /// Transactions in progress. They may wait for each other, so one connection is for the other
     /// calls.
     transactions: Arc<Semaphore>,
@@ -111,16 +109,8 @@ pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
 
 impl Pool {
     pub(super) fn new(target: Target, options: &PostgresOptions) -> Result<Self, LockError> {
-        let settings = ManagerConfig {
-            recycling_method: RecyclingMethod::Fast,
-        };
-        let config = target.config.clone();
-        let manager = match &target.tls {
-            Tls::None => Manager::from_config(config, tokio_postgres::NoTls, settings),
-            #[cfg(feature = "postgres-rustls")]
-            Tls::Rustls(tls) => Manager::from_config(config, tls.clone(), settings),
-        };
-        let connections = deadpool_postgres::Pool::builder(manager)
+        let connector = Connector { target };
+        let connections = deadpool::managed::Pool::builder(connector)
             .max_size(options.pool_size())
             .runtime(Runtime::Tokio1)
             // So that connections that are not needed stay closed.
@@ -135,7 +125,6 @@ impl Pool {
             .map_err(|error| LockError::new(LockErrorKind::InvalidSpec, error.to_string()))?;
         let transactions = options.pool_size().saturating_sub(1).max(1);
         Ok(Self {
-            target,
             connections,
             transactions: Arc::new(Semaphore::new(transactions)),
             inboxes: Mutex::default(),
@@ -146,7 +135,7 @@ impl Pool {
     }
 
     pub(super) fn address(&self) -> String {
-        self.target.address()
+        self.connections.manager().target.address()
     }
 
     /// Informs an inbox of outages from now on.
@@ -205,7 +194,7 @@ impl Pool {
                 }
                 Ok(connection) => return self.checked(connection).await,
                 Err(PoolError::Backend(error))
-                    if error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+                    if error.is_full
                         && self.connections.status().size > 0
                         && Instant::now() < until =>
                 {

@@ -1,17 +1,31 @@
 //! The address of a database and the options of its client.
 
-use std::{num::NonZeroUsize, str::FromStr as _, time::Duration};
+use std::{
+    error::Error,
+    num::NonZeroUsize,
+    str::FromStr as _,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
+use tokio::task::spawn_blocking;
 use tokio_postgres::{
     Config,
     config::{Host, SslMode},
 };
 
 use super::tls::Tls;
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    credentials::{Credentials, Provider},
+    error::{LockError, LockErrorKind},
+    pem::{Certificates, Pem},
+    store::{StoreError, StoreErrorKind},
+    time::Instant,
+};
 
-/// The parameter of a URL that names a file of trusted authorities.
-const ROOT_CERTIFICATE: &str = "sslrootcert";
+/// The parameters of a URL that name files: of trusted authorities, of the certificate of the
+/// client, and of its private key.
+const FILES: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
 /// The limits of an attempt to connect, and of data without an acknowledgement.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
@@ -23,6 +37,7 @@ const KEEPALIVE: Duration = Duration::from_secs(2);
 pub struct PostgresOptions {
     connections: NonZeroUsize,
     root_certificate: Option<Vec<u8>>,
+    credentials: Option<Provider>,
 }
 
 impl Default for PostgresOptions {
@@ -40,6 +55,7 @@ impl PostgresOptions {
         Self {
             connections: Self::DEFAULT_CONNECTIONS,
             root_certificate: None,
+            credentials: None,
         }
     }
 
@@ -61,6 +77,31 @@ impl PostgresOptions {
         self
     }
 
+    /// Asks `provide` for the user and the password of each new connection, in place of those of
+    /// the URL.
+    ///
+    /// An attempt to connect waits for at most a second, and a call that takes longer serves the
+    /// next attempt. The function should keep a token that is dear to get. Its errors are those of
+    /// an attempt to connect.
+    ///
+    /// ```
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// use lock_runtime::{Credentials, store::postgres::PostgresOptions};
+    ///
+    /// let options = PostgresOptions::new()
+    ///     .credentials(async || Ok(Credentials::new("app", token().await?)));
+    /// # drop(options);
+    /// ```
+    #[must_use]
+    pub fn credentials<P, F>(mut self, provide: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        self.credentials = Some(Provider::new(provide));
+        self
+    }
+
     pub(super) fn pool_size(&self) -> usize {
         self.connections.get()
     }
@@ -69,13 +110,26 @@ impl PostgresOptions {
 /// The database that a URL names.
 #[derive(Clone)]
 pub(super) struct Target {
+    config: Config,
+    tls: Tls,
+    /// Certificates that are read for each connection.
+    certificates: Option<Arc<Certificates>>,
+    credentials: Option<Provider>,
+    /// The server has accepted the client before, on any connection.
+    pub(super) accepted: Arc<AtomicBool>,
+}
+
+/// The settings of one connection.
+pub(super) struct Settings {
     pub(super) config: Config,
     pub(super) tls: Tls,
+    /// When another connection has to take its place.
+    pub(super) until: Option<Instant>,
 }
 
 impl Target {
     pub(super) fn new(url: &str, options: &PostgresOptions) -> Result<Self, LockError> {
-        let (url, root_file) = without_root_certificate(url);
+        let (url, files) = without_files(url);
         let mut config = Config::from_str(&url).map_err(|error| invalid(&cause(&error)))?;
         if config.get_hosts().is_empty() {
             return Err(invalid(
@@ -101,24 +155,58 @@ impl Target {
         if config.get_keepalives_retries().is_none() {
             config.keepalives_retries(2);
         }
-        let root = match root_file {
-            Some(path) => Some(std::fs::read(&path).map_err(|error| {
-                invalid(&format!(
-                    "{ROOT_CERTIFICATE}: the file {path:?} cannot be read: {error}"
-                ))
-            })?),
-            None => options.root_certificate.clone(),
+        let [root, own, key] = files.map(|file| file.map(|path| Pem::File(path.into())));
+        let client = match (own, key) {
+            (Some(own), Some(key)) => Some((own, key)),
+            (None, None) => None,
+            _ => return Err(invalid("sslcert and sslkey need each other")),
         };
-        if config.get_ssl_mode() == SslMode::Disable && root.is_some() {
-            return Err(invalid("it has sslmode=disable, and an authority to trust"));
+        let root = root.or_else(|| options.root_certificate.clone().map(Pem::Text));
+        let certificates = Certificates { root, client };
+        if config.get_ssl_mode() == SslMode::Disable && !certificates.is_empty() {
+            return Err(invalid("it has sslmode=disable, and certificates"));
         }
-        let is_required = config.get_ssl_mode() == SslMode::Require || root.is_some();
-        if is_required {
+        if !certificates.is_empty() {
             config.ssl_mode(SslMode::Require);
         }
-        let tls = Tls::new(root.as_deref(), config.get_ssl_mode())
-            .map_err(|complaint| invalid(&complaint))?;
-        Ok(Self { config, tls })
+        Ok(Self {
+            tls: Tls::new(&certificates, config.get_ssl_mode())
+                .map_err(|complaint| invalid(&complaint))?,
+            config,
+            certificates: certificates.change().then(|| Arc::new(certificates)),
+            credentials: options.credentials.clone(),
+            accepted: Arc::default(),
+        })
+    }
+
+    /// Returns the settings for a new connection, with the present credentials and certificates.
+    ///
+    /// # Errors
+    /// `Unavailable` if there are none.
+    pub(super) async fn settings(&self) -> Result<Settings, StoreError> {
+        let mut settings = Settings {
+            config: self.config.clone(),
+            tls: self.tls.clone(),
+            until: None,
+        };
+        if let Some(certificates) = self.certificates.clone() {
+            let mode = self.config.get_ssl_mode();
+            let reading = spawn_blocking(move || Tls::new(&certificates, mode)).await;
+            let read = reading.unwrap_or_else(|ended| Err(ended.to_string()));
+            settings.tls = read.map_err(|complaint| {
+                let message = format!("no connection: {complaint}");
+                StoreError::new(StoreErrorKind::Unavailable, message)
+            })?;
+        }
+        if let Some(provider) = &self.credentials {
+            let credentials = provider.credentials().await?;
+            settings.until = credentials.again_at();
+            settings.config.password(credentials.password);
+            if let Some(user) = credentials.user {
+                settings.config.user(user);
+            }
+        }
+        Ok(settings)
     }
 
     /// Returns the hosts and the database, without the credentials.
@@ -137,22 +225,23 @@ impl Target {
     }
 }
 
-/// Takes the parameter out that the driver does not know, and `sslmode` values whose meaning is
+/// Takes the parameters out that the driver does not know, and `sslmode` values whose meaning is
 /// that of `require` here: the certificate of the server is always verified.
-fn without_root_certificate(url: &str) -> (String, Option<String>) {
+fn without_files(url: &str) -> (String, [Option<String>; 3]) {
+    let mut files = [None, None, None];
     let Some((base, query)) = url.split_once('?') else {
-        return (url.to_owned(), None);
+        return (url.to_owned(), files);
     };
-    let mut file = None;
     let mut kept = Vec::new();
     for parameter in query.split('&') {
-        match parameter.split_once('=') {
-            Some((ROOT_CERTIFICATE, path)) => file = Some(decoded(path)),
-            Some(("sslmode", "verify-ca" | "verify-full")) => kept.push("sslmode=require"),
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        match (FILES.iter().position(|file| *file == name), name, value) {
+            (Some(index), ..) => files[index] = Some(decoded(value)),
+            (None, "sslmode", "verify-ca" | "verify-full") => kept.push("sslmode=require"),
             _ => kept.push(parameter),
         }
     }
-    (format!("{base}?{}", kept.join("&")), file)
+    (format!("{base}?{}", kept.join("&")), files)
 }
 
 fn decoded(text: &str) -> String {

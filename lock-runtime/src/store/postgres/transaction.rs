@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use deadpool_postgres::Object;
 use futures_util::{
     FutureExt as _,
     future::{join, try_join},
@@ -11,6 +10,7 @@ use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Error, Row};
 
 use super::{
+    connector::Object,
     failure::{Failure, Unconnected},
     pool::{Arguments, CALL, Pool, execute, first},
 };

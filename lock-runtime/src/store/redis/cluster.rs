@@ -46,7 +46,7 @@ use super::{
     scripts::Call,
     servers::{Answer, Freed},
     settings::RedisOptions,
-    target::{Target, at, client},
+    target::{Endpoint, Target},
 };
 use crate::{
     store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
@@ -69,7 +69,7 @@ pub(super) struct Cluster {
     pub(super) dial: Dial,
     /// The nodes to begin with. The credentials and TLS settings of the first are used for all
     /// nodes that are discovered later.
-    seeds: Vec<(Address, ConnectionInfo)>,
+    seeds: Vec<(Address, Endpoint)>,
     // A std mutex: it is held to read or update the map, never across an await.
     map: Mutex<Map>,
     refresh: Mutex<Refresh>,
@@ -137,15 +137,15 @@ impl Cluster {
     /// Creates the state of a cluster that is still to be [found](Self::find). The seeds are the
     /// addresses to begin with, at least one.
     pub(super) fn new(
-        seeds: Vec<ConnectionInfo>,
+        seeds: Vec<Endpoint>,
         namespace: &str,
         settings: &RedisOptions,
     ) -> Result<Arc<Self>, StoreError> {
-        let with_address = |info: ConnectionInfo| Some((address_of(&info)?, info));
+        let with_address = |seed: Endpoint| Some((address_of(&seed.info)?, seed));
         let seeds: Vec<_> = seeds.into_iter().filter_map(with_address).collect();
         let (_, first) = seeds.first().ok_or_else(no_node)?;
         let pushes = Pushes::sharded(namespace);
-        let target = Target::Server(Arc::new(client(first.clone())?));
+        let target = Target::Server(Arc::new(first.clone()));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
         let dial = dial.unavailable_after(settings.unavailable_after);
         let (slots, nodes) = (Slots::empty(), HashMap::new());
@@ -218,8 +218,8 @@ impl Cluster {
     /// Registers `hold`, which is queued at `node`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
-        if let Target::Server(client) = &node.connection.dial.target {
-            self.subscriptions.waits(slot, hold, &node.address, client);
+        if let Target::Server(server) = &node.connection.dial.target {
+            self.subscriptions.waits(slot, hold, &node.address, server);
         }
     }
 
@@ -444,7 +444,7 @@ impl Cluster {
         if let Some(node) = map.nodes.get(address) {
             return Ok(node.clone());
         }
-        let connection = Connection::begin(self.dial.to_node(client(self.info(address))?));
+        let connection = Connection::begin(self.dial.to_node(self.endpoint(address)));
         let node = Arc::new(Node {
             address: address.clone(),
             connection,
@@ -453,11 +453,10 @@ impl Cluster {
         Ok(node)
     }
 
-    /// The connection settings for a node.
-    fn info(&self, address: &Address) -> ConnectionInfo {
+    fn endpoint(&self, address: &Address) -> Endpoint {
         match self.seeds.iter().find(|(seed, _)| seed == address) {
-            Some((_, info)) => info.clone(),
-            None => at(&self.seeds[0].1, address.host.to_string(), address.port),
+            Some((_, seed)) => seed.clone(),
+            None => self.seeds[0].1.at(address.host.to_string(), address.port),
         }
     }
 

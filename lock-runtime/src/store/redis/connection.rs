@@ -36,7 +36,7 @@ use super::{
     reply::unexpected,
     scripts::Call,
     settings::RedisOptions,
-    target::Target,
+    target::{Endpoint, Target},
 };
 use crate::{
     keeper,
@@ -99,7 +99,8 @@ impl Connection {
         };
         if error.kind() == StoreErrorKind::WrongServer
             && let Ok((server, _)) = self.dial.target.server().await
-            && let Some(info) = without_resp3(&server).await
+            && let Ok((client, _)) = server.client().await
+            && let Some(info) = without_resp3(&client).await
         {
             info.check(self.dial.kind)?;
         }
@@ -109,14 +110,14 @@ impl Connection {
     /// Starts to connect to the server number `place.0` of `place.1` that vote together. They share
     /// the `pushes`' channels.
     pub(super) fn member(
-        client: Client,
+        server: Endpoint,
         pushes: Pushes,
         place: (usize, usize),
         runs: &Runs,
         settings: &RedisOptions,
     ) -> Arc<Self> {
-        let db = client.get_connection_info().redis_settings().db();
-        let target = Target::Server(Arc::new(client));
+        let db = server.info.redis_settings().db();
+        let target = Target::Server(Arc::new(server));
         let acl = AclLine::new(&pushes.namespace, db);
         let longest_lease = settings.longest_lease_or_default();
         let dial = Dial::new(target, pushes, acl).member(longest_lease, place, runs);
@@ -333,7 +334,7 @@ impl Connection {
         let send = async |connection: &mut MultiplexedConnection| {
             connection.req_packed_command(command).await
         };
-        self.exchange(votes, send, error::is_of_a_replica).await
+        self.exchange(votes, send, error::ends_connection).await
     }
 
     /// Sends the pipeline, and retries once if the connection breaks.
@@ -356,8 +357,8 @@ impl Connection {
         let send = async |connection: &mut MultiplexedConnection| {
             connection.req_packed_commands(pipeline, 0, count).await
         };
-        let of_a_replica = |values: &Vec<_>| values.iter().any(error::is_of_a_replica);
-        self.exchange(votes, send, of_a_replica).await
+        let ends = |values: &Vec<_>| values.iter().any(error::ends_connection);
+        self.exchange(votes, send, ends).await
     }
 
     /// Sends a call on the current connection. `votes` is set for calls that can grant or confirm
@@ -366,7 +367,7 @@ impl Connection {
         &self,
         votes: bool,
         call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-        is_of_a_replica: impl FnOnce(&T) -> bool,
+        ends_connection: impl FnOnce(&T) -> bool,
     ) -> Result<T, Failed> {
         let link = self.link();
         let mut connected = link.connected().await?;
@@ -383,9 +384,9 @@ impl Connection {
             let error = error::unavailable("another server has become the primary meanwhile");
             return Err(Failed::new(error, true));
         }
-        // The server was the primary when the connection was established. The next call connects
-        // to the current one.
-        if result.as_ref().is_ok_and(is_of_a_replica) {
+        // The server was the primary when the connection was established, or accepted its
+        // credentials. The next call connects again.
+        if result.as_ref().is_ok_and(ends_connection) {
             link.end();
         }
         result.map_err(|cause| {
@@ -413,7 +414,10 @@ impl Connection {
     /// Converts an error reply of the server into a [`StoreError`].
     pub(super) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
-            Value::ServerError(error) => Err(error::refused(&error, &self.dial.acl)),
+            Value::ServerError(error) => {
+                let error = error::refused(&error, &self.dial.acl);
+                Err(self.dial.excused(error))
+            }
             value => Ok(value),
         }
     }

@@ -67,13 +67,14 @@ pub(super) fn wrong_server(message: impl Into<Arc<str>>) -> StoreError {
     StoreError::new(StoreErrorKind::WrongServer, message)
 }
 
-/// Whether the reply is an error that only a replica returns.
-pub(super) fn is_of_a_replica(value: &Value) -> bool {
+/// Whether the reply is an error that only a replica returns, or a server that no longer accepts the
+/// credentials of the connection.
+pub(super) fn ends_connection(value: &Value) -> bool {
     let Value::ServerError(error) = value else {
         return false;
     };
     let cause = cause(error.code(), error.details().unwrap_or_default());
-    matches!(cause, "READONLY" | "MASTERDOWN")
+    matches!(cause, "READONLY" | "MASTERDOWN" | "NOAUTH")
 }
 
 /// Classifies the failure of a first connection, over TLS or not, and adds a remedy.
@@ -145,7 +146,8 @@ fn unauthenticated() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unauthenticated,
         "the server refused the user name and password, or requires them; \
-         give them in the URL: redis://user:password@host:6379 (or redis://:password@host:6379)",
+         give them in the URL, redis://user:password@host:6379 (or redis://:password@host:6379), or by \
+         `RedisOptions::credentials`",
     )
 }
 

@@ -16,7 +16,7 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisError, RedisResult,
+    AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisError, RedisResult,
     aio::MultiplexedConnection,
 };
 use tokio::{
@@ -30,6 +30,7 @@ use super::{
     connection::Connection,
     error,
     handshake::{Greeting, Info, Kind},
+    login::Authentication,
     names::{marker_name, settings_name},
     on_drop::OnDrop,
     pushes::Pushes,
@@ -37,7 +38,7 @@ use super::{
     redlock::Runs,
     reply::unexpected,
     scripts::{self, Call},
-    target::{Target, is_tls},
+    target::{Endpoint, Target, is_tls},
 };
 use crate::{
     log,
@@ -72,6 +73,8 @@ pub(super) struct Dial {
     /// Limits the warnings about missing rights to one each, whatever the number of connections.
     no_pushes: Arc<Once>,
     no_info: Arc<Once>,
+    /// A server has accepted the client before.
+    accepted: Arc<AtomicBool>,
     /// Whether the connection receives push messages and reports its end.
     pub(super) listens: bool,
     /// The time without an answer after which requests are refused.
@@ -107,6 +110,8 @@ pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
     /// Set for a server of a quorum.
     pub(super) tenure: Option<Arc<Tenure>>,
+    /// Set for credentials that end.
+    _authentication: Option<Arc<Authentication>>,
 }
 
 /// Whether a connection is up. Shared with the task that reads from it.
@@ -162,6 +167,7 @@ impl Dial {
             clock: Arc::default(),
             no_pushes: Arc::new(Once::new()),
             no_info: Arc::new(Once::new()),
+            accepted: Arc::default(),
             listens: true,
             unavailable_after: None,
         }
@@ -225,9 +231,9 @@ impl Dial {
     }
 
     /// The same parameters for a node of a cluster, which has a clock of its own.
-    pub(super) fn to_node(&self, client: Client) -> Self {
+    pub(super) fn to_node(&self, node: Endpoint) -> Self {
         Self {
-            target: Target::Server(Arc::new(client)),
+            target: Target::Server(Arc::new(node)),
             kind: Kind::Node,
             clock: Arc::default(),
             ..self.clone()
@@ -298,7 +304,7 @@ impl Dial {
         });
         connected.map_err(|unconnected| {
             let error = match unconnected {
-                Unconnected::Refused(error) => error,
+                Unconnected::Refused(error) | Unconnected::Unready(error) => error,
                 Unconnected::Broken(cause) if self.clock.get().is_some() => {
                     error::disconnected(&cause, &self.acl)
                 }
@@ -307,6 +313,7 @@ impl Dial {
                     error::unconnected(&cause, is_tls(self.target.info().addr()), &self.acl)
                 }
             };
+            let error = self.excused(error);
             if let Some(owner) = life.owner.upgrade() {
                 owner.failed(life.number, &error);
             }
@@ -315,11 +322,19 @@ impl Dial {
         })
     }
 
+    /// Returns the error of a server, which may accept the client again if it has done so before:
+    /// its password is being replaced.
+    pub(super) fn excused(&self, error: StoreError) -> StoreError {
+        let is_refused = error.kind() == StoreErrorKind::Unauthenticated;
+        error.passing(is_refused && self.accepted.load(Ordering::Acquire))
+    }
+
     fn is_worth_another(&self, failed: &Unconnected) -> bool {
         match failed {
             Unconnected::Broken(cause) => cause.is_io_error(),
             // The Sentinels may be about to name another primary.
             Unconnected::Refused(error) => self.target.moves() && error.is_transient(),
+            Unconnected::Unready(_) => true,
         }
     }
 
@@ -341,7 +356,8 @@ impl Dial {
                 Ok::<_, redis::aio::SendError>(())
             });
         let (server, named) = self.target.server().await?;
-        let connect = server.get_multiplexed_async_connection_with_config(&config);
+        let (client, login) = server.client().await.map_err(Unconnected::Unready)?;
+        let connect = client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = connect.await?;
         if self.listens {
             self.subscribe(&mut connection).await?;
@@ -350,6 +366,7 @@ impl Dial {
         let marker = membership.map(|membership| &membership.question);
         let greeting = Greeting::exchange(&mut connection, &self.pushes.namespace, marker);
         let tenure = self.accept(&in_time(greeting).await?)?;
+        self.accepted.store(true, Ordering::Release);
         stood.store(true, Ordering::Release);
         life.stood.store(true, Ordering::Release);
         if let Some(owner) = life.owner.upgrade() {
@@ -370,7 +387,12 @@ impl Dial {
             // Only one attempt establishes the connection, so this is not set yet.
             let _ = life.watch.set(sentinels.watch(named, switched));
         }
-        Ok(Connected { connection, tenure })
+        let authentication = login.map(|login| Arc::new(login.keep(&connection)));
+        Ok(Connected {
+            connection,
+            tenure,
+            _authentication: authentication,
+        })
     }
 
     async fn subscribe(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
@@ -460,6 +482,8 @@ enum Unconnected {
     Broken(RedisError),
     /// There is no primary, or the server cannot store locks.
     Refused(StoreError),
+    /// There are no credentials or no certificates.
+    Unready(StoreError),
 }
 
 impl From<RedisError> for Unconnected {

@@ -20,8 +20,11 @@ use crate::{
 /// The pause between two probes of a server that does not answer, at most: short against the half
 /// second within which requests are served again. At random, at least half of it.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The same if another attempt cannot succeed by itself: the server refuses the password, for
-/// example.
+/// The same if the server refuses a password that is being replaced: a new one takes a second or
+/// more to arrive, and each refusal is work and a line of the log for the server.
+const LOGIN_PAUSE: Duration = Duration::from_millis(500);
+/// The same if another attempt cannot succeed by itself: the server has never accepted the
+/// password, for example.
 const LONG_PAUSE: Duration = Duration::from_secs(2);
 
 /// The handling of a call during an outage.
@@ -175,16 +178,17 @@ impl Outage {
             Some(error) => (error.kind(), format!("; last error: {error}")),
             None => (StoreErrorKind::Unavailable, String::new()),
         };
-        let message =
-            format!("{server} has not answered for {silent:.1?}; refused without a call{last}");
-        let kind = if is_open {
-            StoreErrorKind::Unavailable
-        } else {
-            kind
+        let (kind, has_not) = match kind {
+            StoreErrorKind::Unauthenticated => (kind, "accepted the client"),
+            _ if is_open => (StoreErrorKind::Unavailable, "answered"),
+            _ => (kind, "answered"),
         };
+        let message =
+            format!("{server} has not {has_not} for {silent:.1?}; refused without a call{last}");
         Some(
             StoreError::new(kind, message)
                 .with_unsent(true)
+                .passing(true)
                 .ending_waits(is_open),
         )
     }
@@ -192,8 +196,11 @@ impl Outage {
     /// The pause before the next probe. `jitter` in 0..1 spreads the probes of all clients.
     pub(super) fn pause(&self, jitter: f64) -> Duration {
         let failed = &lock(&self.state).failed;
-        let is_transient = failed.as_ref().is_none_or(StoreError::is_transient);
-        let longest = if is_transient { PAUSE } else { LONG_PAUSE };
+        let longest = match failed {
+            Some(error) if !error.is_transient() => LONG_PAUSE,
+            Some(error) if error.kind() == StoreErrorKind::Unauthenticated => LOGIN_PAUSE,
+            _ => PAUSE,
+        };
         longest.mul_f64(0.5 + 0.5 * jitter)
     }
 }
@@ -287,5 +294,27 @@ mod tests {
         outage.failed(0, &refused());
         assert!(outage.admits(InOutage::Refuse, &"a").is_err());
         assert!(outage.pause(1.0) <= PAUSE && outage.pause(0.0) >= PAUSE / 2);
+    }
+
+    #[test]
+    fn a_password_that_is_being_replaced_is_waited_for_within_an_outage() {
+        let now = Instant::now();
+        let outage = Outage::new(Some(AFTER), now);
+        let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
+        outage.failed(0, &wrong.passing(true));
+        let refuses = |in_outage, at| outage.refuses(in_outage, &"a", at);
+        assert!(refuses(InOutage::Wait, now).is_none());
+        for (in_outage, at) in [(InOutage::Refuse, now), (InOutage::Wait, now + AFTER)] {
+            let error = refuses(in_outage, at).unwrap();
+            assert_eq!(error.kind(), StoreErrorKind::Unauthenticated);
+            assert!(error.is_transient());
+            assert_eq!(error.ends_waits(), at > now);
+            let text = error.to_string();
+            assert!(
+                text.starts_with("a has not accepted the client for"),
+                "{text}"
+            );
+        }
+        assert!(outage.pause(1.0) <= LOGIN_PAUSE && outage.pause(0.0) > PAUSE);
     }
 }

@@ -96,23 +96,23 @@ fn connecting(
     check_count(urls.len())?;
     // Each connection is established in a task of its own.
     runtime::check()?;
-    let mut clients = Vec::with_capacity(urls.len());
+    let mut endpoints = Vec::with_capacity(urls.len());
     for server in urls {
-        let client = REDLOCK.client(server, settings)?;
-        let name = client.get_connection_info().addr().to_string();
-        if clients.iter().any(|(other, _)| *other == name) {
+        let server = REDLOCK.endpoint(server, settings)?;
+        let name = server.to_string();
+        if endpoints.iter().any(|(other, _)| *other == name) {
             return Err(REDLOCK.refuse(same_server(&name, &name)));
         }
-        clients.push((name, client));
+        endpoints.push((name, server));
     }
     let (channel, runs) = (Token::random(), Runs::default());
-    let connection = |client, place| {
+    let connection = |server, place| {
         let pushes = Pushes::of_quorum(namespace, channel);
-        Connection::member(client, pushes, place, &runs, settings)
+        Connection::member(server, pushes, place, &runs, settings)
     };
-    let clients = (1..).zip(clients);
-    Ok(clients
-        .map(|(number, (name, client))| (name, connection(client, (number, urls.len()))))
+    let endpoints = (1..).zip(endpoints);
+    Ok(endpoints
+        .map(|(number, (name, server))| (name, connection(server, (number, urls.len()))))
         .collect())
 }
 

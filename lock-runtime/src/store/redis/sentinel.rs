@@ -20,7 +20,7 @@ use std::{
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ServerError, Value, aio::ConnectionLike as _,
+    AsyncConnectionConfig, ConnectionInfo, RedisError, ServerError, Value, aio::ConnectionLike as _,
 };
 use tokio::time::timeout;
 
@@ -30,7 +30,7 @@ use super::{
     acl::AclLine,
     error,
     settings::RedisOptions,
-    target::{at, client, is_tls},
+    target::{Endpoint, is_tls},
 };
 use crate::{
     error::LockError,
@@ -51,8 +51,8 @@ pub(super) struct Sentinels {
     pub(super) name: String,
     /// Credentials, database and TLS settings of the primary, whichever server it is. The address
     /// is a placeholder.
-    pub(super) primary: ConnectionInfo,
-    pub(super) sentinels: Vec<Client>,
+    pub(super) primary: Endpoint,
+    pub(super) sentinels: Vec<Endpoint>,
     /// The latest primary that one of them has announced. A std mutex: it is held for a copy only.
     heard: Mutex<Option<(Named, Instant)>>,
     /// Limits the warning about missing notifications to one.
@@ -68,22 +68,22 @@ impl Sentinels {
         sentinels: Vec<ConnectionInfo>,
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
-        let sentinels = sentinels.into_iter().map(|info| settings.client(info));
+        let sentinels = sentinels.into_iter().map(|info| settings.sentinel(info));
         Ok(Self {
             name,
-            primary: settings.client(primary)?.get_connection_info().clone(),
+            primary: settings.endpoint(primary)?,
             sentinels: sentinels.collect::<Result<_, _>>()?,
             heard: Mutex::default(),
             warned: Once::new(),
         })
     }
 
-    /// The current address of the primary, and a client for it.
+    /// The current address of the primary, and how to connect to it.
     ///
     /// # Errors
     /// The kind of error on which all Sentinels agree, or `Unavailable`. The message contains the
     /// answer of each Sentinel.
-    pub(super) async fn primary(&self) -> Result<(Named, Client), StoreError> {
+    pub(super) async fn primary(&self) -> Result<(Named, Endpoint), StoreError> {
         let mut votes = Votes::new(self.sentinels.len());
         let ask = async |(index, sentinel)| (index, ask(sentinel, &self.name).await);
         let mut asked: FuturesUnordered<_> = self.sentinels.iter().enumerate().map(ask).collect();
@@ -98,8 +98,8 @@ impl Sentinels {
             return Err(self.unknown(&votes));
         };
         tracing::debug!(primary = %elected, name = self.name, "the Sentinels name the primary");
-        let info = at(&self.primary, elected.host.clone(), elected.port);
-        Ok((elected.clone(), client(info)?))
+        let primary = self.primary.at(elected.host.clone(), elected.port);
+        Ok((elected.clone(), primary))
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
@@ -115,8 +115,7 @@ impl Sentinels {
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = String> {
-        let infos = self.sentinels.iter().map(Client::get_connection_info);
-        infos.map(|info| info.addr().to_string())
+        self.sentinels.iter().map(Endpoint::to_string)
     }
 }
 
@@ -127,14 +126,19 @@ impl fmt::Display for Sentinels {
     }
 }
 
-async fn ask(sentinel: &Client, name: &str) -> Answer {
-    let tls = is_tls(sentinel.get_connection_info().addr());
+async fn ask(sentinel: &Endpoint, name: &str) -> Answer {
+    let tls = is_tls(sentinel.info.addr());
+    let failed = |cause: RedisError| match cause.is_timeout() {
+        true => StoreError::timed_out(PATIENCE),
+        false => in_words_of_a_sentinel(error::unconnected(&cause, tls, &AclLine::new("", 0))),
+    };
     let questions = async {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let connect = sentinel.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connect.await?;
+        let (client, _) = sentinel.client().await?;
+        let connect = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connect.await.map_err(failed)?;
         let mut questions = redis::pipe();
         // The Sentinel that leads a failover names the old primary in its first reply, but with
         // the new epoch, until every replica follows the new primary. Its second reply names the
@@ -143,15 +147,13 @@ async fn ask(sentinel: &Client, name: &str) -> Answer {
         for query in ["MASTER", "GET-MASTER-ADDR-BY-NAME"] {
             questions.cmd("SENTINEL").arg(query).arg(name);
         }
-        connection.req_packed_commands(&questions, 0, 2).await
+        let answers = connection.req_packed_commands(&questions, 0, 2).await;
+        answers.map_err(failed)
     };
     match timeout(PATIENCE, questions).await {
         Ok(Ok(answers)) => answer(answers),
-        Ok(Err(cause)) if !cause.is_timeout() => {
-            let error = error::unconnected(&cause, tls, &AclLine::new("", 0));
-            Answer::Failed(in_words_of_a_sentinel(error))
-        }
-        Ok(Err(_)) | Err(_) => Answer::Failed(StoreError::timed_out(PATIENCE)),
+        Ok(Err(error)) => Answer::Failed(error),
+        Err(_) => Answer::Failed(StoreError::timed_out(PATIENCE)),
     }
 }
 
@@ -187,7 +189,7 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
         StoreErrorKind::Unauthenticated => StoreError::new(
             kind,
             "it refused the user name and password for Sentinels, or requires them (sentinel_user and sentinel_password in \
-             the URL)",
+             the URL, or `RedisOptions::sentinel_credentials`)",
         ),
         StoreErrorKind::Forbidden => {
             let remedy =

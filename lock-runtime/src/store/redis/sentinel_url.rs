@@ -309,8 +309,11 @@ mod tests {
         assert_eq!(sentinels.name, "my master");
         let expected = ["10.0.0.1:26379", "::1:7", "sentinel_3:8"];
         assert!(sentinels.addresses().eq(expected), "{sentinels}");
-        let watching = sentinels.sentinels[0].get_connection_info();
-        assert_eq!(login(&sentinels.primary), (Some("ann"), Some("p@ss"), 3));
+        let watching = &sentinels.sentinels[0].info;
+        assert_eq!(
+            login(&sentinels.primary.info),
+            (Some("ann"), Some("p@ss"), 3)
+        );
         assert_eq!(login(watching), (Some("bob"), Some("a+b&c"), 0));
         let (count, timeout) = (NonZeroU32::new(2).unwrap(), Duration::from_millis(50));
         let two = MinReplicas { count, timeout };
@@ -327,7 +330,7 @@ mod tests {
         ] {
             let (sentinels, settings) = open(url).expect(url);
             assert!(sentinels.addresses().eq(["a:26379"]), "{url}");
-            assert_eq!(login(&sentinels.primary), (None, None, 0), "{url}");
+            assert_eq!(login(&sentinels.primary.info), (None, None, 0), "{url}");
             assert_eq!(settings.min_replicas, None);
         }
         let (_, settings) = open("redis+sentinel://a/m?min_replicas=1").unwrap();
@@ -349,8 +352,11 @@ mod tests {
         assert_eq!(sentinels.name, "MyMaster");
         let expected = ["10.0.0.1:7", "10.0.0.2:26379"];
         assert!(sentinels.addresses().eq(expected), "{sentinels}");
-        let watching = sentinels.sentinels[0].get_connection_info();
-        assert_eq!(login(&sentinels.primary), (Some("app"), Some("secret"), 2));
+        let watching = &sentinels.sentinels[0].info;
+        assert_eq!(
+            login(&sentinels.primary.info),
+            (Some("app"), Some("secret"), 2)
+        );
         assert_eq!(login(watching), (None, Some("pw"), 0));
     }
 

@@ -1,14 +1,20 @@
 //! [`RedisOptions`]: the options of a store in addition to its URL, independent of the topology.
 
-use std::{num::NonZeroU32, time::Duration};
-
-use redis::{Client, ConnectionInfo};
 #[cfg(feature = "rustls")]
-use redis::{ClientTlsConfig, TlsCertificates};
+use std::path::PathBuf;
+use std::{error::Error, num::NonZeroU32, time::Duration};
 
+use redis::ConnectionInfo;
+#[cfg(feature = "rustls")]
+use redis::{Client, ClientTlsConfig, TlsCertificates};
+
+use super::target::Endpoint;
 #[cfg(feature = "rustls")]
 use super::target::is_tls;
+#[cfg(feature = "rustls")]
+use crate::pem::{Certificates, Pem};
 use crate::{
+    credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
     spec::{DEFAULT_LEASE, LockSpec},
 };
@@ -35,10 +41,10 @@ pub struct RedisOptions {
     longest_lease: Option<Duration>,
     /// The time without an answer of a server after which requests for its keys are refused.
     pub(crate) unavailable_after: Option<Duration>,
-    /// The trusted certificate authority (`None`: those that the system trusts), and the
-    /// certificate of this client with its private key, all in PEM. Its `Debug` omits them.
+    credentials: Option<Provider>,
+    sentinel_credentials: Option<Provider>,
     #[cfg(feature = "rustls")]
-    certificates: Option<TlsCertificates>,
+    certificates: Certificates,
 }
 
 /// The number of replicas that must have a grant, and the time limit of the wait.
@@ -110,11 +116,56 @@ impl RedisOptions {
         self
     }
 
+    /// Asks `provide` for the user and the password at each attempt to connect, in place of those
+    /// of the URL: of a server, of each server of several, of each node of a cluster, or of the
+    /// primary behind Sentinels.
+    ///
+    /// An attempt waits for at most a second, and a call that takes longer serves the next attempt.
+    /// The function is called often while a server does not answer, so it should keep a token that
+    /// is dear to get. Its errors are those of an attempt to connect, and their texts are logged.
+    ///
+    /// ```
+    /// use lock_runtime::{Credentials, RedisOptions};
+    ///
+    /// // The file is replaced when the password changes.
+    /// let options = RedisOptions::new().credentials(async || {
+    ///     let password = std::fs::read_to_string("/run/secrets/redis")?;
+    ///     Ok(Credentials::new("app", password.trim_end()))
+    /// });
+    /// # drop(options);
+    /// ```
+    pub fn credentials<P, F>(mut self, provide: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        self.credentials = Some(Provider::new(provide));
+        self
+    }
+
+    /// Same as [`credentials`](Self::credentials), for the Sentinels.
+    pub fn sentinel_credentials<P, F>(mut self, provide: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send + 'static,
+    {
+        self.sentinel_credentials = Some(Provider::new(provide));
+        self
+    }
+
     /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
     /// instead of those that the system trusts.
     #[cfg(feature = "rustls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.certificates().root_cert = Some(pem.into());
+        self.certificates.root = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// Same as [`root_certificate`](Self::root_certificate), with a file that is read at each
+    /// attempt to connect.
+    #[cfg(feature = "rustls")]
+    pub fn root_certificate_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.certificates.root = Some(Pem::File(path.into()));
         self
     }
 
@@ -126,19 +177,23 @@ impl RedisOptions {
         certificate: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        self.certificates().client_tls = Some(ClientTlsConfig {
-            client_cert: certificate.into(),
-            client_key: key.into(),
-        });
+        let own = (Pem::Text(certificate.into()), Pem::Text(key.into()));
+        self.certificates.client = Some(own);
         self
     }
 
+    /// Same as [`client_certificate`](Self::client_certificate), with files that are read at each
+    /// attempt to connect. An attempt that finds a certificate and the key of another one fails,
+    /// and is repeated.
     #[cfg(feature = "rustls")]
-    fn certificates(&mut self) -> &mut TlsCertificates {
-        self.certificates.get_or_insert(TlsCertificates {
-            client_tls: None,
-            root_cert: None,
-        })
+    pub fn client_certificate_files(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        let own = (Pem::File(certificate.into()), Pem::File(key.into()));
+        self.certificates.client = Some(own);
+        self
     }
 
     /// Returns the longest lease of a request over several servers.
@@ -158,7 +213,7 @@ impl RedisOptions {
             return Err(invalid("min_replicas", complaint));
         }
         #[cfg(feature = "rustls")]
-        self.check_certificates()?;
+        self.certificates.read()?;
         Ok(())
     }
 
@@ -173,46 +228,79 @@ impl RedisOptions {
         }
     }
 
-    #[cfg(feature = "rustls")]
-    fn check_certificates(&self) -> Result<(), LockError> {
-        let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
-        let contains = |pem: &[u8], header| String::from_utf8_lossy(pem).contains(header);
-        let check_certificate =
-            |setting, pem: &[u8]| match contains(pem, "-----BEGIN CERTIFICATE-----") {
-                true => Ok(()),
-                false => Err(invalid(setting, complaint)),
-            };
-        let certificates = self.certificates.as_ref();
-        if let Some(root) = certificates.and_then(|all| all.root_cert.as_ref()) {
-            check_certificate("root_certificate", root)?;
-        }
-        if let Some(own) = certificates.and_then(|all| all.client_tls.as_ref()) {
-            check_certificate("client_certificate", &own.client_cert)?;
-            if !contains(&own.client_key, "PRIVATE KEY-----") {
-                let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
-                return Err(invalid("client_certificate", complaint));
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates a client for a server, with the certificates if it uses TLS.
+    /// Creates the endpoint of a server, with the certificates if it uses TLS.
     ///
     /// # Errors
     /// `InvalidSpec` for certificates that cannot be used.
-    pub(super) fn client(&self, info: ConnectionInfo) -> Result<Client, LockError> {
+    pub(super) fn endpoint(&self, info: ConnectionInfo) -> Result<Endpoint, LockError> {
+        self.endpoint_as(info, self.credentials.clone())
+    }
+
+    /// The same for a Sentinel.
+    pub(super) fn sentinel(&self, info: ConnectionInfo) -> Result<Endpoint, LockError> {
+        self.endpoint_as(info, self.sentinel_credentials.clone())
+    }
+
+    fn endpoint_as(
+        &self,
+        info: ConnectionInfo,
+        provider: Option<Provider>,
+    ) -> Result<Endpoint, LockError> {
+        let endpoint = Endpoint::new(info, provider);
         #[cfg(feature = "rustls")]
-        if is_tls(info.addr())
-            && let Some(certificates) = self.certificates.clone()
-        {
-            return Client::build_with_tls(info, certificates).map_err(|error| {
-                // The error names the position of invalid PEM, and does not repeat the text.
-                let message = format!("`root_certificate`, `client_certificate`: the certificates cannot be used: {error}");
-                LockError::new(LockErrorKind::InvalidSpec, message)
-            });
+        if is_tls(endpoint.info.addr()) {
+            return endpoint.over_tls(&self.certificates);
         }
-        Client::open(info)
-            .map_err(|error| LockError::new(LockErrorKind::InvalidUrl, error.to_string()))
+        Ok(endpoint)
+    }
+}
+
+#[cfg(feature = "rustls")]
+impl Certificates {
+    /// Returns the connection settings `info` with the certificates, whose files are read.
+    ///
+    /// # Errors
+    /// `InvalidSpec` for certificates that cannot be used.
+    pub(super) fn apply(&self, info: ConnectionInfo) -> Result<ConnectionInfo, LockError> {
+        if self.is_empty() {
+            return Ok(info);
+        }
+        let client = Client::build_with_tls(info, self.read()?).map_err(|error| {
+            // The error names the position of invalid PEM, and does not repeat the text.
+            let message = format!(
+                "`root_certificate`, `client_certificate`: the certificates cannot be used: {error}"
+            );
+            LockError::new(LockErrorKind::InvalidSpec, message)
+        })?;
+        Ok(client.get_connection_info().clone())
+    }
+
+    fn read(&self) -> Result<TlsCertificates, LockError> {
+        let read = |setting, pem: &Pem, header: &str, complaint| {
+            let text = pem.read().map_err(|error| invalid(setting, &error))?;
+            match String::from_utf8_lossy(&text).contains(header) {
+                true => Ok(text.into_owned()),
+                false => Err(invalid(setting, complaint)),
+            }
+        };
+        let certificate = |setting, pem: &Pem| {
+            let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
+            read(setting, pem, "-----BEGIN CERTIFICATE-----", complaint)
+        };
+        let root = self.root.as_ref();
+        let root_cert = root.map(|root| certificate("root_certificate", root));
+        let client = self.client.as_ref().map(|(own, key)| {
+            let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
+            let setting = "client_certificate";
+            Ok(ClientTlsConfig {
+                client_cert: certificate(setting, own)?,
+                client_key: read(setting, key, "PRIVATE KEY-----", complaint)?,
+            })
+        });
+        Ok(TlsCertificates {
+            client_tls: client.transpose()?,
+            root_cert: root_cert.transpose()?,
+        })
     }
 }
 

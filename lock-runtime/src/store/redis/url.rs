@@ -8,12 +8,15 @@
 use std::{borrow::Cow, fmt::Display, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
     io::tcp::socket2::TcpKeepalive,
 };
 use url::{ParseError, Url};
 
-use super::{settings::RedisOptions, target::is_tls};
+use super::{
+    settings::RedisOptions,
+    target::{Endpoint, is_tls},
+};
 use crate::error::{LockError, LockErrorKind};
 
 /// The time after which a connection is given up if sent data or a probe is not acknowledged. A
@@ -54,16 +57,20 @@ impl Form {
         LockError::new(LockErrorKind::InvalidUrl, message)
     }
 
-    /// Creates a client for the URL of one server.
+    /// Creates the endpoint of the URL of one server.
     ///
     /// # Errors
     /// `InvalidUrl`, and `InvalidSpec` for certificates that cannot be used.
-    pub(super) fn client(&self, url: &str, settings: &RedisOptions) -> Result<Client, LockError> {
+    pub(super) fn endpoint(
+        &self,
+        url: &str,
+        settings: &RedisOptions,
+    ) -> Result<Endpoint, LockError> {
         let url = &*with_lower_scheme(url);
         check_tls(url)?;
         let info = check_parameters(url).and_then(|()| info(url));
         let info = info.map_err(|complaint| self.refuse(complaint))?;
-        settings.client(for_locks(info))
+        settings.endpoint(for_locks(info))
     }
 }
 
@@ -206,10 +213,7 @@ fn complaint(url: &str, error: &RedisError) -> Complaint {
 ///
 /// # Errors
 /// The errors of [`nodes`].
-pub(super) fn cluster(
-    url: &str,
-    settings: &RedisOptions,
-) -> Result<Vec<ConnectionInfo>, LockError> {
+pub(super) fn cluster(url: &str, settings: &RedisOptions) -> Result<Vec<Endpoint>, LockError> {
     check_tls(url)?;
     let hosts = Hosts::of(url, "+cluster").and_then(Hosts::without_query);
     let hosts = hosts.map_err(|complaint| CLUSTER.refuse(complaint))?;
@@ -227,19 +231,18 @@ pub(super) fn cluster(
 pub(super) fn nodes(
     urls: impl IntoIterator<Item = impl AsRef<str>>,
     settings: &RedisOptions,
-) -> Result<Vec<ConnectionInfo>, LockError> {
-    let mut nodes: Vec<ConnectionInfo> = Vec::new();
+) -> Result<Vec<Endpoint>, LockError> {
+    let mut nodes: Vec<Endpoint> = Vec::new();
     for url in urls {
-        let client = CLUSTER.client(url.as_ref(), settings)?;
-        let node = client.get_connection_info().clone();
-        if node.redis_settings().db() != 0 {
+        let node = CLUSTER.endpoint(url.as_ref(), settings)?;
+        if node.info.redis_settings().db() != 0 {
             return Err(CLUSTER.refuse("a cluster has no numbered databases"));
         }
-        if let ConnectionAddr::Unix(_) = node.addr() {
+        if let ConnectionAddr::Unix(_) = node.info.addr() {
             return Err(CLUSTER.refuse("a node needs a host and a port"));
         }
-        let tls = is_tls(node.addr());
-        if nodes.iter().any(|other| is_tls(other.addr()) != tls) {
+        let tls = is_tls(node.info.addr());
+        if nodes.iter().any(|other| is_tls(other.info.addr()) != tls) {
             return Err(CLUSTER.refuse("either all nodes or none use TLS"));
         }
         nodes.push(node);
@@ -350,15 +353,15 @@ impl Form {
 mod tests {
     use super::*;
 
-    fn client(url: &str) -> Result<Client, LockError> {
-        SERVER.client(url, &RedisOptions::default())
+    fn endpoint(url: &str) -> Result<Endpoint, LockError> {
+        SERVER.endpoint(url, &RedisOptions::default())
     }
 
-    fn cluster(url: &str) -> Result<Vec<ConnectionInfo>, LockError> {
+    fn cluster(url: &str) -> Result<Vec<Endpoint>, LockError> {
         super::cluster(url, &RedisOptions::default())
     }
 
-    fn nodes(urls: &[&str]) -> Result<Vec<ConnectionInfo>, LockError> {
+    fn nodes(urls: &[&str]) -> Result<Vec<Endpoint>, LockError> {
         super::nodes(urls, &RedisOptions::default())
     }
 
@@ -386,7 +389,7 @@ mod tests {
             ("redis://:hunter2@0.0.0.0", ""),
             ("redis://:x?hunter2=y@h", "an unsupported parameter;"),
         ] {
-            SERVER.assert_refused(url, &client(url).unwrap_err(), words);
+            SERVER.assert_refused(url, &endpoint(url).unwrap_err(), words);
         }
     }
 
@@ -401,15 +404,14 @@ mod tests {
         ] {
             let url = format!("redis://user:hunter2@127.0.0.1/0?protocol=resp3&{parameter}=1");
             let words = format!("the unsupported parameter {parameter:?}: {remedy}");
-            SERVER.assert_refused(&url, &client(&url).unwrap_err(), &words);
+            SERVER.assert_refused(&url, &endpoint(&url).unwrap_err(), &words);
         }
     }
 
     #[test]
     fn a_scheme_is_in_any_case() {
         for url in ["REDIS://Host:1/2", "Valkey://Host:1/2"] {
-            let client = client(url).unwrap();
-            let info = client.get_connection_info();
+            let info = &endpoint(url).unwrap().info;
             assert_eq!(info.addr().to_string(), "Host:1");
             assert_eq!(info.redis_settings().db(), 2);
         }
@@ -425,8 +427,7 @@ mod tests {
             "redis://[::1]:7/?protocol=resp2",
             "unix:///run/redis.sock",
         ] {
-            let client = client(url).unwrap();
-            let info = client.get_connection_info();
+            let info = &endpoint(url).unwrap().info;
             assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);
             assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());
         }
@@ -447,10 +448,10 @@ mod tests {
         }
         let nodes = cluster("redis+cluster://ann:p%2Cw@a:1,[::1]:2").unwrap();
         for node in &nodes {
-            assert_eq!(node.redis_settings().username(), Some("ann"));
-            assert_eq!(node.redis_settings().password(), Some("p,w"));
+            assert_eq!(node.info.redis_settings().username(), Some("ann"));
+            assert_eq!(node.info.redis_settings().password(), Some("p,w"));
         }
-        assert_eq!(*nodes[1].addr(), ConnectionAddr::Tcp("::1".into(), 2));
+        assert_eq!(*nodes[1].info.addr(), ConnectionAddr::Tcp("::1".into(), 2));
     }
 
     #[test]
@@ -496,7 +497,9 @@ mod tests {
     #[cfg(feature = "rustls")]
     #[test]
     fn the_nodes_are_reached_over_tls_or_none_is() {
-        assert!(is_tls(cluster("rediss+cluster://a,b").unwrap()[1].addr()));
+        assert!(is_tls(
+            cluster("rediss+cluster://a,b").unwrap()[1].info.addr()
+        ));
         let error = nodes(&["rediss://a", "redis://b"]).unwrap_err();
         CLUSTER.assert_refused("", &error, "TLS");
     }

@@ -5,6 +5,7 @@ mod clock;
 mod connecting;
 mod connections;
 mod crashes;
+mod credentials;
 mod faults;
 mod guard;
 mod names;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError, Value,
+    AsyncConnectionConfig, PushInfo, PushKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
 use tokio::{
@@ -27,13 +27,13 @@ use tokio::{
 };
 
 use super::{
-    super::{error, link::Dial, on_drop::OnDrop},
+    super::{error, link::Dial, login::Authentication, on_drop::OnDrop, target::Endpoint},
     audience::{Audience, LINGER, Wanted},
     slots::{Address, Slot, number_in, slot_of},
 };
 use crate::{
     store::StoreErrorKind::{Forbidden, WrongServer},
-    store::{Hold, StoreEvent, Token},
+    store::{Hold, StoreError, StoreEvent, Token},
     sync::lock,
     time::Instant,
 };
@@ -58,8 +58,9 @@ struct Desk {
 /// The subscription connection to a node.
 struct Ear {
     address: Address,
-    client: Client,
-    connection: OnceCell<MultiplexedConnection>,
+    server: Arc<Endpoint>,
+    /// With the task that authenticates it again, if its credentials end.
+    connection: OnceCell<(MultiplexedConnection, Option<Authentication>)>,
 }
 
 impl Subscriptions {
@@ -74,14 +75,13 @@ impl Subscriptions {
         self.dial.pushes.of_slot(number_in(slot))
     }
 
-    /// Registers `hold`, which is queued at the node that serves the slot. `client`
-    /// connects to that node.
+    /// Registers `hold`, which is queued at `server`, the node that serves the slot.
     pub(super) fn waits(
         self: &Arc<Self>,
         slot: Slot,
         hold: &Hold,
         node: &Address,
-        client: &Client,
+        server: &Arc<Endpoint>,
     ) {
         // A subscription needs a runtime.
         let Ok(runtime) = Handle::try_current() else {
@@ -95,7 +95,7 @@ impl Subscriptions {
             let ear = desk.ears.entry(node.clone()).or_insert_with(|| {
                 Arc::new(Ear {
                     address: node.clone(),
-                    client: client.clone(),
+                    server: server.clone(),
                     connection: OnceCell::new(),
                 })
             });
@@ -130,7 +130,8 @@ impl Subscriptions {
         command.arg(self.channel(slot));
         let answer = async {
             let mut connection = ear.connection(&self).await?;
-            connection.req_packed_command(&command).await
+            let answer = connection.req_packed_command(&command).await;
+            answer.map_err(|cause| error::disconnected(&cause, &self.dial.acl))
         };
         let Ok(Ok(value)) = timeout(PATIENCE, answer).await else {
             self.forget(ear);
@@ -239,7 +240,7 @@ impl Ear {
     async fn connection(
         self: &Arc<Self>,
         all: &Arc<Subscriptions>,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    ) -> Result<MultiplexedConnection, StoreError> {
         let connect = async || {
             let (weak_all, weak_ear) = (Arc::downgrade(all), Arc::downgrade(self));
             let both = move || Some((weak_all.upgrade()?, weak_ear.upgrade()?));
@@ -261,19 +262,24 @@ impl Ear {
                     }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            let client = &self.client;
-            client
-                .get_multiplexed_async_connection_with_config(&config)
-                .await
+            let (client, login) = self.server.client().await?;
+            let connection = client.get_multiplexed_async_connection_with_config(&config);
+            let disconnected = |cause| error::disconnected(&cause, &all.dial.acl);
+            let connection = connection.await.map_err(disconnected)?;
+            // The replies to commands may be those to others here, so only errors are certain.
+            let authentication = login.map(|login| login.keep(&connection));
+            Ok::<_, StoreError>((connection, authentication))
         };
-        self.connection.get_or_try_init(connect).await.cloned()
+        let connected = self.connection.get_or_try_init(connect).await;
+        connected.map(|(connection, _)| connection.clone())
     }
 
     /// Unsubscribes from the channel, if there is a connection.
     async fn unsubscribe(&self, channel: &str) {
-        let Some(mut connection) = self.connection.get().cloned() else {
+        let Some((connection, _)) = self.connection.get() else {
             return;
         };
+        let mut connection = connection.clone();
         let mut command = redis::cmd("SUNSUBSCRIBE");
         command.arg(channel);
         // A push message reports the end of the subscription.

@@ -5,17 +5,24 @@
 //! the same time as clients of the new one. If the old primary has failed silently, this is also
 //! the earliest notice.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use redis::{Client, RedisResult, aio::PubSub};
+use redis::{Client, RedisError, RedisResult, aio::PubSub};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
 
 use super::{Answer, Named, PATIENCE, Sentinels, ask};
-use crate::{sync::lock, time::Instant};
+use crate::{
+    store::{
+        StoreErrorKind,
+        redis::{acl::AclLine, error, target::Endpoint},
+    },
+    sync::lock,
+    time::{Instant, sleep_until},
+};
 
 const SWITCH: &str = "+switch-master";
 /// The pause before another connection to a Sentinel that was lost.
@@ -46,7 +53,7 @@ impl Sentinels {
     }
 
     /// The next primary that this Sentinel names.
-    async fn successor(&self, current: &Named, sentinel: &Client) -> Named {
+    async fn successor(&self, current: &Named, sentinel: &Endpoint) -> Named {
         loop {
             if let Some(named) = self.listen(current, sentinel).await {
                 return named;
@@ -56,12 +63,12 @@ impl Sentinels {
     }
 
     /// The same on one connection; `None` when that is lost.
-    async fn listen(&self, current: &Named, sentinel: &Client) -> Option<Named> {
-        let mut pubsub = match timeout(PATIENCE, subscribed(sentinel)).await.ok()? {
+    async fn listen(&self, current: &Named, sentinel: &Endpoint) -> Option<Named> {
+        let (client, login) = sentinel.client().await.ok()?;
+        let mut pubsub = match timeout(PATIENCE, subscribed(&client)).await.ok()? {
             Ok(pubsub) => pubsub,
-            // An explicit refusal is final.
-            Err(cause) if cause.code().is_some() => {
-                let sentinel = sentinel.get_connection_info().addr();
+            // An explicit refusal is final, but for that of a password, which may be replaced.
+            Err(cause) if cause.code().is_some() && !is_unauthenticated(&cause) => {
                 self.warned.call_once(|| {
                     tracing::warn!(%sentinel, %cause, "a Sentinel sends no notifications of failovers: they are detected when the connection is lost");
                 });
@@ -70,6 +77,13 @@ impl Sentinels {
             Err(_) => return None,
         };
         let mut messages = pubsub.on_message();
+        // Another connection takes its place before its credentials end.
+        let mut ends = pin!(async {
+            match &login {
+                Some(login) => sleep_until(login.again_at).await,
+                None => pending().await,
+            }
+        });
         loop {
             // Query after the subscription and after each message, so that nothing is missed and
             // the epoch is known.
@@ -80,10 +94,19 @@ impl Sentinels {
             }
             let mut message = String::new();
             while !message.starts_with(&format!("{} ", self.name)) {
-                message = messages.next().await?.get_payload().unwrap_or_default();
+                let next = tokio::select! {
+                    next = messages.next() => next?,
+                    () = &mut ends => return None,
+                };
+                message = next.get_payload().unwrap_or_default();
             }
         }
     }
+}
+
+fn is_unauthenticated(cause: &RedisError) -> bool {
+    let error = error::disconnected(cause, &AclLine::new("", 0));
+    error.kind() == StoreErrorKind::Unauthenticated
 }
 
 async fn subscribed(sentinel: &Client) -> RedisResult<PubSub> {

@@ -1,0 +1,80 @@
+//! The connections of the pool: how one is made, and when another one takes its place.
+
+use std::{ops::Deref, sync::atomic::Ordering};
+
+use deadpool::managed::{Manager, Metrics, RecycleError, RecycleResult};
+use deadpool_postgres::ClientWrapper;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::{Client, Connection, Error, NoTls};
+
+use super::{
+    failure::Unconnected,
+    settings::{Settings, Target},
+    tls::Tls,
+};
+use crate::time::Instant;
+
+/// Makes connections to a database.
+pub(super) struct Connector {
+    pub(super) target: Target,
+}
+
+/// A connection, with the statements that were prepared on it.
+pub(super) struct Connected {
+    client: ClientWrapper,
+    /// When another one has to take its place.
+    until: Option<Instant>,
+}
+
+/// A connection that returns to its pool when it is dropped.
+pub(super) type Object = deadpool::managed::Object<Connector>;
+
+impl Manager for Connector {
+    type Type = Connected;
+    type Error = Unconnected;
+
+    async fn create(&self) -> Result<Connected, Unconnected> {
+        let settings = self.target.settings().await.map_err(Unconnected::new)?;
+        let Settings { config, tls, until } = settings;
+        let client = match tls {
+            Tls::None => config.connect(NoTls).await.map(spawn),
+            #[cfg(feature = "postgres-rustls")]
+            Tls::Rustls(tls) => config.connect(tls).await.map(spawn),
+        };
+        let client = client.map_err(|error: Error| {
+            Unconnected::refused(&error).of_a_client(self.target.accepted.load(Ordering::Acquire))
+        })?;
+        self.target.accepted.store(true, Ordering::Release);
+        Ok(Connected { client, until })
+    }
+
+    async fn recycle(&self, connected: &mut Connected, _: &Metrics) -> RecycleResult<Unconnected> {
+        let is_over = connected.until.is_some_and(|until| Instant::now() >= until);
+        if is_over || connected.client.is_closed() {
+            return Err(RecycleError::message("the connection is over"));
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Connected {
+    type Target = ClientWrapper;
+
+    fn deref(&self) -> &ClientWrapper {
+        &self.client
+    }
+}
+
+/// Drives the connection, whose errors are those of its calls, until the client is dropped.
+fn spawn<S, T>((client, connection): (Client, Connection<S, T>)) -> ClientWrapper
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let driven = tokio::spawn(async {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to PostgreSQL has ended");
+        }
+    });
+    ClientWrapper::new(client, driven)
+}
