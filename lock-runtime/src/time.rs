@@ -11,6 +11,8 @@
 
 #[cfg(unix)]
 mod suspension;
+#[cfg(test)]
+mod tests;
 
 use std::{
     future::Future,

@@ -10,6 +10,7 @@
 //! assert!(worker.finish().await.success());
 //! ```
 
+mod asleep;
 mod parent;
 
 use std::os::unix::process::CommandExt;
@@ -21,6 +22,7 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
+use self::asleep::Asleep;
 pub use parent::{ORPHANED, Parent};
 
 /// A process that only wakes a stopped worker when the test process is gone, so that the worker
@@ -36,6 +38,7 @@ pub struct Worker {
     input: Option<ChildStdin>,
     output: Lines<BufReader<ChildStdout>>,
     waker: Option<std::process::Child>,
+    asleep: Option<Asleep>,
 }
 
 impl Worker {
@@ -44,7 +47,22 @@ impl Worker {
     /// # Panics
     /// When it cannot be started, or outside a tokio runtime.
     pub fn spawn(path: &str, args: &[&str]) -> Self {
-        let mut command = Command::new(path);
+        Self::start(StdCommand::new(path), args, None)
+    }
+
+    /// The same, on a machine that sleeps while the process is stopped: its monotonic clock stands
+    /// still until it is resumed.
+    ///
+    /// # Panics
+    /// As [`spawn`](Self::spawn), or without a C compiler.
+    pub fn on_a_laptop(path: &str, args: &[&str]) -> Self {
+        let mut command = StdCommand::new(path);
+        let asleep = Asleep::clock_of(&mut command);
+        Self::start(command, args, Some(asleep))
+    }
+
+    fn start(command: StdCommand, args: &[&str], asleep: Option<Asleep>) -> Self {
+        let mut command = Command::from(command);
         command
             .args(args)
             .stdin(Stdio::piped())
@@ -52,7 +70,7 @@ impl Worker {
             .kill_on_drop(true);
         let mut child = command
             .spawn()
-            .unwrap_or_else(|error| panic!("{path}: {error}"));
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pid = child
             .id()
             .and_then(|id| Pid::from_raw(id.cast_signed()))
@@ -65,6 +83,7 @@ impl Worker {
             input,
             output: BufReader::new(output).lines(),
             waker: None,
+            asleep,
         }
     }
 
@@ -126,10 +145,12 @@ impl Worker {
             .spawn();
         self.waker = Some(waker.expect("sh starts"));
         self.signal(Signal::STOP);
+        self.asleep.iter_mut().for_each(Asleep::begin);
     }
 
     /// SIGCONT: continues after [`stop`](Self::stop).
     pub fn resume(&mut self) {
+        self.asleep.iter_mut().for_each(Asleep::end);
         self.signal(Signal::CONT);
         self.dismiss_waker();
     }

@@ -93,6 +93,24 @@ impl Clocks {
     }
 
     fn seen(&self) -> Duration {
-        Duration::from_nanos(self.suspended.load(Ordering::Relaxed))
+        let seen = Duration::from_nanos(self.suspended.load(Ordering::Relaxed));
+        #[cfg(test)]
+        let seen = seen + injected::INJECTED.get();
+        seen
+    }
+}
+
+/// Suspensions of the tests of one thread.
+#[cfg(test)]
+pub(crate) mod injected {
+    use std::{cell::Cell, time::Duration};
+
+    thread_local! {
+        pub(super) static INJECTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// Suspends the machine for the tests of this thread.
+    pub(crate) fn suspend(duration: Duration) {
+        INJECTED.set(INJECTED.get() + duration);
     }
 }

@@ -10,8 +10,12 @@ use lock_tests::{RedisFencedResource, processes::Parent};
 /// the results of the write and of the release.
 #[derive(clap::Args)]
 pub(crate) struct Hold {
+    /// The server of the resource.
     #[arg(long)]
     url: String,
+    /// The store of the lock, if it is another one.
+    #[arg(long)]
+    store: Option<String>,
     #[arg(long)]
     namespace: String,
     #[arg(long)]
@@ -27,7 +31,7 @@ impl Hold {
     pub(crate) async fn run(self, mut parent: Parent) {
         let locks = LockClient::builder()
             .namespace(&self.namespace)
-            .connect(&self.url)
+            .connect(self.store.as_ref().unwrap_or(&self.url))
             .await
             .expect("a server");
         let resource = RedisFencedResource::open(&self.url, &self.resource).await;
@@ -52,7 +56,7 @@ impl Hold {
 async fn write(held: &HeldLock, resource: &RedisFencedResource, parent: &mut Parent) {
     parent.say(held.fence().to_string());
     parent.line().await;
-    let lost = held.is_lost();
+    let lost = held.is_lost() && held.validity().is_zero();
     let written = resource.write(held.fence(), 2).await.is_ok();
     parent.say(format!("lost={lost} written={written}"));
 }

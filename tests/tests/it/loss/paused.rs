@@ -1,5 +1,5 @@
 //! A process that was paused for longer than its lease notices the loss at once, and its late
-//! writes are refused.
+//! writes are refused, also if its machine slept meanwhile.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -15,20 +15,29 @@ use crate::place::{LONG, Place, in_time};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 
+type Start = fn(&str, &[&str]) -> Worker;
+
 /// Starts a worker that holds "a", stops it until another holder has written, and then lets it
 /// write too.
 async fn stop_and_overtake(
+    start: Start,
     place: &Place,
     resource: &str,
     how: &[&str],
 ) -> (Worker, RedisFencedResource) {
     let url = shared_server().await.url();
+    let store = match place {
+        Place::Redis { url, .. } | Place::Postgres { url, .. } => url,
+        Place::Memory(_) | Place::Majority(_) => unreachable!("no store of several processes"),
+    };
     let locks = place.client().await;
     let lease = LEASE.as_millis().to_string();
     let arguments = [
         "hold",
         "--url",
         &url,
+        "--store",
+        store,
         "--namespace",
         place.namespace(),
         "--resource",
@@ -36,7 +45,7 @@ async fn stop_and_overtake(
         "--lease-ms",
         &lease,
     ];
-    let mut worker = Worker::spawn(WORKER, &[&arguments, how].concat());
+    let mut worker = start(WORKER, &[&arguments, how].concat());
     let fence: u64 = worker.line().await.unwrap().parse().unwrap();
     // The worker prints the line just before it waits, and is to be stopped while it waits.
     tokio::time::sleep(LEASE / 10).await;
@@ -53,41 +62,79 @@ async fn stop_and_overtake(
     (worker, resource)
 }
 
+async fn knows_at_once_and_its_late_write_is_refused(start: Start, place: Place) {
+    let resource = unique("resource");
+    let (mut worker, resource) = stop_and_overtake(start, &place, &resource, &[]).await;
+    assert_eq!(
+        worker.line().await.as_deref(),
+        Some("lost=true written=false")
+    );
+    assert_eq!(worker.line().await.as_deref(), Some("lost_expired"));
+    assert!(worker.finish().await.success());
+    let report = resource.report().await;
+    assert_eq!(
+        (report.value, report.violations, report.lost_updates),
+        (1, 1, 0),
+        "{report}"
+    );
+}
+
+async fn body_does_not_go_on(start: Start, place: Place) {
+    let resource = unique("resource");
+    let (mut worker, resource) = stop_and_overtake(start, &place, &resource, &["--run"]).await;
+    assert_eq!(
+        worker.line().await.as_deref(),
+        Some("lost_expired"),
+        "the body wrote"
+    );
+    assert!(worker.finish().await.success());
+    assert_eq!(resource.report().await.violations, 0);
+}
+
 #[tokio::test]
 async fn a_paused_process_knows_at_once_and_its_late_write_is_refused() {
-    in_time(async {
-        let (place, resource) = (Place::redis().await, unique("resource"));
-        let (mut worker, resource) = stop_and_overtake(&place, &resource, &[]).await;
-        assert_eq!(
-            worker.line().await.as_deref(),
-            Some("lost=true written=false")
-        );
-        assert_eq!(worker.line().await.as_deref(), Some("lost_expired"));
-        assert!(worker.finish().await.success());
-        let report = resource.report().await;
-        assert_eq!(
-            (report.value, report.violations, report.lost_updates),
-            (1, 1, 0),
-            "{report}"
-        );
-    })
+    let place = Place::redis().await;
+    in_time(knows_at_once_and_its_late_write_is_refused(
+        Worker::spawn,
+        place,
+    ))
     .await;
 }
 
 #[tokio::test]
 async fn a_body_does_not_go_on_after_a_pause() {
-    in_time(async {
-        let (place, resource) = (Place::redis().await, unique("resource"));
-        let (mut worker, resource) = stop_and_overtake(&place, &resource, &["--run"]).await;
-        assert_eq!(
-            worker.line().await.as_deref(),
-            Some("lost_expired"),
-            "the body wrote"
-        );
-        assert!(worker.finish().await.success());
-        assert_eq!(resource.report().await.violations, 0);
-    })
+    let place = Place::redis().await;
+    in_time(body_does_not_go_on(Worker::spawn, place)).await;
+}
+
+#[tokio::test]
+async fn a_process_of_a_machine_that_slept_knows_at_once() {
+    let place = Place::redis().await;
+    in_time(knows_at_once_and_its_late_write_is_refused(
+        Worker::on_a_laptop,
+        place,
+    ))
     .await;
+}
+
+#[tokio::test]
+async fn a_body_does_not_go_on_when_the_machine_has_slept() {
+    let place = Place::redis().await;
+    in_time(body_does_not_go_on(Worker::on_a_laptop, place)).await;
+}
+
+mod on_postgres {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_of_a_machine_that_slept_knows_at_once() {
+        let place = Place::postgres().await;
+        in_time(knows_at_once_and_its_late_write_is_refused(
+            Worker::on_a_laptop,
+            place,
+        ))
+        .await;
+    }
 }
 
 /// The same without a process: the wake-up of the body comes together with the end of the lease.
