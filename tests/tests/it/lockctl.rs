@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::place::LONG;
+use crate::place::{LONG, eventually};
 
 /// A server, and clients of it.
 struct Store {
@@ -159,6 +159,14 @@ async fn send(signal: &str, process: u32) {
         .args([format!("-{signal}"), process.to_string()])
         .status();
     assert!(sent.await.unwrap().success(), "{signal} {process}");
+}
+
+/// Waits until a process that a shell has made is this program, and no longer the shell.
+async fn becomes(process: u32, program: &str) {
+    let line = || std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let starts = format!("{program}\0");
+    let is_so = || async { line().starts_with(starts.as_bytes()) };
+    eventually("it is started", is_so).await;
 }
 
 fn is_running(process: u32) -> bool {

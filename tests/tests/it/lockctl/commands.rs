@@ -1,10 +1,7 @@
 //! The commands that show and change locks, and the exit statuses of `run`.
 
-use std::time::Duration;
-
 use lock_runtime::{LockClient, LockErrorKind, Loss};
 use serde_json::Value;
-use tokio::time::sleep;
 
 use super::{Ended, Store};
 use crate::place::{LONG, begun, eventually};
@@ -27,7 +24,13 @@ async fn locks_are_listed_with_holders_and_waiters() {
     let _hostile = locks.exclusive("order:3\u{202e}x").acquire().await.unwrap();
     let other = store.client().await;
     let _waiting = begun(other.exclusive("order:1").wait(LONG).acquire()).await;
-    sleep(Duration::from_millis(300)).await;
+    eventually("the names and the waiter are known", || async {
+        let [one, two] = [other.inspect("order:1"), other.inspect("order:2")];
+        let (one, two) = (one.await.unwrap(), two.await.unwrap());
+        let mut holders = one.holders.iter().chain(&two.holders);
+        !one.waiters.is_empty() && holders.all(|holder| holder.client.name().is_some())
+    })
+    .await;
 
     let listed = store.ended(&["ls", "order:"]).await;
     assert_eq!((listed.status, &*listed.errors), (0, ""));
@@ -254,7 +257,8 @@ async fn a_lock_that_is_held_gives_the_status_75() {
     );
 
     let waits = store.running(&["run", "--key=a", "--wait=20s", "--", "echo", "ran"]);
-    sleep(Duration::from_millis(200)).await;
+    let is_waiting = || async { !locks.inspect("a").await.unwrap().waiters.is_empty() };
+    eventually("it waits", is_waiting).await;
     guard.release().await.unwrap();
     assert_eq!(waits.ended().await.0, 0);
 }

@@ -80,6 +80,11 @@ impl Terminal {
     }
 }
 
+fn is_stopped(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().starts_with('T')
+}
+
 #[tokio::test]
 async fn ctrl_c_reaches_the_command_and_the_lock_is_released() {
     let store = Store::start().await;
@@ -106,15 +111,11 @@ async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
     let number = terminal.number().await;
     terminal.press("\u{1a}").await;
     terminal.shows("Stopped").await;
-    let is_stopped = || async {
-        let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
-        stat.rsplit(") ").next().unwrap().starts_with('T')
-    };
-    eventually("it is stopped", is_stopped).await;
+    eventually("it is stopped", || async { is_stopped(number) }).await;
     sleep(Duration::from_secs(4)).await;
     assert!(store.is_held("a").await && is_running(number));
     terminal.press("fg\r").await;
-    eventually("it goes on", || async { !is_stopped().await }).await;
+    eventually("it goes on", || async { !is_stopped(number) }).await;
     terminal.press("hello\r").await;
     terminal.shows("got hello").await;
     terminal.shows("$ ").await;
@@ -131,7 +132,7 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
     let script = "echo num''ber=$$; while read line; do echo got $line; done; exit 5";
     let command = format!("$LOCKCTL run --key=a -- sh -c '{script}'\r");
     terminal.press(&command).await;
-    terminal.number().await;
+    let number = terminal.number().await;
     terminal.press("\u{1a}").await;
     terminal.shows("Stopped").await;
     terminal.press("bg\r").await;
@@ -141,7 +142,7 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
         .await;
     terminal.shows("Stopped").await;
     terminal.press("fg\r").await;
-    sleep(Duration::from_millis(500)).await;
+    eventually("it goes on", || async { !is_stopped(number) }).await;
     terminal.press("hello\r").await;
     terminal.shows("got hello").await;
     terminal.press("\u{4}").await;
@@ -156,7 +157,12 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
 async fn ctrl_z_stops_a_command_without_the_terminal() {
     let store = Store::start().await;
     let mut terminal = Terminal::shell(&store).await;
-    let script = "echo num''ber=$$ >&2; sleep 2; exit 5";
+    let directory = tempfile::tempdir().unwrap();
+    let end = directory.path().join("end");
+    let script = format!(
+        "echo num''ber=$$ >&2; until [ -e {} ]; do sleep 0.05; done; exit 5",
+        end.display()
+    );
     let command = format!("$LOCKCTL run --key=a --lease=2s -- sh -c '{script}' >/dev/null\r");
     terminal.press(&command).await;
     terminal.number().await;
@@ -164,6 +170,7 @@ async fn ctrl_z_stops_a_command_without_the_terminal() {
     terminal.shows("Stopped").await;
     sleep(Duration::from_secs(4)).await;
     assert!(store.is_held("a").await);
+    std::fs::write(end, "").unwrap();
     terminal.press("fg\r").await;
     terminal.shows("$ ").await;
     terminal.press("echo status=$?\r").await;
@@ -253,12 +260,20 @@ async fn when_the_terminal_closes_the_command_ends_and_the_lock_is_released() {
 #[tokio::test]
 async fn a_command_that_ignores_the_end_of_its_terminal_keeps_its_lock() {
     let store = Store::start().await;
-    let command = "exec $LOCKCTL run --key=a -- sh -c 'trap \"\" HUP; echo number=$$; sleep 3'";
-    let mut terminal = Terminal::open(&store, command);
+    let directory = tempfile::tempdir().unwrap();
+    let arrived = directory.path().join("arrived");
+    let script = "trap \": >$FILE\" HUP; echo number=$$; while :; do sleep 0.05; done";
+    let command = format!(
+        "export FILE={}; exec $LOCKCTL run --key=a -- sh -c '{script}'",
+        arrived.display()
+    );
+    let mut terminal = Terminal::open(&store, &command);
     let number = terminal.number().await;
     send("KILL", terminal.script.id().unwrap()).await;
-    sleep(Duration::from_secs(1)).await;
+    eventually("the signal arrives", || async { arrived.exists() }).await;
+    sleep(Duration::from_millis(200)).await;
     assert!(is_running(number) && store.is_held("a").await);
+    send("KILL", number).await;
     ends(number).await;
     eventually("the lock is free", || async { !store.is_held("a").await }).await;
 }
