@@ -16,7 +16,7 @@ use syn::{
 
 pub(crate) use self::{
     name::nearest,
-    value::{Given, OnBusy, OnLost, Value, literal},
+    value::{Given, OnBusy, Value, literal},
 };
 use crate::key::{Key, Keys};
 
@@ -31,7 +31,6 @@ pub(crate) struct Args {
     /// The name of the lock in the body.
     pub(crate) guard: Option<Ident>,
     pub(crate) on_busy: Option<OnBusy>,
-    pub(crate) on_lost: OnLost,
     pub(crate) map_err: Option<Expr>,
     /// The path of lock-runtime; `::lock_runtime` if not given.
     pub(crate) runtime: Option<Path>,
@@ -50,6 +49,8 @@ pub(crate) enum Setting {
     Flag,
     Duration(Value<Duration>),
     Count(Value<u64>),
+    /// The name of a variant, or an expression.
+    OnLost(Value<&'static str>),
 }
 
 /// The initial spec, which the other options modify.
@@ -94,7 +95,6 @@ struct Draft {
     name: Option<LitStr>,
     guard: Option<Ident>,
     on_busy: Option<OnBusy>,
-    on_lost: OnLost,
     map_err: Option<Expr>,
     runtime: Option<Path>,
 }
@@ -175,7 +175,10 @@ impl Draft {
             "name" => self.name = Some(value::name(&name, input)?),
             "guard" => self.guard = Some(value::binding(&name, input)?),
             "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
-            "on_lost" => self.on_lost = value::on_lost(&name, input)?,
+            "on_lost" => {
+                let on_lost = value::on_lost(&name, input)?;
+                self.set(name, Setting::OnLost(on_lost))?;
+            }
             "map_err" => self.map_err = Some(value::function(&name, input)?),
             "crate" => self.runtime = Some(value::path(&name, input)?),
             _ => {
@@ -251,7 +254,6 @@ impl Draft {
                 name: self.name,
                 guard: self.guard,
                 on_busy: self.on_busy,
-                on_lost: self.on_lost,
                 map_err: self.map_err,
                 runtime: self.runtime,
             }),

@@ -12,7 +12,7 @@ use syn::{
 };
 
 use crate::{
-    args::{Args, OnBusy, OnLost},
+    args::{Args, OnBusy},
     function::{AsyncBlock, Bindings, Function, Work, ends},
     key::Keys,
     runtime::{Runtime, located_at},
@@ -112,10 +112,6 @@ impl Expansion {
         let client = self.client(function);
         let request = self.request();
         let name = self.name();
-        let run = match self.args.on_lost {
-            OnLost::Cancel => quote_spanned!(span=> #rt::cancel_on_loss),
-            OnLost::Finish => quote_spanned!(span=> #rt::finish_despite_loss),
-        };
         let (held, guard) = self.guard();
         let anchor = returned.anchor();
         // Captures the whole argument. If the body used only a field of it, or a `Copy` part, the
@@ -151,7 +147,10 @@ impl Expansion {
             let __outcome = match #rt::enter(__request, #name).await {
                 ::core::result::Result::Ok(__entered) => {
                     #held
-                    #run(__entered, #future).await
+                    #rt::run(__entered, #future, |__returned| {
+                        #rt::Returned(__returned, #rt::Plain).is_failure()
+                    })
+                    .await
                 }
                 #busy
                 ::core::result::Result::Err(__error) => ::core::result::Result::Err(__error),

@@ -78,16 +78,17 @@ mod spec;
 /// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
 /// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |
 /// | `on_busy = expr` | return this value if the lock is held | the error |
-/// | `on_lost = finish` | run the body to its end if the lock is lost | `cancel` |
+/// | `on_lost = error` | if the lock is lost, run the body to its end, then fail | `cancel` |
+/// | `on_lost = ignore` | the same, but return the result of the body | `cancel` |
 /// | `map_err = path` | a `fn(LockError) -> R`, if the function returns `R` | `From<LockError>` |
 /// | `crate = path` | the path of lock-runtime, if it has another name | `::lock_runtime` |
 ///
 /// - A lease is 100 ms to 24 h, and a live holder renews it. `wait` and `min_hold` are at most
-///   24 h, `max_hold` at most 365 days. After `max_hold`, the body is stopped, unless `on_lost`
-///   is `finish`.
+///   24 h, `max_hold` at most 365 days. After `max_hold`, the lock is lost.
 /// - `guard` gives access to the fencing token, the validity and the loss of the lock.
 /// - `on_busy` applies to `Contended` and `WaitTimeout` only.
-/// - With `on_lost = finish`, a loss is traced as a warning.
+/// - `on_lost` also accepts an expression of type `OnLost`. A loss is traced as a warning, and a
+///   body that ends after it as another one.
 /// - `map_err` also accepts a closure.
 ///
 /// A duration is a string such as `"500ms"` or `"1m 30s"`, checked at compile time, or an
@@ -122,9 +123,14 @@ mod spec;
 /// key is revoked), the body is dropped at its current `.await`, and the function returns the
 /// `LockError`. Changes that the body made before that stay: **a method on `&mut self` can be
 /// left half-done**, exactly as if the caller had dropped its future. Change `self` after the
-/// last `.await`, or make the change repeatable. With `on_lost = finish` the body continues,
-/// while another holder may have the lock. Use it for work that must not be interrupted and whose
-/// writes are fenced.
+/// last `.await`, or make the change repeatable. With `on_lost = error` or `ignore` the body
+/// continues, while another holder may have the lock. Use them for work that must not be
+/// interrupted and whose writes are fenced.
+///
+/// A body that does not reach an `.await` cannot be stopped. If it ends after the loss, the
+/// function returns the `LockError` as well, unless `on_lost` is `ignore`, or the body returns an
+/// error: its own error is worth more. The same applies if the store replies to the release that
+/// the lock was no longer held.
 ///
 /// If the caller drops the future of the function, the body is dropped and the lock is released
 /// in the background.
@@ -162,7 +168,7 @@ mod spec;
 ///         const { LockSpec::exclusive().lease(..).wait(..) },
 ///     );
 ///     let outcome = match enter(request).await {
-///         Ok(entered) => cancel_on_loss(entered, async move { /* the body */ }).await,
+///         Ok(entered) => run(entered, async move { /* the body */ }, is_failure).await,
 ///         Err(error) => Err(error),
 ///     };
 ///     match outcome {

@@ -14,7 +14,7 @@ impl Spec {
         let span = Span::mixed_site();
         let mut chain = Chain::on(&self.base, runtime);
         for (name, setting) in &self.options {
-            chain.set(name, setting);
+            chain.set(name, setting, runtime);
         }
         let Chain {
             tokens,
@@ -62,7 +62,7 @@ impl Chain {
         }
     }
 
-    fn set(&mut self, name: &Ident, setting: &Setting) {
+    fn set(&mut self, name: &Ident, setting: &Setting, runtime: &Runtime) {
         let span = Span::mixed_site();
         let value = match setting {
             Setting::Flag => TokenStream::new(),
@@ -80,6 +80,17 @@ impl Chain {
             Setting::Count(Value::Expr(given)) => {
                 self.is_constant = false;
                 given.value(|span| quote_spanned!(span=> ::core::primitive::usize))
+            }
+            Setting::OnLost(Value::Literal(variant)) => {
+                let (rt, variant) = (runtime.at(span), Ident::new(variant, span));
+                quote_spanned!(span=> #rt::OnLost::#variant)
+            }
+            Setting::OnLost(Value::Expr(given)) => {
+                self.is_constant = false;
+                given.value(|span| {
+                    let rt = runtime.at(span);
+                    quote_spanned!(span=> #rt::OnLost)
+                })
             }
         };
         let setter = Ident::new(&name.to_string(), span);

@@ -90,7 +90,7 @@ pub(crate) async fn acquire(
         Some(entry) => entry,
         None => acquiring.acquire_one(key, terms, acquiring.since).await?,
     };
-    Ok(LockGuard::new(smallvec![entry]))
+    Ok(LockGuard::new(smallvec![entry], terms.on_lost))
 }
 
 /// A request that is being acquired, the time that it has taken, and the number of calls that it
@@ -153,7 +153,7 @@ impl Acquiring<'_> {
         // The first lock may have been lost while the request waited for the last one.
         match entries.iter().find_map(Entry::lost) {
             Some(error) => Err(error),
-            None => Ok(LockGuard::new(entries)),
+            None => Ok(LockGuard::new(entries, self.terms.on_lost)),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::{
     owner::{Frame, ScopeFuture},
     protocol::ConvertError,
     runtime,
-    spec::{MAX_LEASE, MIN_LEASE, Mode},
+    spec::{MAX_LEASE, MIN_LEASE, Mode, OnLost},
     view::View,
     watch::Attempt,
 };
@@ -45,17 +45,19 @@ use crate::{
 pub struct LockGuard {
     held: HeldLock,
     entries: Entries,
+    on_lost: OnLost,
 }
 
 impl LockGuard {
     /// A guard of one or more leases. They are sorted by key, because re-entered ones come first.
-    pub(crate) fn new(mut entries: Entries) -> Self {
+    pub(crate) fn new(mut entries: Entries, on_lost: OnLost) -> Self {
         entries.sort_by(|one, other| one.view.key.cmp(&other.view.key));
         let views = entries.iter().map(|entry| entry.view.clone()).collect();
         let contended = entries.iter().any(|entry| entry.contended);
         Self {
             held: HeldLock { views, contended },
             entries,
+            on_lost,
         }
     }
 
@@ -100,6 +102,10 @@ impl LockGuard {
         self.held.first()
     }
 
+    pub(crate) fn views(&self) -> &[Arc<View>] {
+        self.held.views()
+    }
+
     /// Returns the number of renewals that the store has confirmed. See [`HeldLock::renewals`].
     pub fn renewals(&self) -> u64 {
         self.held.renewals()
@@ -109,6 +115,11 @@ impl LockGuard {
     /// [`HeldLock::was_contended`].
     pub fn was_contended(&self) -> bool {
         self.held.was_contended()
+    }
+
+    /// Returns the treatment of a body under the lock when the lock is lost, as the request set it.
+    pub fn on_lost(&self) -> OnLost {
+        self.on_lost
     }
 
     /// Returns whether the lock was lost. See [`HeldLock::is_lost`].
@@ -175,14 +186,14 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
     pub async fn downgrade(mut self) -> Result<LockGuard, LockError> {
-        let key = self.held.key();
+        let (key, on_lost) = (self.held.key(), self.on_lost);
         let (Some(entry), true) = (self.entries.pop(), self.entries.is_empty()) else {
             return Err(mismatch(key, "only a lock of one key can be downgraded"));
         };
         if entry.view.mode != Mode::Exclusive {
             return Err(mismatch(key, "only an exclusive lock can be downgraded"));
         }
-        Ok(LockGuard::new(smallvec![entry.downgrade().await?]))
+        Ok(LockGuard::new(smallvec![entry.downgrade().await?], on_lost))
     }
 }
 
@@ -363,12 +374,7 @@ impl HeldLock {
 
     /// Returns whether the lock was lost. A released lock was not.
     pub fn is_lost(&self) -> bool {
-        self.loss().is_some()
-    }
-
-    fn loss(&self) -> Option<LockError> {
-        let loss = |view: &Arc<View>| view.loss().map(|loss| view.lost_error(loss));
-        self.views.iter().find_map(loss)
+        self.views.iter().any(|view| view.loss().is_some())
     }
 
     /// Resolves with the reason when the lock is lost, or never if it is released before.

@@ -137,10 +137,12 @@ pub use lock_macros::distributed_lock;
 pub use name::LockName;
 pub use owner::{ScopeFuture, is_held};
 pub use request::LockRequest;
-pub use spec::{DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode};
+pub use spec::{
+    DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode, OnLost,
+};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
 pub use store::{
     ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, RevokeScope, Waiter,
 };
-pub use under_lock::{CancelOnLossFuture, WhileHeldFuture};
+pub use under_lock::{RunFuture, WhileHeldFuture};

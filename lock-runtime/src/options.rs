@@ -87,6 +87,10 @@ macro_rules! __lock_options {
                 /// (`LockClientBuilder::max_waiters`) applies. A request that does not wait does
                 /// not enter the queue, so this limit never refuses it.
                 max_waiters(max_waiters: usize) { max_waiters: max_waiters }
+
+                /// Sets the treatment of a body under the lock when the lock is lost; `Cancel` by
+                /// default. A request that re-enters has a setting of its own.
+                on_lost(on_lost: $crate::OnLost) { on_lost: on_lost }
             }
             modes {
                 exclusive() {

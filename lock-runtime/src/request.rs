@@ -13,7 +13,6 @@ use crate::{
     key::IntoLockKey,
     name::LockName,
     spec::{LockSpec, Terms},
-    under_lock::{CancelOnLossFuture, OnLoss},
     watch::{self, Attempt},
 };
 
@@ -141,12 +140,13 @@ impl LockRequest {
     /// Acquires the lock, runs `body` under it and releases it.
     ///
     /// `body` runs in a frame of the lock, in which `reentrant` requests re-enter it. When the
-    /// lock is lost, the body is dropped at its next await point. The release is awaited for at
-    /// most one call time-out (min(lease/6, 500 ms)). A release that fails is logged and never
-    /// replaces the result of the body.
+    /// lock is lost, the body is dropped at its next await point, unless
+    /// [`on_lost`](Self::on_lost) is set. The release is awaited for at most one call time-out
+    /// (min(lease/6, 500 ms)); one that is not confirmed is logged and continues in the background.
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire), and `Lost`.
+    /// Those of [`acquire`](Self::acquire), and `Lost`, also if the body has ended after the loss:
+    /// see [`OnLost`](crate::OnLost). Its output is then dropped, even if it is an error.
     ///
     /// # Cancellation
     /// Dropping the future drops the body and releases the lock in the background.
@@ -157,7 +157,7 @@ impl LockRequest {
     {
         let guard = self.acquired().await?;
         let body = body(guard.held());
-        CancelOnLossFuture::new(guard, body, OnLoss::Cancel).await
+        guard.run(body).await
     }
 
     pub(crate) fn acquired(

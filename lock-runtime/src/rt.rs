@@ -1,7 +1,7 @@
 //! Functions and traits for the expansion of `#[distributed_lock]`. Not a public API: it changes
 //! without notice.
 
-use std::future::Future;
+use std::{future::Future, ops::Deref};
 
 pub use crate::{
     ambient::ambient,
@@ -9,13 +9,13 @@ pub use crate::{
     error::LockError,
     guard::HeldLock,
     key::{IntoLockKey, KeyWriter, LockKey},
-    spec::LockSpec,
+    spec::{LockSpec, OnLost},
 };
 use crate::{
     error::LockErrorKind,
     guard::LockGuard,
     request::{LockRequest, granted},
-    under_lock::{CancelOnLossFuture, OnLoss},
+    under_lock::RunFuture,
 };
 
 /// A return type that can hold a [`LockError`].
@@ -150,19 +150,42 @@ pub fn map_err<T>(map: impl FnOnce(LockError) -> T, error: LockError) -> T {
     map(error)
 }
 
-/// Runs the body, and drops it if the lock is lost.
-pub fn cancel_on_loss<F: Future>(
+/// Runs the body. `is_failure` tells an output that is an error of the body itself.
+pub fn run<F: Future>(
     entered: LockGuard,
     body: F,
-) -> impl Future<Output = Result<F::Output, LockError>> {
-    CancelOnLossFuture::new(entered, body, OnLoss::Cancel)
+    is_failure: fn(&F::Output) -> bool,
+) -> RunFuture<F> {
+    RunFuture::new(entered, body, is_failure)
 }
 
-/// Runs the body to its end, even if the lock is lost. A loss has been logged by then, and so has
-/// a failed release.
-pub fn finish_despite_loss<F: Future>(
-    entered: LockGuard,
-    body: F,
-) -> impl Future<Output = Result<F::Output, LockError>> {
-    CancelOnLossFuture::new(entered, body, OnLoss::Finish)
+/// The output of a locked function, to be asked for an error. The expansion knows its type: for a
+/// `Result`, its own method comes before that of [`Plain`], which stands for all other types.
+#[derive(Debug)]
+pub struct Returned<'a, T>(pub &'a T, pub Plain);
+
+/// An output that is never an error.
+#[derive(Debug)]
+pub struct Plain;
+
+impl Plain {
+    /// Returns `false`.
+    pub fn is_failure(&self) -> bool {
+        false
+    }
+}
+
+impl<T> Deref for Returned<'_, T> {
+    type Target = Plain;
+
+    fn deref(&self) -> &Plain {
+        &self.1
+    }
+}
+
+impl<T, E> Returned<'_, Result<T, E>> {
+    /// Returns whether the function returns an error.
+    pub fn is_failure(&self) -> bool {
+        self.0.is_err()
+    }
 }

@@ -74,6 +74,63 @@ pub enum LockKind {
     Permits,
 }
 
+/// The treatment of a body that runs under a lock, when the lock is lost.
+///
+/// It applies to [`LockRequest::run`](crate::LockRequest::run), the methods `run` and
+/// [`while_held`](crate::LockGuard::while_held) of a guard, the attribute, and the layers of
+/// lock-tower. The owner of a guard watches [`lost`](crate::HeldLock::lost) instead.
+///
+/// A loss cannot stop a body that does not reach an await point. If it has ended by then, its work
+/// may overlap with that of the next holder. With `Cancel` and `Error` its output is therefore no
+/// success: the result is `Lost`, and the message says that the body has ended. An error that the
+/// body itself returns is kept by the attribute and by the layers. With each setting a warning
+/// names the request, the key, the fencing token, the loss, and the time between the loss and the
+/// end of the body.
+///
+/// The loss counts if the local clock shows it when the body ends, or if the store replies to the
+/// release that the lock was no longer held. A release without a reply is no loss. A body does not
+/// begin after the loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// Drops the body at its current await point; the result is `Lost`.
+    #[default]
+    Cancel,
+    /// Runs the body to its end; the result is `Lost`. For work that must not be interrupted, and
+    /// whose caller has to know.
+    Error,
+    /// Runs the body to its end, and returns its output. For work that is worse half-done than done
+    /// twice, and whose writes carry the fencing token.
+    Ignore,
+}
+
+impl OnLost {
+    /// Returns the name: `cancel`, `error` or `ignore`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cancel => "cancel",
+            Self::Error => "error",
+            Self::Ignore => "ignore",
+        }
+    }
+
+    /// Returns the error in place of the output of a body that has ended, if `error` is the loss of
+    /// its lock. `is_failure` means that the output is an error of its own, which is kept.
+    #[doc(hidden)]
+    pub fn replaces_output(self, error: LockError, is_failure: bool) -> Option<LockError> {
+        let is_loss = matches!(error.kind(), LockErrorKind::Lost(_));
+        (is_loss && !is_failure && self != Self::Ignore).then(|| error.with_hint(Some(HAD_ENDED)))
+    }
+}
+
+const HAD_ENDED: &str = "the body has ended nevertheless, perhaps beside another holder, and its output was dropped; check its effects, \
+                         or set `on_lost`";
+
 /// How long a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wait {
@@ -113,6 +170,7 @@ pub(crate) enum Wait {
 /// max_hold = "1h"
 /// strict_order = true
 /// max_waiters = 100
+/// on_lost = "cancel" # or "error" or "ignore"
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
@@ -130,6 +188,7 @@ pub struct LockSpec {
     min_hold: Option<Duration>,
     max_hold: Option<Duration>,
     max_waiters: Option<usize>,
+    on_lost: Option<OnLost>,
 }
 
 macro_rules! constructors_and_setters {
@@ -175,6 +234,7 @@ impl LockSpec {
             min_hold: None,
             max_hold: None,
             max_waiters: None,
+            on_lost: None,
         }
     }
 
@@ -222,6 +282,7 @@ impl LockSpec {
             min_hold: self.min_hold.or(other.min_hold),
             max_hold: self.max_hold.or(other.max_hold),
             max_waiters: self.max_waiters.or(other.max_waiters),
+            on_lost: self.on_lost.or(other.on_lost),
         }
     }
 
@@ -261,6 +322,7 @@ impl LockSpec {
             min_hold: filled.min_hold,
             max_hold: filled.max_hold,
             max_waiters: filled.max_waiters.unwrap_or(usize::MAX),
+            on_lost: filled.on_lost.unwrap_or_default(),
         };
         match terms.complaint() {
             None => Ok(terms),
@@ -282,6 +344,7 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
     /// Applies in addition to the client's own limit.
     pub(crate) max_waiters: usize,
+    pub(crate) on_lost: OnLost,
 }
 
 impl Terms {
@@ -298,6 +361,7 @@ impl Terms {
             min_hold: None,
             max_hold: None,
             max_waiters: usize::MAX,
+            on_lost: OnLost::Cancel,
         }
     }
 

@@ -47,8 +47,8 @@ pub(crate) struct View {
     valid_until: AtomicU64,
     /// The number of renewals that the store has confirmed.
     renewals: AtomicU64,
-    /// The end of the hold: the release of its last guard, or a loss before.
-    end: OnceLock<Option<Loss>>,
+    /// The end of the hold: the release of its last guard, or a loss before, with its time.
+    end: OnceLock<Option<(Loss, Instant)>>,
     /// The wakers to be woken by a loss, by listener number.
     listeners: Mutex<Vec<(u64, Waker)>>,
 }
@@ -100,12 +100,17 @@ impl View {
     /// Returns how the lock was lost, if it was. The local clock decides, so the driver
     /// need not have noticed.
     pub(crate) fn loss(&self) -> Option<Loss> {
+        self.loss_by(Instant::now()).map(|(loss, _)| loss)
+    }
+
+    /// Returns how and when the lock was lost, if it was lost by `now`.
+    pub(crate) fn loss_by(&self, now: Instant) -> Option<(Loss, Instant)> {
         self.end.get().copied().unwrap_or_else(|| {
-            let now = Instant::now();
-            if self.ends_at.is_some_and(|at| at <= now) {
-                return Some(Loss::MaxHold);
+            if let Some(at) = self.ends_at.filter(|at| *at <= now) {
+                return Some((Loss::MaxHold, at));
             }
-            (self.valid_until() <= now).then_some(Loss::Expired)
+            let at = self.valid_until();
+            (at <= now).then_some((Loss::Expired, at))
         })
     }
 
@@ -167,7 +172,14 @@ impl View {
 
     /// Records a loss. Returns the wakers of its listeners.
     pub(crate) fn lost(&self, loss: Loss) -> Vec<Waker> {
-        let _ = self.end.set(Some(loss));
+        let now = Instant::now();
+        // The client's task may be late.
+        let at = match loss {
+            Loss::Expired => self.valid_until().min(now),
+            Loss::MaxHold => self.ends_at.map_or(now, |at| at.min(now)),
+            Loss::Taken | Loss::Revoked => now,
+        };
+        let _ = self.end.set(Some((loss, at)));
         let listeners = std::mem::take(&mut *lock(&self.listeners));
         listeners.into_iter().map(|(_, waker)| waker).collect()
     }

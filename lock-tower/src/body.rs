@@ -10,12 +10,12 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use lock_runtime::{LockError, LockErrorKind, LockGuard, LostFuture, ReleaseFuture};
+use lock_runtime::{LockError, LockGuard, LostFuture, OnLost, ReleaseFuture};
 use pin_project::pin_project;
 
 use crate::{
     policy::Policy,
-    protocol::{Caller, Wire},
+    protocol::{Caller, Wire, is_grpc_error},
     reject::{Reason, Refusal},
     watch::Watch,
 };
@@ -27,7 +27,7 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 ///
 /// With [`HoldUntil::Body`](crate::HoldUntil::Body), it holds the lock until its last frame, or
 /// until it is dropped. If the lock is lost before that, the body ends with the [`LockError`]; a
-/// gRPC body ends with trailers that carry the error.
+/// gRPC body ends with trailers that carry the error. [`OnLost`] sets other treatments.
 #[pin_project]
 pub struct LockBody<B> {
     #[pin]
@@ -55,9 +55,10 @@ impl<B> LockBody<B> {
     }
 
     pub(crate) fn held(body: B, guard: LockGuard, watch: Watch, wire: Wire) -> Self {
+        let on_lost = guard.on_lost();
         let stage = Stage::Streaming {
             body,
-            lost: guard.lost(),
+            lost: (on_lost == OnLost::Cancel).then(|| guard.lost()),
             guard: Some(guard),
         };
         Self {
@@ -65,6 +66,7 @@ impl<B> LockBody<B> {
                 stage,
                 watch: Box::new(watch),
                 wire,
+                on_lost,
             }),
         }
     }
@@ -144,6 +146,7 @@ struct Held<B> {
     /// Dropped after the guard. Boxed because it would enlarge every response.
     watch: Box<Watch>,
     wire: Wire,
+    on_lost: OnLost,
 }
 
 #[pin_project(project = Projected)]
@@ -152,7 +155,8 @@ enum Stage<B> {
     Streaming {
         #[pin]
         body: B,
-        lost: LostFuture,
+        /// `None` for a body that is sent to its end despite a loss.
+        lost: Option<LostFuture>,
         guard: Option<LockGuard>,
     },
     /// The lock is being released; the last frame is sent after that.
@@ -221,13 +225,15 @@ where
                     this.watch.released(released.as_ref().err());
                     let last = last.take();
                     stage.set(Stage::Done);
-                    return Poll::Ready(match released {
-                        // The body is complete, but its contents may be invalid.
-                        Err(error) if matches!(error.kind(), LockErrorKind::Lost(_)) => {
-                            Some(lost_frame(error, this.watch.policy(), *this.wire))
-                        }
-                        // Other errors of the release have been traced.
-                        _ => last.map(Ok),
+                    // The body is complete, but its contents may be invalid. Other errors of the
+                    // release have been traced.
+                    let loss = released.err().and_then(|error| {
+                        this.on_lost
+                            .replaces_output(error, is_failure(last.as_ref()))
+                    });
+                    return Poll::Ready(match loss {
+                        Some(error) => Some(lost_frame(error, this.watch.policy(), *this.wire)),
+                        None => last.map(Ok),
                     });
                 }
                 Projected::Done => return Poll::Ready(None),
@@ -239,28 +245,43 @@ where
 
 fn step<B>(
     mut body: Pin<&mut B>,
-    lost: &mut LostFuture,
+    lost: &mut Option<LostFuture>,
     guard: &LockGuard,
     cx: &mut Context<'_>,
 ) -> Poll<Step>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
+    let mut poll_loss = |cx: &mut Context<'_>| {
+        let lost = lost.as_mut();
+        lost.map_or(Poll::Pending, |lost| Pin::new(lost).poll(cx))
+    };
     // Checked before the body, because a process that was paused must not go on with work whose
     // lock has expired in the meantime.
-    if let Poll::Ready(error) = Pin::new(&mut *lost).poll(cx) {
+    if let Poll::Ready(error) = poll_loss(cx) {
         return Poll::Ready(Step::Lost(error));
     }
-    match guard.in_scope(|| body.as_mut().poll_frame(cx)) {
-        Poll::Pending => Pin::new(lost).poll(cx).map(Step::Lost),
-        Poll::Ready(None) => Poll::Ready(Step::End(None)),
-        Poll::Ready(Some(Err(error))) => Poll::Ready(Step::Failed(error.into())),
+    let end = match guard.in_scope(|| body.as_mut().poll_frame(cx)) {
+        Poll::Pending => return poll_loss(cx).map(Step::Lost),
+        Poll::Ready(None) => Step::End(None),
+        Poll::Ready(Some(Err(error))) => Step::Failed(error.into()),
         // The sender of the body may not poll again after a frame that it recognizes as the last.
         Poll::Ready(Some(Ok(frame))) if frame.is_trailers() || body.is_end_stream() => {
-            Poll::Ready(Step::End(Some(frame)))
+            Step::End(Some(frame))
         }
-        Poll::Ready(Some(Ok(frame))) => Poll::Ready(Step::Frame(frame)),
-    }
+        Poll::Ready(Some(Ok(frame))) => return Poll::Ready(Step::Frame(frame)),
+    };
+    let loss = guard.loss_at_end(match &end {
+        Step::End(last) => is_failure(last.as_ref()),
+        _ => true,
+    });
+    Poll::Ready(loss.map_or(end, Step::Lost))
+}
+
+/// Returns whether the body ends with an error of the inner service.
+fn is_failure(last: Option<&Frame<Bytes>>) -> bool {
+    last.and_then(Frame::trailers_ref)
+        .is_some_and(is_grpc_error)
 }
 
 /// The last frame of a body whose lock was lost. It never looks like a clean end.

@@ -8,7 +8,8 @@ use std::{
 };
 
 use lock_runtime::{
-    AcquireFuture, LockError, LockErrorKind, ReleaseFuture, WhileHeldFuture, log, store::StoreError,
+    AcquireFuture, LockError, LockErrorKind, OnLost, ReleaseFuture, WhileHeldFuture, log,
+    store::StoreError,
 };
 use pin_project::pin_project;
 use tower::util::Oneshot;
@@ -49,6 +50,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
     Releasing {
         #[pin]
         release: ReleaseFuture,
+        on_lost: OnLost,
         /// Taken when the lock is free.
         result: Option<Result<S::Response, S::Error>>,
     },
@@ -111,7 +113,7 @@ where
                         this.watch.granted(&held);
                         P::enter(&mut req, held);
                         State::Locked {
-                            inner: guard.while_held(Oneshot::new(inner, req)),
+                            inner: guard.while_held_unless(Oneshot::new(inner, req), P::is_failure),
                         }
                     }
                     // Not if the wait was cut short, unless no call was sent: the store may only be
@@ -144,9 +146,11 @@ where
                 Stage::Locked { inner } => match ready!(inner.poll(cx)) {
                     Ok((result, guard)) => {
                         let policy = this.watch.policy();
-                        if result
-                            .as_ref()
-                            .is_ok_and(|response| this.protocol.keeps(response, policy))
+                        // A lock that was lost already would only end the body.
+                        if !guard.is_lost()
+                            && result
+                                .as_ref()
+                                .is_ok_and(|response| this.protocol.keeps(response, policy))
                         {
                             this.state.set(State::Done);
                             let watch = this.watch.take();
@@ -157,6 +161,7 @@ where
                             ));
                         }
                         State::Releasing {
+                            on_lost: guard.on_lost(),
                             release: guard.release(),
                             result: Some(result),
                         }
@@ -166,14 +171,27 @@ where
                         State::refused(error)
                     }
                 },
-                Stage::Releasing { release, result } => {
-                    // An error of the release has been traced; it never replaces the response.
+                Stage::Releasing {
+                    release,
+                    on_lost,
+                    result,
+                } => {
+                    // An error of the release has been traced. It replaces the response only if it
+                    // is a loss, which the store has noticed first.
                     let released = ready!(release.poll(cx));
                     this.watch.released(released.as_ref().err());
-                    let result = result.take();
-                    this.state.set(State::Done);
-                    let Some(result) = result else { continue };
-                    return Poll::Ready(this.protocol.served(result, None, *this.caller));
+                    let (result, on_lost) = (result.take(), *on_lost);
+                    let replaces = |error| {
+                        on_lost.replaces_output(error, result.as_ref().is_none_or(P::is_failure))
+                    };
+                    match (released.err().and_then(replaces), result) {
+                        (Some(error), _) => State::refused(error),
+                        (None, result) => {
+                            this.state.set(State::Done);
+                            let Some(result) = result else { continue };
+                            return Poll::Ready(this.protocol.served(result, None, *this.caller));
+                        }
+                    }
                 }
                 Stage::Skipped { inner } => {
                     let result = ready!(inner.poll(cx));

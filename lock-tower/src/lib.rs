@@ -51,7 +51,11 @@
 //!
 //! If the lock is lost while the request is served, the inner future is dropped and the caller
 //! receives a `lost_..` code. A body that is being sent under the lock ends with an error, or
-//! with a gRPC status in its trailers; it never looks complete. If a handler panics, the lock is
+//! with a gRPC status in its trailers; it never looks complete. A service that responds after the
+//! loss, as it has reached no await point, is no success either: its response is replaced, unless
+//! it is an error itself (a status of 400 or above, a gRPC status other than 0, or the error of the
+//! service). [`LockLayer::on_lost`] lets the service and the body run to their end, with
+//! [`OnLost::Ignore`](runtime::OnLost::Ignore) also successfully. If a handler panics, the lock is
 //! released. The layer fails closed: no request is served without its lock, unless the extractor
 //! returns [`Target::Skip`], no route has matched, or [`LockLayer::fail_open`] is set.
 //!

@@ -94,6 +94,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `renew = false`, `no_renew = true` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
+/// | `on_lost = "error"` | the effect of a loss, `"cancel"` by default, or `"ignore"`: [`OnLost`] |
 /// | `hold_until = "body"` | releases the lock after the body: [`HoldUntil`](crate::HoldUntil) |
 /// | `retry_after = "1s"` | the longest `Retry-After` |
 /// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
@@ -129,6 +130,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// former is refused with 400 (`bad_request`) if a lock depends on it. For the latter, write both
 /// routes, or `nest` the router.
 ///
+/// [`OnLost`]: lock_runtime::OnLost
 /// [`LockLayer::fail_open`]: crate::LockLayer::fail_open
 /// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
 /// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters

@@ -36,6 +36,10 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// Makes the lock visible to the inner service.
     #[doc(hidden)]
     fn enter(req: &mut Req, held: HeldLock);
+    /// Returns whether the inner service has failed, or has responded with an error. Its own error
+    /// is worth more to the caller than the loss of the lock.
+    #[doc(hidden)]
+    fn is_failure(result: &Result<Res, Err>) -> bool;
     /// Returns whether the lock is held until the body of this response has been sent.
     #[doc(hidden)]
     fn keeps(&self, response: &Res, policy: &Policy) -> bool;
@@ -100,6 +104,13 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Returns whether the headers or trailers of a gRPC response carry the status of an error.
+pub(crate) fn is_grpc_error(headers: &HeaderMap) -> bool {
+    headers
+        .get("grpc-status")
+        .is_some_and(|status| status != "0")
+}
+
 /// The longest time that is reserved for sending the response before the deadline of the caller.
 /// Without it, the timers of the server and the client, which have the same deadline and started
 /// earlier, would always fire first.
@@ -149,7 +160,9 @@ pub enum HoldUntil {
     Response,
     /// Until the last frame of the body, including trailers, or until the body is dropped. The
     /// last frame is sent after the release. If the lock is lost before that, the body ends with
-    /// an error, and a gRPC stream ends with trailers that carry it.
+    /// an error, and a gRPC stream ends with trailers that carry it: at once, or after its last
+    /// frame with [`OnLost::Error`](lock_runtime::OnLost::Error). With
+    /// [`OnLost::Ignore`](lock_runtime::OnLost::Ignore) it ends as the inner service ends it.
     ///
     /// A response that switches protocols (101, WebSockets) has no body, and its lock is released
     /// with the head of the response.
@@ -223,6 +236,15 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         req.extensions_mut().remove::<HeldLock>();
     }
 
+    fn is_failure(result: &Result<Response<ResBody>, Err>) -> bool {
+        result.as_ref().map_or(true, |response| {
+            let status = response.status();
+            status.is_client_error()
+                || status.is_server_error()
+                || is_grpc_error(response.headers())
+        })
+    }
+
     fn keeps(&self, response: &Response<ResBody>, policy: &Policy) -> bool {
         policy.is_held_for_the_body() && !response.body().is_end_stream()
     }
@@ -287,6 +309,10 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     fn enter(_req: &mut Req, _held: HeldLock) {}
 
     fn leave(_req: &mut Req) {}
+
+    fn is_failure(result: &Result<Res, Err>) -> bool {
+        result.is_err()
+    }
 
     fn keeps(&self, _response: &Res, _policy: &Policy) -> bool {
         false

@@ -30,9 +30,10 @@ fn options(spec: &Spec) -> Vec<String> {
                 humantime::format_duration(*duration).to_string()
             }
             Setting::Count(Value::Literal(count)) => count.to_string(),
-            Setting::Duration(Value::Expr(given)) | Setting::Count(Value::Expr(given)) => {
-                text(&given.expr)
-            }
+            Setting::OnLost(Value::Literal(variant)) => (*variant).to_owned(),
+            Setting::Duration(Value::Expr(given))
+            | Setting::Count(Value::Expr(given))
+            | Setting::OnLost(Value::Expr(given)) => text(&given.expr),
         };
         format!("{name}={}", value.replace(' ', ""))
     };
@@ -56,7 +57,7 @@ fn every_argument_is_read() {
         client = self.locks,
         guard = lock,
         on_busy = Ok(None),
-        on_lost = finish,
+        on_lost = ignore,
         map_err = |error| error.code(),
         crate = app::locks,
     ))
@@ -75,11 +76,11 @@ fn every_argument_is_read() {
             "min_hold=1s",
             "max_hold=limit()",
             "max_waiters=100",
+            "on_lost=Ignore",
         ]
     );
     assert!(text(args.client.unwrap().expr) == "self.locks" && args.guard.unwrap() == "lock");
     assert!(matches!(args.on_busy, Some(OnBusy::Return(value)) if text(&value) == "Ok(None)"));
-    assert_eq!(args.on_lost, OnLost::Finish);
     assert!(matches!(args.map_err, Some(Expr::Closure(_))));
     assert_eq!(text(args.runtime), "app::locks");
 }
@@ -92,7 +93,6 @@ fn a_key_alone_leaves_everything_open() {
         spec,
         guard,
         on_busy,
-        on_lost,
         map_err,
         runtime,
         name,
@@ -106,7 +106,6 @@ fn a_key_alone_leaves_everything_open() {
             && runtime.is_none()
             && name.is_none()
     );
-    assert_eq!(on_lost, OnLost::Cancel);
     let Spec { base, options } = spec;
     assert!(matches!(base, Base::Exclusive));
     assert!(options.is_empty());
@@ -162,10 +161,14 @@ fn modes_and_words_are_known() {
         parse(quote!(key = k, on_busy = (skip))).unwrap().on_busy,
         Some(OnBusy::Return(_))
     ));
-    assert_eq!(
-        parse(quote!(key = k, on_lost = cancel)).unwrap().on_lost,
-        OnLost::Cancel
-    );
+    for (value, option) in [
+        (quote!(cancel), "on_lost=Cancel"),
+        (quote!(error), "on_lost=Error"),
+        (quote!(self.on_lost), "on_lost=self.on_lost"),
+    ] {
+        let spec = parse(quote!(key = k, on_lost = #value)).unwrap().spec;
+        assert_eq!(options(&spec), [option]);
+    }
 }
 
 #[test]
@@ -298,8 +301,9 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, guard = "lock"), "write `guard = lock`"),
         (quote!(key = k, guard = a.b), "write `guard = lock`"),
         (quote!(key = k, on_busy), "write `on_busy = skip`"),
-        (quote!(key = k, on_lost = skip), "`on_lost = finish`"),
-        (quote!(key = k, on_lost), "write `on_lost = finish`"),
+        (quote!(key = k, on_lost = finish), "`on_lost = ignore`"),
+        (quote!(key = k, on_lost = "error"), "`on_lost = error`"),
+        (quote!(key = k, on_lost), "write `on_lost = error`"),
         (
             quote!(key = k, map_err),
             "write `map_err = PayError::from_lock`",

@@ -35,14 +35,6 @@ pub(crate) enum OnBusy {
     Return(Expr),
 }
 
-/// The treatment of a body whose lock is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OnLost {
-    #[default]
-    Cancel,
-    Finish,
-}
-
 /// Returns the literal of an expression, also if `macro_rules!` has wrapped it in a group.
 pub(crate) fn literal(expr: &Expr) -> Option<&Lit> {
     match expr {
@@ -291,17 +283,28 @@ pub(super) fn on_busy(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnBus
     }
 }
 
-pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<OnLost> {
-    let value = expression(name, "on_lost = finish", input)?;
-    match word(&value) {
-        Some(word) if *word == "cancel" => Ok(OnLost::Cancel),
-        Some(word) if *word == "finish" => Ok(OnLost::Finish),
-        _ => {
-            let message = "write `on_lost = cancel` to stop the body when its lock is lost (the default), or \
-                           `on_lost = finish` to let it run on";
-            Err(syn::Error::new_spanned(value, message))
+/// Parses `cancel`, `error` or `ignore`, or an expression that is no word. Returns the name of the
+/// variant of `OnLost`.
+pub(super) fn on_lost(name: &Ident, input: ParseStream<'_>) -> syn::Result<Value<&'static str>> {
+    let value = expression(name, "on_lost = error", input)?;
+    let variant = match (word(&value), literal(&value)) {
+        (Some(word), _) if word == "cancel" => "Cancel",
+        (Some(word), _) if word == "error" => "Error",
+        (Some(word), _) if word == "ignore" => "Ignore",
+        (None, None) => {
+            return Ok(Value::Expr(Given {
+                name: name.span(),
+                expr: value,
+            }));
         }
-    }
+        _ => {
+            let message = "write `on_lost = cancel` to stop the body when its lock is lost (the default), `on_lost = error` \
+                           to let it run to its end and return `Lost`, `on_lost = ignore` to let it run to its end and \
+                           return its result, or an expression of type `OnLost`";
+            return Err(syn::Error::new_spanned(value, message));
+        }
+    };
+    Ok(Value::Literal(variant))
 }
 
 /// Returns the expression if it is a single word.

@@ -67,7 +67,7 @@ fn a_job_that_others_may_be_at() {
             min_hold = "5s",
             max_hold = LIMIT,
             on_busy = skip,
-            on_lost = finish,
+            on_lost = ignore,
             map_err = report,
         ),
         quote! {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 use super::{LockClient, LockClientBuilder};
 use crate::{
     error::{LockError, LockErrorKind},
-    spec::{LockSpec, parse_duration},
+    spec::{LockSpec, OnLost, parse_duration},
 };
 
 /// An environment variable that [`LockClient::from_env`] reads.
@@ -53,6 +53,11 @@ const VARIABLES: &[EnvVariable] = &[
     ),
     variable("LOCK_MIN_HOLD", "default `min_hold`: none", "500ms"),
     variable("LOCK_MAX_HOLD", "default `max_hold`: none", "1h"),
+    variable(
+        "LOCK_ON_LOST",
+        "work whose lock is lost: cancel, error or ignore",
+        "error",
+    ),
     variable("LOCK_MAX_WAITERS", "waiting requests per key: 10000", "100"),
     variable(
         "LOCK_MAX_WAITERS_IN_ALL",
@@ -121,6 +126,7 @@ impl LockClient {
     /// | `LOCK_STRICT_ORDER` | processes take strict turns: false | `true` |
     /// | `LOCK_MIN_HOLD` | default `min_hold`: none | `500ms` |
     /// | `LOCK_MAX_HOLD` | default `max_hold`: none | `1h` |
+    /// | `LOCK_ON_LOST` | work whose lock is lost: cancel, error or ignore | `error` |
     /// | `LOCK_MAX_WAITERS` | waiting requests per key: 10000 | `100` |
     /// | `LOCK_MAX_WAITERS_IN_ALL` | waiting requests in all: 100000 | `5000` |
     /// | `LOCK_UNAVAILABLE_AFTER` | outage after which requests fail at once: none | `2s` |
@@ -320,6 +326,14 @@ impl Values {
                 Some(false) => no(spec),
                 None => spec,
             };
+        }
+        if let Some(text) = self.0.get("LOCK_ON_LOST") {
+            let words = [OnLost::Cancel, OnLost::Error, OnLost::Ignore];
+            let Some(on_lost) = words.into_iter().find(|it| it.as_str() == text) else {
+                let complaint = format!("{text:?} is not cancel, error or ignore");
+                return Err(invalid("LOCK_ON_LOST", &complaint));
+            };
+            spec = spec.on_lost(on_lost);
         }
         match self.flag("LOCK_NO_WAIT")? {
             Some(true) if self.0.contains_key("LOCK_WAIT") => Err(invalid(

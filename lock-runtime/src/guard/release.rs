@@ -30,9 +30,9 @@ impl LockGuard {
     /// release nothing.
     ///
     /// # Errors
-    /// `Lost` if the lock was lost before. `ReleaseUnknown` if the store did not reply, or
-    /// `NoRuntime`: the release continues in the background, and the lock ends with its
-    /// lease at the latest.
+    /// `Lost` if the lock was lost before; of several keys, one is enough. `ReleaseUnknown` if the
+    /// store did not reply, or `NoRuntime`: the release continues in the background, and the lock
+    /// ends with its lease at the latest.
     ///
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
@@ -76,7 +76,7 @@ impl Future for ReleaseFuture {
         let this = self.project();
         let released = this.span.within(|| match this.parts.project() {
             Projected::One(part) => part.poll(cx),
-            Projected::Several(parts) => parts.poll(cx).map(|all| all.into_iter().collect()),
+            Projected::Several(parts) => parts.poll(cx).map(of_all),
         });
         if let Poll::Ready(released) = &released {
             this.span.ended(released);
@@ -173,6 +173,15 @@ impl Entry {
         self.has_left = true;
         Ok(core.visit(|state, cx| state.session.release(*id, cx)))
     }
+}
+
+/// Returns the result of several releases. A loss is certain, and so comes before other errors.
+fn of_all(released: Vec<Result<(), LockError>>) -> Result<(), LockError> {
+    let is_loss = |error: &LockError| matches!(error.kind(), LockErrorKind::Lost(_));
+    let errors = released.into_iter().filter_map(Result::err);
+    errors
+        .min_by_key(|error| !is_loss(error))
+        .map_or(Ok(()), Err)
 }
 
 /// Writes the log of a release, and returns its result.

@@ -240,9 +240,15 @@
 //! [`Lost`](crate::LockErrorKind::Lost). Changes that the body made until then remain, including
 //! those to `&mut self`.
 //!
-//! With `on_lost = finish` the body runs to its end and the function returns its result. The loss
-//! is logged as a warning. Use it for work that is worse half-done than done twice, and whose
-//! writes carry the fencing token.
+//! With `on_lost = error` the body runs to its end, and the function then returns `Lost`. With
+//! `on_lost = ignore` it returns the result of the body. Use them for work that is worse half-done
+//! than done twice, and whose writes carry the fencing token.
+//!
+//! A loss cannot stop a body that computes without an `.await`. If it ends after the loss, another
+//! holder may have worked at the same time. By default the function then returns `Lost` as well,
+//! and the message says that the body has ended. An error that the body itself returns is kept. In
+//! each case a warning names the function, the key, the fencing token and the time since the loss.
+//! See [`OnLost`](crate::OnLost).
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockError, LockErrorKind, RevokeScope, distributed_lock};
@@ -254,7 +260,7 @@
 //!     Ok("not reached")
 //! }
 //!
-//! #[distributed_lock(key = "order:{id}", client = locks, on_lost = finish, guard = lock)]
+//! #[distributed_lock(key = "order:{id}", client = locks, on_lost = ignore, guard = lock)]
 //! async fn finished(locks: &LockClient, id: u64) -> Result<&'static str, LockError> {
 //!     locks.revoke("order:42", RevokeScope::Leased).await?;
 //!     lock.lost().await;

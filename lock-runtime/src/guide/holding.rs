@@ -26,7 +26,17 @@
 //! - `max_hold` passed.
 //!
 //! [`run`](crate::LockRequest::run), the attribute and the layer then drop the body at its next
-//! await point. The owner of a guard watches [`lost`](crate::HeldLock::lost):
+//! await point, and return `Lost`. A body that ends all the same is no success either: without an
+//! await point it could not be stopped, and another holder may have worked beside it.
+//! [`on_lost`](crate::LockRequest::on_lost) chooses among the three treatments:
+//!
+//! | [`OnLost`](crate::OnLost) | the body | the result |
+//! |---|---|---|
+//! | `Cancel`, the default | is dropped at its next await point | `Lost` |
+//! | `Error` | runs to its end | `Lost` |
+//! | `Ignore` | runs to its end | that of the body |
+//!
+//! The owner of a guard watches [`lost`](crate::HeldLock::lost):
 //!
 //! ```
 //! # use lock_runtime::{LockClient, LockErrorKind, Loss, RevokeScope};

@@ -63,7 +63,7 @@
 //! | 69 | the store does not answer |
 //! | 70 | another error, such as a wrong password |
 //! | 75 | the lock is held by others: the wait is over |
-//! | 76 | the lock was lost, and the command was ended |
+//! | 76 | the lock was lost: the command was ended, or has ended after the loss |
 //! | 126, 127 | the command cannot be executed, or was not found |
 //!
 //! # Limits

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{LockSpec, Mode, Wait, parse_duration};
+use super::{LockSpec, Mode, OnLost, Wait, parse_duration};
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -34,6 +34,8 @@ pub(super) struct Fields {
     strict_order: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_waiters: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_lost: Option<OnLost>,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -70,6 +72,7 @@ impl From<LockSpec> for Fields {
             max_hold: spec.max_hold,
             strict_order: spec.strict_order,
             max_waiters: spec.max_waiters,
+            on_lost: spec.on_lost,
         }
     }
 }
@@ -107,6 +110,7 @@ impl TryFrom<Fields> for LockSpec {
             min_hold: fields.min_hold,
             max_hold: fields.max_hold,
             max_waiters: fields.max_waiters,
+            on_lost: fields.on_lost,
         };
         spec.check().map_err(|error| error.to_string())?;
         Ok(spec)
@@ -181,6 +185,10 @@ mod tests {
         const SAMPLE: Self = 7;
     }
 
+    impl Sample for OnLost {
+        const SAMPLE: Self = Self::Ignore;
+    }
+
     impl Sample for NonZeroU32 {
         const SAMPLE: Self = NonZeroU32::MAX;
     }
@@ -198,10 +206,11 @@ mod tests {
             .no_renew()
             .no_reentrant()
             .strict_order()
-            .max_waiters(7);
+            .max_waiters(7)
+            .on_lost(OnLost::Error);
         assert_eq!(
             serde_json::to_string(&spec).unwrap(),
-            r#"{"mode":"read","lease":"1m 30s","no_wait":true,"renew":false,"reentrant":false,"strict_order":true,"max_waiters":7}"#
+            r#"{"mode":"read","lease":"1m 30s","no_wait":true,"renew":false,"reentrant":false,"strict_order":true,"max_waiters":7,"on_lost":"error"}"#
         );
     }
 
@@ -237,6 +246,7 @@ mod tests {
             (r#"{"lease":"30"}"#, "is not a duration"),
             (r#"{"lease":"1ms"}"#, "100 ms to 24 h"),
             (r#"{"max_waiters":-1}"#, "usize"),
+            (r#"{"on_lost":"finish"}"#, "unknown variant `finish`"),
             (
                 r#"{"min_hold":"2s","max_hold":"1s"}"#,
                 "longer than the max_hold",

@@ -9,7 +9,11 @@ use axum::{
 use http::request::Parts;
 
 use super::{ErrorClass, INTERNAL_ERROR_DETAIL, Problem};
-use crate::{__rt::FromLockError, error::LockError, guard::HeldLock};
+use crate::{
+    __rt::{FromLockError, Returned},
+    error::LockError,
+    guard::HeldLock,
+};
 
 /// Responds as in the [table](crate::web). The error itself is emitted as an event.
 impl IntoResponse for LockError {
@@ -24,6 +28,14 @@ impl IntoResponse for LockError {
 impl FromLockError for Response {
     fn from_lock_error(error: LockError) -> Self {
         error.into_response()
+    }
+}
+
+impl Returned<'_, Response> {
+    /// Returns whether the handler responds with an error.
+    pub fn is_failure(&self) -> bool {
+        let status = self.0.status();
+        status.is_client_error() || status.is_server_error()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockKey, LockSpec, web::ErrorClass};
+use lock_runtime::{LockKey, LockSpec, OnLost, web::ErrorClass};
 
 use super::*;
 use crate::protocol::HoldUntil;
@@ -66,6 +66,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         no_renew = true
         strict_order = true
         max_waiters = 7
+        on_lost = "error"
         retry_after = "3s"
         fail_open = true
 
@@ -94,7 +95,8 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .max_hold(seconds(60))
         .no_renew()
         .strict_order()
-        .max_waiters(7);
+        .max_waiters(7)
+        .on_lost(OnLost::Error);
     let all = Policy::new("all")
         .spec(spec)
         .hold_until(HoldUntil::Body)
@@ -148,6 +150,10 @@ impl Sample for Duration {
 
 impl Sample for usize {
     const SAMPLE: Self = 7;
+}
+
+impl Sample for OnLost {
+    const SAMPLE: Self = Self::Ignore;
 }
 
 impl Sample for NonZeroU32 {

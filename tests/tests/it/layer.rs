@@ -8,6 +8,7 @@ mod frames;
 mod grpc;
 mod hang_ups;
 mod keys;
+mod lost;
 mod observed;
 mod order;
 mod policies;

@@ -1,6 +1,7 @@
 //! A holder detects the loss of its lock by its own clock, whatever the server does.
 
 mod noticed;
+mod outlived;
 mod paused;
 mod survived;
 

@@ -43,6 +43,7 @@ use crate::{
 /// this interval. Earlier reports may be outdated, or missing, as this process can be stopped.
 const QUESTIONS: u32 = 5;
 const ANSWER: Duration = Duration::from_millis(50);
+const SILENT: &str = "the lease has ended, and the process that held the lock does not answer";
 /// The time for the release of the lock, and for the end of the keeper.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -254,8 +255,7 @@ impl Running {
             self.asked_at = Instant::now();
             let _ = self.keeper.order(&Order::Report);
         } else {
-            let message = "the lease has ended, and the process that held the lock does not answer";
-            self.lost(lost("lost_expired", message));
+            self.lost(lost("lost_expired", SILENT));
         }
     }
 
@@ -279,7 +279,12 @@ impl Running {
             // Processes that have outlived the command.
             self.group.kill();
         }
-        let dismissed = self.keeper.dismiss(PARTING).await;
+        let is_expired = self.until <= Instant::now();
+        let mut dismissed = self.keeper.dismiss(PARTING).await;
+        if is_expired && !dismissed.is_confirmed && dismissed.loss.is_none() {
+            // This process was stopped, and the keeper was stopped or killed.
+            dismissed.loss = Some(lost("lost_expired", SILENT));
+        }
         if dismissed.loss.is_some() {
             self.group.kill();
         }

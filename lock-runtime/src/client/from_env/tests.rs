@@ -77,6 +77,7 @@ fn the_variables_set_the_options() {
         ("LOCK_RENEW", "false"),
         ("LOCK_STRICT_ORDER", "1"),
         ("LOCK_MIN_HOLD", ""),
+        ("LOCK_ON_LOST", "ignore"),
         ("LOCK_MAX_WAITERS", "7"),
     ])
     .unwrap();
@@ -84,7 +85,8 @@ fn the_variables_set_the_options() {
     assert_eq!(builder.namespace, "shop");
     assert!(format!("{builder:?}").contains("Given(\"a@b\")"));
     let spec = LockSpec::exclusive().lease(10 * SECOND).wait(90 * SECOND);
-    assert_eq!(builder.defaults, spec.no_renew().strict_order());
+    let spec = spec.no_renew().strict_order().on_lost(OnLost::Ignore);
+    assert_eq!(builder.defaults, spec);
     assert_eq!(
         (builder.waiters.per_key, builder.waiters.in_all),
         (7, 100_000)
@@ -112,6 +114,10 @@ fn an_invalid_value_is_reported_with_the_variable() {
         (
             &[("LOCK_RENEW", "maybe")],
             "LOCK_RENEW: \"maybe\" is not true or false",
+        ),
+        (
+            &[("LOCK_ON_LOST", "finish")],
+            "LOCK_ON_LOST: \"finish\" is not cancel, error or ignore",
         ),
         (
             &[("LOCK_MAX_WAITERS", "-1")],

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_runtime::{LockSpec, OnLost, web::ErrorClass};
 use toml::{Spanned, de::DeTable};
 
 use super::{
@@ -15,7 +15,7 @@ use crate::{policies::settings::Settings, protocol::HoldUntil};
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 18] = [
+pub(super) const FIELDS: [&str; 19] = [
     "key",
     "global",
     "lease",
@@ -30,6 +30,7 @@ pub(super) const FIELDS: [&str; 18] = [
     "no_renew",
     "strict_order",
     "max_waiters",
+    "on_lost",
     "hold_until",
     "retry_after",
     "fail_open",
@@ -156,6 +157,13 @@ impl Reader<'_> {
                 if let Some(waiters) = self.number(name, 0..=u64::MAX, "100", value) {
                     let waiters = usize::try_from(waiters).unwrap_or(usize::MAX);
                     settings.set(|spec| spec.max_waiters(waiters));
+                }
+            }
+            "on_lost" => {
+                let words = [OnLost::Cancel, OnLost::Error, OnLost::Ignore];
+                let words = words.map(|on_lost| (on_lost.as_str(), on_lost));
+                if let Some(on_lost) = self.word(name, value, words) {
+                    settings.set(|spec| spec.on_lost(on_lost));
                 }
             }
             "hold_until" => {

@@ -34,7 +34,7 @@ impl Shop {
         lease = Duration::from_secs(7),
         guard = lock,
         on_busy = Ok(None),
-        on_lost = finish,
+        on_lost = ignore,
         map_err = kind,
         crate = lock_tower::runtime,
     )]

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{LockClient, LockError, LockErrorKind, LockSpec, Loss, Mode, distributed_lock};
+use lock_runtime::{
+    LockClient, LockError, LockErrorKind, LockSpec, Loss, Mode, OnLost, distributed_lock,
+};
 use lock_tests::FencedResource;
 use tokio::{
     task::{JoinSet, yield_now},
@@ -433,5 +435,9 @@ mod each {
 
     impl Sample for NonZeroU32 {
         const SAMPLE: Self = THREE;
+    }
+
+    impl Sample for OnLost {
+        const SAMPLE: Self = Self::Error;
     }
 }

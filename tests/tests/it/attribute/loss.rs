@@ -1,12 +1,22 @@
-//! A body whose lock is lost ends at its current await point, or continues with `on_lost = finish`.
+//! A body whose lock is lost ends at its current await point, or runs to its end with `on_lost =
+//! error` and `on_lost = ignore`.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, future::Future, pin::Pin, time::Duration};
 
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
+use futures_util::FutureExt as _;
 use lock_runtime::{
-    HeldLock, LockClient, LockError, LockErrorKind, Loss, RevokeScope, distributed_lock,
+    HeldLock, LockClient, LockError, LockErrorKind, LockSpec, Loss, OnLost, RevokeScope,
+    distributed_lock,
 };
 use lock_tests::Captured;
-use tokio::{task::yield_now, time::sleep};
+use tokio::{
+    task::yield_now,
+    time::{advance, sleep},
+};
 use tracing::Level;
 
 use super::{holders, with_client};
@@ -128,7 +138,7 @@ async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
     .await;
 }
 
-#[distributed_lock(key = "a", global, on_lost = finish, guard = lock)]
+#[distributed_lock(key = "a", global, on_lost = ignore, guard = lock)]
 async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
     locks.revoke("a", RevokeScope::Leased).await?;
     lock.lost().await;
@@ -155,22 +165,27 @@ async fn cancelled(locks: &LockClient, reached: &Cell<bool>) -> Result<(), LockE
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_finishes_gives_its_result_and_one_warning() {
+async fn a_body_whose_loss_is_ignored_gives_its_result_and_two_warnings() {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     with_client(async |locks| {
         assert!(finishing(locks).await.unwrap(), "its own lock was lost");
         assert_eq!(holders(locks, "a").await, 0);
-        let warnings: Vec<_> = traces
-            .events()
-            .into_iter()
-            .filter(|event| event.level <= Level::WARN)
+        let warnings = traces.events();
+        let warnings = warnings.iter().filter(|event| event.level <= Level::WARN);
+        let warnings: Vec<_> = warnings
+            .map(|event| {
+                (
+                    event.message.as_str(),
+                    event.field("key"),
+                    event.field("name"),
+                )
+            })
             .collect();
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert_eq!(
-            (warnings[0].message.as_str(), warnings[0].field("key")),
-            ("lost", Some("a"))
-        );
+        let name = Some(concat!(module_path!(), "::finishing"));
+        let ended = "a body has ended after the loss of its lock";
+        let expected = [("lost", Some("a"), name), (ended, Some("a"), name)];
+        assert_eq!(warnings, expected);
     })
     .await;
 }
@@ -184,4 +199,129 @@ async fn a_body_is_cancelled_if_it_says_so_or_says_nothing() {
         assert!(!reached.get());
     })
     .await;
+}
+
+/// Lets the lock expire without an await point.
+fn outlive(lock: &HeldLock) {
+    let step = advance(lock.validity() + Duration::from_secs(1));
+    assert!(
+        step.now_or_never().is_none(),
+        "only its await point is left"
+    );
+    assert!(lock.is_lost());
+}
+
+#[derive(Debug, PartialEq)]
+enum PayError {
+    Declined,
+    Lock(LockErrorKind),
+}
+
+impl From<LockError> for PayError {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error.kind())
+    }
+}
+
+/// Functions whose bodies end after the loss, with what they return.
+mod outliving {
+    use super::*;
+
+    type Paid = Result<u32, PayError>;
+
+    #[distributed_lock(key = "a", global, guard = lock)]
+    pub(super) async fn cancelled(paid: Paid) -> Paid {
+        outlive(lock);
+        paid
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock, on_lost = error)]
+    pub(super) async fn refused(paid: Paid) -> Paid {
+        outlive(lock);
+        yield_now().await;
+        Ok(paid?)
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock, on_lost = ignore)]
+    pub(super) async fn ignored(paid: Paid) -> Paid {
+        outlive(lock);
+        yield_now().await;
+        paid
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock, on_lost = OnLost::Error, on_busy = skip)]
+    pub(super) async fn of_expression(paid: Paid) -> Result<u32, PayError> {
+        outlive(lock);
+        paid
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock, map_err = |error| Err(error.into()))]
+    pub(super) async fn mapped(paid: Paid) -> Paid {
+        outlive(lock);
+        paid
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock, spec = LockSpec::exclusive().on_lost(OnLost::Error))]
+    pub(super) fn boxed(paid: Paid) -> Pin<Box<dyn Future<Output = Paid> + Send>> {
+        Box::pin(async move {
+            outlive(lock);
+            paid
+        })
+    }
+
+    #[distributed_lock(key = "a", global, guard = lock)]
+    pub(super) async fn generic<T, E: From<LockError>>(paid: Result<T, E>) -> Result<T, E> {
+        outlive(lock);
+        paid
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_ends_after_the_loss_returns_no_success_but_its_own_error() {
+    use outliving::*;
+
+    // Without its limit of time, as the clock advances.
+    let locks = LockClient::in_memory();
+    let calls = async {
+        let lost = Err(PayError::Lock(LockErrorKind::Lost(Loss::Expired)));
+        let declined = || Err(PayError::Declined);
+        assert_eq!(cancelled(Ok(1)).await, lost);
+        assert_eq!(cancelled(declined()).await, declined());
+        assert_eq!(refused(Ok(1)).await, lost);
+        assert_eq!(refused(declined()).await, declined());
+        assert_eq!(ignored(Ok(1)).await, Ok(1));
+        assert_eq!(ignored(declined()).await, declined());
+        assert_eq!(of_expression(Ok(1)).await, lost);
+        assert_eq!(of_expression(declined()).await, declined());
+        assert_eq!(mapped(Ok(1)).await, lost);
+        assert_eq!(mapped(declined()).await, declined());
+        assert_eq!(boxed(Ok(1)).await, lost);
+        assert_eq!(boxed(declined()).await, declined());
+        assert_eq!(generic(Ok(1)).await, lost);
+        assert_eq!(generic::<u32, _>(declined()).await, declined());
+    };
+    locks.as_default(calls).await;
+}
+
+#[distributed_lock(key = "a", global, guard = lock, map_err = |error| error.code())]
+async fn no_result() -> &'static str {
+    outlive(lock);
+    "done"
+}
+
+#[distributed_lock(key = "a", global, guard = lock)]
+async fn response(status: StatusCode) -> Response {
+    outlive(lock);
+    status.into_response()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_result_is_replaced_and_a_response_unless_it_is_an_error() {
+    let locks = LockClient::in_memory();
+    let calls = async {
+        assert_eq!(no_result().await, "lost_expired");
+        assert_eq!(response(StatusCode::OK).await.status(), 500);
+        assert_eq!(response(StatusCode::NOT_FOUND).await.status(), 404);
+    };
+    locks.as_default(calls).await;
 }

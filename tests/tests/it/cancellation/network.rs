@@ -117,13 +117,13 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
                             let _inside = resource.enter_reader();
                             sleep(stay).await;
                         };
-                        let _ = reader.cancel_on_loss(inside).await;
+                        let _ = reader.run(inside).await;
                     }
                 }
                 3 => {
                     if let Ok(Some(guard)) = request(&locks).lease(LEASE).try_acquire().await {
                         let fence = guard.fence().number();
-                        let _ = guard.cancel_on_loss(write(fence)).await;
+                        let _ = guard.run(write(fence)).await;
                     }
                 }
                 _ => {

@@ -290,6 +290,30 @@ async fn a_signal_that_nohup_ignores_stays_ignored() {
     assert_eq!(running.ended().await.0, 3);
 }
 
+/// Both processes are stopped, or one is stopped and the other one killed, until the command has
+/// ended after the lease.
+#[tokio::test]
+async fn a_command_that_has_ended_after_the_loss_is_no_success() {
+    let store = Store::start().await;
+    let outlives = async |key: &str, signal: &str| {
+        let script = "echo $$; sleep 1.5; echo done";
+        let arguments = ["run", key, "--lease=1s", "--", "sh", "-c", script];
+        let mut running = store.running(&arguments);
+        number(&mut running).await;
+        let keeper = running.keeper().await;
+        send("STOP", running.id()).await;
+        send(signal, keeper).await;
+        assert_eq!(running.line().await, "done");
+        send("CONT", running.id()).await;
+        if signal == "STOP" {
+            send("CONT", keeper).await;
+        }
+        let (status, errors) = running.ended().await;
+        assert_eq!(status, 76, "{signal}: {errors}");
+    };
+    tokio::join!(outlives("--key=a", "STOP"), outlives("--key=b", "KILL"));
+}
+
 /// The reports that it has not read are outdated when it goes on.
 #[tokio::test]
 async fn a_lock_that_is_held_is_not_lost_by_a_stop() {

@@ -52,6 +52,8 @@ pub(super) struct Dismissed {
     pub(super) loss: Option<Failure>,
     /// The reason if the release was not confirmed.
     pub(super) warning: Option<String>,
+    /// The keeper has replied.
+    pub(super) is_confirmed: bool,
 }
 
 impl Keeper {
@@ -120,7 +122,10 @@ impl Keeper {
         let released = async {
             loop {
                 match self.report().await {
-                    Some(Report::Released { warning }) => return warning,
+                    Some(Report::Released { warning }) => {
+                        dismissed.is_confirmed = true;
+                        return warning;
+                    }
                     Some(Report::Lost { code, message }) => {
                         dismissed.loss = Some(super::lost(&code, message));
                     }

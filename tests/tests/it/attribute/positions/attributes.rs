@@ -145,7 +145,7 @@ mod strict {
             lease = "10s",
             wait = "1s",
             on_busy = Ok(None),
-            on_lost = finish,
+            on_lost = ignore,
             max_hold = "1m",
         )]
         async fn all(&self, id: u64) -> Result<Option<u64>, LockError> {
