@@ -95,7 +95,7 @@ impl Listener for EventListener {
 /// ```
 #[derive(Clone)]
 pub struct LockClient {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// Lets the driver stop when the last clone is dropped.
     _clones: Arc<Clones>,
 }

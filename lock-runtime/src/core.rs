@@ -404,7 +404,7 @@ thread_local! {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::{cell::Cell, sync::Arc, time::Duration};
 
     use super::VISITS;
     use crate::{
@@ -449,6 +449,21 @@ mod tests {
         let visits = visits();
         assert!(visits < 20_000, "{visits}");
         guard.release().await
+    }
+
+    /// The last work may end between the check and the wait.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_work_during_the_check_is_not_missed() -> Result<(), LockError> {
+        let client = LockClient::in_memory();
+        let core = &client.core;
+        let is_done = Cell::new(false);
+        let checked = core.until(|_| {
+            core.notify_changed();
+            is_done.replace(true)
+        });
+        let day = Duration::from_secs(24 * 60 * 60);
+        assert!(tokio::time::timeout(day, checked).await.is_ok());
+        Ok(())
     }
 
     /// The client's task keeps the store alive, so it ends with the last lock of a client that is

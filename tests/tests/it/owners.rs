@@ -14,6 +14,7 @@ on_every_store! {
     a_released_inner_guard_leaves_the_outer_one_held,
     a_request_that_is_not_reentrant_would_deadlock,
     writing_under_ones_own_read_would_deadlock,
+    reading_under_ones_own_read_needs_to_be_reentrant,
     reading_under_ones_own_write_enters_again,
     siblings_contend_like_strangers,
     a_spawned_task_inherits_nothing,
@@ -157,6 +158,21 @@ async fn writing_under_ones_own_read_would_deadlock(place: Place) {
             assert_eq!(error.kind(), LockErrorKind::WouldDeadlock);
         }
         locks.read("a").reentrant().run(async |_| ()).await.unwrap();
+    };
+    locks.read("a").run(body).await.unwrap();
+}
+
+/// A writer may wait between the two, and the second would wait behind it.
+async fn reading_under_ones_own_read_needs_to_be_reentrant(place: Place) {
+    let (locks, others) = (place.client().await, place.client().await);
+    let body = async |_| {
+        for request in [locks.read("a").wait(LONG), locks.read("a").no_wait()] {
+            let error = request.acquire().await.unwrap_err();
+            assert_eq!(error.kind(), LockErrorKind::WouldDeadlock);
+        }
+        let writing = begun(others.write("a").wait(LONG).acquire()).await;
+        locks.read("a").reentrant().run(async |_| ()).await.unwrap();
+        drop(writing);
     };
     locks.read("a").run(body).await.unwrap();
 }

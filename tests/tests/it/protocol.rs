@@ -25,6 +25,7 @@ mod released;
 mod set_back;
 mod several;
 mod tokens;
+mod validity;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than any step takes on a slow machine.

@@ -94,6 +94,36 @@ fn a_lease_is_renewed_when_the_runtime_of_the_driver_ends() {
     });
 }
 
+/// A renewal in flight ends together with its runtime, and is sent again on another one.
+#[test]
+fn a_renewal_under_way_on_a_runtime_that_ends_is_sent_again() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        match call.operation {
+            Operation::Renew(_) if call.nth == 0 => std::future::pending().await,
+            _ => call.execute().await,
+        }
+    });
+    let locks = LockClient::with_store(store.clone());
+    let (first, second) = (runtime(), runtime());
+    // The driver runs on the first.
+    let elsewhere = first
+        .block_on(locks.exclusive("elsewhere").acquire())
+        .unwrap();
+    let request = locks.exclusive("a").lease(Duration::from_secs(2));
+    let guard = second.block_on(request.acquire()).unwrap();
+    let is_renewal = |operation: &Operation| matches!(operation, Operation::Renew(_));
+    second.block_on(in_time(store.wait_for(1, is_renewal)));
+    drop(first);
+    second.block_on(in_time(async {
+        tokio::select! {
+            error = guard.lost() => panic!("{error}"),
+            () = store.wait_for(2, is_renewal) => {}
+        }
+        guard.release().await.unwrap();
+        elsewhere.release().await.unwrap();
+    }));
+}
+
 #[test]
 fn shutdown_releases_a_guard_dropped_outside_of_a_runtime() {
     let locks = LockClient::in_memory();

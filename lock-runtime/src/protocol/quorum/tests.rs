@@ -8,6 +8,7 @@ use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session
 use crate::{
     fence::FencingToken,
     key::LockKey,
+    protocol::STRAGGLE,
     spec::Mode,
     store::{
         AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
@@ -51,13 +52,19 @@ impl Client {
     /// Begins an acquisition that queues. Returns its request and the calls to the servers; the
     /// first one is to the coordinator.
     fn acquire(mode: Mode) -> (Self, RequestId, Vec<Send>) {
+        Self::acquire_within(mode, LEASE)
+    }
+
+    /// The same for a request that waits for this time.
+    fn acquire_within(mode: Mode, wait: Duration) -> (Self, RequestId, Vec<Send>) {
         let mut client = Self {
             session: Session::new(["a", "b", "c"].map(String::from)),
             now: Instant::now(),
             hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
             mutation: None,
         };
-        let request = KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE).queued();
+        let deadline = client.now + wait + STRAGGLE;
+        let request = KeyRequest::new(client.hold.clone(), LEASE, deadline).queued();
         let (id, out) = client.visit(|session, cx| session.acquire(&request, cx));
         assert_eq!(out.sends.len(), 3);
         (client, id, out.sends)
@@ -362,4 +369,18 @@ fn a_lost_release_of_a_reserved_vote_is_repeated() {
     let (step, out) = client.step(ending);
     let is_over = matches!(step, Step::Done(Ok(Reply::Abandoned), _));
     assert!(is_over && out.sends.is_empty(), "{step:?}");
+}
+
+/// The servers do not reply. They are taken for silent only if they had the full time for it.
+#[test]
+fn a_request_with_a_short_wait_opens_no_circuit_breaker() {
+    let short = Duration::from_millis(10);
+    for (wait, is_open) in [(short, false), (LEASE, true)] {
+        let (mut client, id, _) = Client::acquire_within(Mode::Exclusive, wait);
+        while let Step::Wait(until) = client.step(id).0 {
+            client.now = until.expect("it does not wait for ever");
+        }
+        let coordinator = client.session.coordinator(&client.hold.key, client.now);
+        assert_eq!(coordinator.is_none(), is_open, "after {wait:?}");
+    }
 }

@@ -2,14 +2,18 @@
 //! is silent.
 
 use std::{
+    future::Future as _,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
-use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
+use futures_util::FutureExt as _;
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss, RevokeScope};
 use lock_tests::{Captured, Proxy, RedisServer};
 use tokio::{
     task::JoinSet,
@@ -268,4 +272,37 @@ async fn validity_counts_down_without_renewal() {
         "the validity ends a moment before the lease"
     );
     drop(guard);
+}
+
+/// Revokes the lock when it is dropped.
+struct Revokes(LockClient);
+
+impl Wake for Revokes {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Revokes {
+    fn drop(&mut self) {
+        let revoked = self.0.revoke("a", RevokeScope::Leased).now_or_never();
+        revoked.expect("a store in memory replies at once").unwrap();
+    }
+}
+
+/// `lost` drops the waker of its last poll between its look at the lock and the registration of the
+/// next waker.
+#[tokio::test]
+async fn a_loss_in_the_middle_of_a_poll_is_noticed() {
+    let locks = LockClient::in_memory();
+    let guard = locks.exclusive("a").acquire().await.unwrap();
+    let mut lost = pin!(guard.lost());
+    let revokes = Waker::from(Arc::new(Revokes(locks)));
+    assert!(
+        lost.as_mut()
+            .poll(&mut Context::from_waker(&revokes))
+            .is_pending()
+    );
+    drop(revokes);
+    assert!(!guard.is_lost());
+    let noticed = lost.now_or_never().expect("the task would sleep for ever");
+    assert_eq!(noticed.kind(), LockErrorKind::Lost(Loss::Revoked));
 }

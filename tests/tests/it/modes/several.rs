@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lock_runtime::{
-    LockErrorKind, LockKey, Mode,
+    LockErrorKind, LockKey, Loss, Mode, RevokeScope,
     store::{Hold, Instant, KeyRequest, PollReply, Token},
 };
 use tokio::task::JoinSet;
 
-use crate::place::{LONG, Place, all_free, begun, in_vain, on_every_store};
+use crate::place::{LONG, Place, all_free, begun, eventually, in_vain, on_every_store};
 
 on_every_store! {
     keys_are_sorted_and_taken_once,
@@ -17,6 +17,7 @@ on_every_store! {
     a_request_that_waited_in_vain_leaves_no_key,
     what_is_held_is_renewed_while_the_rest_is_waited_for,
     a_lost_key_is_a_lost_guard,
+    a_key_that_is_lost_while_the_rest_is_waited_for_is_no_grant,
     poll_of_a_batch_replies_to_each_hold,
 }
 
@@ -145,25 +146,37 @@ async fn what_is_held_is_renewed_while_the_rest_is_waited_for(place: Place) {
 
 async fn a_lost_key_is_a_lost_guard(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let guard = locks.all(["a", "b", "c"]).acquire().await.unwrap();
-    locks
-        .revoke("b", lock_runtime::RevokeScope::Leased)
-        .await
-        .unwrap();
-    let error = guard.lost().await;
-    assert_eq!(error.key().unwrap().as_str(), "b");
-    assert!(guard.is_lost() && guard.validity().is_zero());
-    assert_eq!(
-        guard.release().await.unwrap_err().key().unwrap().as_str(),
-        "b"
-    );
-    let all = others
-        .all(["a", "b", "c"])
-        .try_acquire()
-        .await
-        .unwrap()
-        .expect("the others were given back");
-    all.release().await.unwrap();
+    for lost in ["a", "b", "c"] {
+        let guard = locks.all(["a", "b", "c"]).acquire().await.unwrap();
+        locks.revoke(lost, RevokeScope::Leased).await.unwrap();
+        let error = guard.lost().await;
+        assert_eq!(error.key().unwrap().as_str(), lost);
+        assert!(guard.is_lost() && guard.validity().is_zero());
+        for refused in [
+            guard.verify().await,
+            guard.extend(LONG).await,
+            guard.release().await,
+        ] {
+            assert_eq!(refused.unwrap_err().key().unwrap().as_str(), lost);
+        }
+        let all = others.all(["a", "b", "c"]).try_acquire().await.unwrap();
+        let all = all.expect("the others were given back");
+        all.release().await.unwrap();
+    }
+}
+
+async fn a_key_that_is_lost_while_the_rest_is_waited_for_is_no_grant(place: Place) {
+    let (locks, others) = (place.client().await, place.client().await);
+    let blocker = others.exclusive("b").acquire().await.unwrap();
+    let waiting = tokio::spawn(locks.all(["a", "b"]).wait(LONG).acquire());
+    let waits = || async { !others.inspect("b").await.unwrap().waiters.is_empty() };
+    eventually("it holds the first and waits for the last", waits).await;
+    locks.revoke("a", RevokeScope::Leased).await.unwrap();
+    blocker.release().await.unwrap();
+    let error = waiting.await.unwrap().map(drop).unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));
+    assert_eq!(error.key().unwrap().as_str(), "a");
+    all_free(&others, &["a", "b"]).await;
 }
 
 async fn poll_of_a_batch_replies_to_each_hold(place: Place) {

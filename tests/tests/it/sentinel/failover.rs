@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 
 use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss, RedisOptions};
-use lock_tests::{Lateness, RedisServer, SentinelSet};
+use lock_tests::{Captured, Lateness, Proxy, RedisServer, SentinelSet, proxy::Direction};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
@@ -278,6 +278,64 @@ async fn acquire_leaves_a_replaced_primary_on_a_sentinels_event() {
         guard.release().await.unwrap();
     })
     .await;
+}
+
+/// The old primary grants a lock, and the client learns of the new one before that reply arrives.
+#[tokio::test]
+async fn the_grant_of_a_primary_that_was_replaced_meanwhile_does_not_count() {
+    in_time(async {
+        let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+        // The client may learn of it too late: then the grant counts.
+        for _ in 0..20 {
+            if granted_after_a_failover(&old, &new).await {
+                return;
+            }
+        }
+        panic!("no reply was late enough");
+    })
+    .await;
+}
+
+/// Returns whether the client learned of the new primary before it was granted the lock.
+async fn granted_after_a_failover(old: &RedisServer, new: &RedisServer) -> bool {
+    let traces = Captured::new();
+    let _collecting = traces.set_default();
+    let proxy = Proxy::to(old).await;
+    let sentinels = Fake::three(&View::of(proxy.addr(), 5)).await;
+    let locks = LockClient::connect(&fake::url_of(&sentinels))
+        .await
+        .unwrap();
+    let warm = locks.exclusive("warm").acquire().await.unwrap();
+    warm.release().await.unwrap();
+    eventually("each Sentinel has a subscriber", || async {
+        let mut sentinels = sentinels.iter();
+        sentinels.all(|sentinel| sentinel.switch(&View::of(proxy.addr(), 5)) == 1)
+    })
+    .await;
+    // Less than the time-out of a call.
+    proxy.delay(Direction::ToClient, Duration::from_millis(300));
+    let request = locks.exclusive("k").lease(HOUR).wait(LONG);
+    let acquiring = tokio::spawn(request.acquire());
+    let executed = || async { old.query::<i64>(&["EXISTS", "lock:k"]).await == 1 };
+    eventually("the old primary grants it", executed).await;
+    sentinels[2].switch(&View::of(new.addr(), 6));
+    let guard = acquiring.await.unwrap().unwrap();
+    let switched = "the Sentinels name another primary";
+    let events = traces.events();
+    let messages = events.iter().map(|event| &*event.message);
+    let latest = messages
+        .filter(|it| [switched, "acquired"].contains(it))
+        .skip(1);
+    let is_late = latest.eq([switched, "acquired"]);
+    if is_late {
+        let there = new.query::<i64>(&["EXISTS", "lock:k"]).await;
+        assert_eq!(there, 1, "the new primary does not have the lock");
+    }
+    drop(guard);
+    for server in [old, new] {
+        server.command(&["DEL", "lock:k"]).await;
+    }
+    is_late
 }
 
 #[tokio::test]

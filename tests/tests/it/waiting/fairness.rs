@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use lock_runtime::{LockClient, store::MemoryStore};
+use lock_tests::FaultyStore;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -108,6 +110,39 @@ async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     );
     writing.shutdown().await;
     nothing_left(&place, &["a"]).await;
+}
+
+/// The readers of a process come faster than the round trip to the store, and overlap. Those that
+/// come after the first of their group has been admitted belong to the next group.
+#[tokio::test(start_paused = true)]
+async fn readers_that_keep_coming_do_not_starve_a_writer_of_another_process() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        sleep(Duration::from_millis(5)).await;
+        let outcome = call.execute().await;
+        sleep(Duration::from_millis(5)).await;
+        outcome
+    });
+    let readers = LockClient::with_store(store.clone());
+    let reading = tokio::spawn(async move {
+        let mut all = JoinSet::new();
+        loop {
+            let reader = readers.read("a").wait(LONG).acquire();
+            all.spawn(async move {
+                let guard = reader.await.unwrap();
+                sleep(Duration::from_millis(100)).await;
+                guard.release().await.unwrap();
+            });
+            sleep(Duration::from_millis(9)).await;
+        }
+    });
+    sleep(Duration::from_millis(200)).await;
+    let writers = LockClient::with_store(store);
+    for _ in 0..3 {
+        let writer = writers.write("a").wait(Duration::from_secs(3)).acquire();
+        writer.await.unwrap().release().await.unwrap();
+    }
+    assert!(!reading.is_finished(), "a reader was refused");
+    reading.abort();
 }
 
 /// A process hands off a lock locally for 50 ms, and then it is the turn of another process.

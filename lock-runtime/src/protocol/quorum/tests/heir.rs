@@ -245,6 +245,36 @@ fn a_vote_that_comes_after_the_release_is_abandoned() {
     }
 }
 
+/// A server is asked for its vote under the name when the release begins. Its message is not about
+/// the vote that is released, as an acquire is granted in a reply.
+#[test]
+fn a_vote_that_is_passed_on_while_the_server_is_asked_is_abandoned() {
+    for message_is_first in [true, false] {
+        let (mut client, [coordinator, one, other]) = Client::queued();
+        let token = client.hold.token;
+        assert!(client.is_polled_after(coordinator, token, grant()));
+        let (id, sends) = client.poll();
+        for send in sends {
+            let server = send.ticket.server;
+            if server != other {
+                let reply = if server == one { granted() } else { renewed() };
+                client.reply(send, reply);
+            }
+        }
+        let (step, _) = client.step(id);
+        assert!(matches!(step, Step::Done(Ok(_), _)), "{step:?}");
+        let sends = client.releases();
+        assert_eq!(sends.len(), 3);
+        if !message_is_first {
+            for send in sends {
+                client.reply(send, released(true));
+            }
+        }
+        let (_, out) = client.passed(other, grant().fence.number(), None);
+        assert_eq!(out.abandonments.len(), 1, "first: {message_is_first}");
+    }
+}
+
 #[test]
 fn a_holder_that_learned_of_the_next_waiter_long_ago_names_none() {
     let (mut client, [coordinator, one, _]) = Client::queued();
