@@ -36,6 +36,10 @@ pub(super) enum Wrong {
     TooShort,
     /// A server keeps something for a token that no part of its living client knows.
     Orphan,
+    /// A client no longer gives a token up although a lease that it has requested for it lasts on.
+    Left,
+    /// A client has lost a lock that it renews, and no fault since the grant explains it.
+    Lost,
     /// A waiting task was not woken although it has something to do.
     Asleep,
     /// A waiter is not served although there are no more faults.
@@ -119,9 +123,61 @@ impl Checker {
         for taken in take(&mut net.taken) {
             self.kept.retain(|kept| (kept.who, kept.held) != taken);
         }
+        self.left(net, servers);
+        self.lost(net, servers);
+        if let Some(token) = net.short.take() {
+            self.report(Wrong::TooShort, || {
+                format!("{} is granted for too short a time", net.name(token))
+            });
+        }
         self.holders(net, clients, servers);
         if net.is_single {
             self.contended(net, &servers[0]);
+        }
+    }
+
+    /// Checks that a token is given up until every lease that was requested for it has ended.
+    fn left(&mut self, net: &mut Network, servers: &[Server]) {
+        for (number, hold) in take(&mut net.left) {
+            let server = &servers[number];
+            let kept = server
+                .table()
+                .held_until(&hold, server.clock.at(net.now))
+                .map(|until| server.clock.when(until));
+            // A call to a server of a majority may wait for its connection, and the session counts
+            // from the call.
+            let late = if net.is_single {
+                Duration::ZERO
+            } else {
+                LATELY
+            };
+            let slack = net.schedule.longest_lease / 50 + Duration::from_millis(5) + late;
+            let lasts_on = |until: Instant| until > net.now + slack;
+            if kept.is_some_and(lasts_on) && net.ends(hold.token).is_some_and(lasts_on) {
+                self.report(Wrong::Left, || {
+                    format!(
+                        "{} is left at s{number}, held until {kept:?}",
+                        net.name(hold.token)
+                    )
+                });
+            }
+        }
+    }
+
+    /// Checks that a fault explains each loss of a lock that is renewed.
+    fn lost(&mut self, net: &mut Network, servers: &[Server]) {
+        for (who, token, since) in take(&mut net.lost) {
+            let is_explained = net.search.is_some()
+                || net.was_troubled(who.process, since)
+                || net.revoked.contains(&token)
+                || net.excused.contains(&token)
+                || was_lost(net, servers, token)
+                || servers[0].has_undone(token);
+            if !is_explained {
+                self.report(Wrong::Lost, || {
+                    format!("{who} has lost {}, held since {since:?}", net.name(token))
+                });
+            }
         }
     }
 
@@ -327,7 +383,7 @@ impl Checker {
                 let is_named =
                     |(at, name, _): &(usize, Token, FencingToken)| (*at, *name) == (number, token);
                 let living = owner.filter(|(who, client)| client.who == *who);
-                if living.is_some_and(|(_, client)| !client.owns(number, token))
+                if living.is_some_and(|(_, client)| !client.owns(net, number, token))
                     && !net.excused.contains(&token)
                     && !server.has_undone(token)
                     && !net.named.iter().any(is_named)

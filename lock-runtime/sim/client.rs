@@ -56,6 +56,8 @@ struct Asked {
     /// The call of the process that it belongs to. `None` if the session began it.
     call: Option<u32>,
     plan: u32,
+    /// The acquisition that it polls, until a call is made for it.
+    polls: Option<Hold>,
 }
 
 /// The votes for a lock that the process holds or has held.
@@ -175,7 +177,7 @@ impl Client {
             self.advance(net, id);
         }
         for mut send in out.background.into_iter().chain(out.sends) {
-            send.ticket.server = (send.ticket.server + self.shift) % self.links.len();
+            send.ticket.server = self.there(send.ticket.server);
             self.call(net, send);
         }
         result
@@ -187,6 +189,11 @@ impl Client {
             return;
         }
         let step = self.visit(net, |session, cx| session.step(id, cx));
+        if self.has_calls(id)
+            && let Some(asked) = self.asked.get_mut(&id)
+        {
+            asked.polls = None;
+        }
         match step {
             Step::Wait(until) => {
                 if let (Some(until), Some(asked)) = (until, self.asked.get_mut(&id)) {
@@ -196,9 +203,18 @@ impl Client {
                 }
             }
             Step::Done(reply, _) => {
-                let call = self.forget(net, id).and_then(|asked| asked.call);
-                match (call, reply) {
-                    (None, Ok(Reply::NotAbandoned(_, hold, _))) => net.leave(self.who, &hold),
+                let asked = self.forget(net, id).unwrap_or_default();
+                if let (Some(hold), Ok(Reply::Poll(PollReply::Granted(grant)))) =
+                    (&asked.polls, &reply)
+                    && let Some(round) = self.session.round(hold.token)
+                    && !round.lasts(grant.ttl)
+                {
+                    (net.look, net.short) = (true, Some(hold.token));
+                }
+                match (asked.call, reply) {
+                    (None, Ok(Reply::NotAbandoned(server, hold, _))) => {
+                        net.leave(self.who, self.there(server), hold);
+                    }
                     (None, _) => {}
                     (Some(call), reply) => {
                         let reply = reply.ok().map(|reply| answer(net, reply));
@@ -223,7 +239,13 @@ impl Client {
             net.say(|_| format!("{}: {line}", self.who));
         }
         if self.direct.is_some() {
-            net.excused.extend(out.given_up);
+            out.given_up
+                .into_iter()
+                .for_each(|hold| net.leave(self.who, 0, hold));
+        }
+        for (token, since) in out.lost {
+            net.look = true;
+            net.lost.push((self.who, token, self.clock.when(since)));
         }
         net.contended.extend(out.contended);
         (net.taken).extend(out.taken.into_iter().map(|held| (self.who, held)));
@@ -280,10 +302,20 @@ impl Client {
             Message::One(Request::Abandon(hold)) => session.abandon(hold, cx),
             Message::One(Request::Convert(hold)) => session.convert(hold, cx),
         });
-        let call = Some(call);
-        self.asked.insert(id, Asked { call, plan: 0 });
+        let polls = match message {
+            Message::One(Request::Poll(hold)) if !self.has_calls(id) => Some(hold.clone()),
+            _ => None,
+        };
+        let (call, plan) = (Some(call), 0);
+        self.asked.insert(id, Asked { call, plan, polls });
         // The request may be decided without a reply.
         self.at(net, self.now(net), Input::Request(id, 0));
+    }
+
+    /// Whether replies to calls of this request are awaited.
+    fn has_calls(&self, id: RequestId) -> bool {
+        let mut calls = self.calls.values();
+        calls.any(|call| call.send.ticket.id == id)
     }
 
     /// Ends a request. Its calls complete in the background.
@@ -353,12 +385,23 @@ impl Client {
         (server + self.links.len() - self.shift) % self.links.len()
     }
 
+    /// The server with this place in the list of this client.
+    fn there(&self, place: usize) -> usize {
+        (place + self.shift) % self.links.len()
+    }
+
     /// Whether this client knows that the server may know the token, and takes care of it.
-    pub(super) fn owns(&self, server: usize, token: Token) -> bool {
+    pub(super) fn owns(&self, net: &Network, server: usize, token: Token) -> bool {
         let releases =
             |call: &Calling| call.send.ticket.server == server && call.send.ticket.releases(token);
         if self.direct.is_some() {
-            return self.process.session.knows(token);
+            // A client that was paused has yet to handle the events of its pause.
+            let is_awake = self.stopped.is_none()
+                && net
+                    .paused_until
+                    .is_none_or(|at| at + Duration::from_millis(1) < net.now);
+            let now = if is_awake { self.now(net) } else { net.start };
+            return self.process.session.knows(token, now);
         }
         self.session.owns(self.here(server), token) || self.calls.values().any(releases)
     }

@@ -9,7 +9,7 @@ use crate::{
         self,
         quorum::{self, ServerRequest},
     },
-    store::{AcquireReply, Grant, Hold, PollReply, StoreEvent, Token},
+    store::{AcquireReply, Grant, Hold, KeyRequest, PollReply, Renewal, StoreEvent, Token},
     time::Instant,
 };
 
@@ -89,6 +89,29 @@ pub(super) fn acquires(message: &Message) -> Vec<Token> {
         Message::One(protocol::Request::Acquire(request)) => vec![request.hold.token],
         Message::All(requests) => requests.iter().map(|request| request.hold.token).collect(),
         _ => Vec::new(),
+    }
+}
+
+/// The leases that a request asks for, each with its token.
+pub(super) fn leases(request: &Request) -> Vec<(Token, Duration)> {
+    let acquire = |request: &KeyRequest| (request.hold.token, request.lease);
+    let renew = |renewal: &Renewal| (renewal.hold.token, renewal.lease);
+    match request {
+        Request::Greet => Vec::new(),
+        Request::Call(ServerRequest::Acquire(request, _), _) => vec![acquire(request)],
+        Request::Call(ServerRequest::Renew(renewals), _) => renewals.iter().map(renew).collect(),
+        Request::Call(..) => Vec::new(),
+        Request::Direct(Message::All(requests)) => requests.iter().map(acquire).collect(),
+        Request::Direct(Message::One(request)) => match request {
+            protocol::Request::Acquire(request) => vec![acquire(request)],
+            protocol::Request::Renew(renewal) => vec![renew(renewal)],
+            protocol::Request::Release(release) => {
+                let next = release.next.iter();
+                next.map(|next| (next.token, next.lease)).collect()
+            }
+            _ => Vec::new(),
+        },
+        Request::Direct(Message::Revoke(..)) => Vec::new(),
     }
 }
 

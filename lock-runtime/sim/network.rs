@@ -6,7 +6,7 @@ use super::{
     Broken,
     client::Input,
     dice::Dice,
-    message::{Call, Reply, Request, acquires, alias_number},
+    message::{Call, Reply, Request, acquires, alias_number, leases},
     process::{self, Began, Who},
     schedule::{Action, Schedule},
     search::Search,
@@ -124,6 +124,18 @@ pub(super) struct Network {
     pub(super) contended: Vec<(LockKind, LockKey)>,
     /// When a client was paused last: what it knows is as old as the pause is long.
     pub(super) paused_until: Option<Instant>,
+    /// When the leases end that were requested for each token, counted from the sending.
+    requested: BTreeMap<Token, Instant>,
+    /// The holds that clients have left to their leases in this event, each with its server.
+    pub(super) left: Vec<(usize, Hold)>,
+    /// The locks that clients have lost in this event although they renew them, each with the time
+    /// of its grant.
+    pub(super) lost: Vec<(Who, Token, Instant)>,
+    /// For each process, the end of the latest fault that has affected it.
+    troubled: BTreeMap<usize, Instant>,
+    /// The acquisition of a majority that was granted by push messages alone, and ends before it
+    /// can be renewed.
+    pub(super) short: Option<Token>,
     /// There is something to check.
     pub(super) look: bool,
     /// A request was refused in a way that its schedule excludes.
@@ -165,6 +177,11 @@ impl Network {
             converts: Vec::new(),
             contended: Vec::new(),
             paused_until: None,
+            requested: BTreeMap::new(),
+            left: Vec::new(),
+            lost: Vec::new(),
+            troubled: BTreeMap::new(),
+            short: None,
             look: false,
             wrong: None,
             unextended: None,
@@ -221,6 +238,10 @@ impl Network {
     /// Sends a request. No two acquires are ever sent under one alias, so an acquire by a majority
     /// is not duplicated.
     pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
+        for (token, lease) in leases(&request) {
+            let until = self.requested.entry(token).or_insert(self.now);
+            *until = (*until).max(self.now + lease);
+        }
         let may_double = match &request {
             Request::Greet | Request::Call(ServerRequest::Acquire(..), _) => false,
             Request::Call(..) | Request::Direct(_) => true,
@@ -302,6 +323,17 @@ impl Network {
     }
 
     fn arrival(&mut self, conn: Conn, way: Way) -> Option<Instant> {
+        let who = self.connections[conn].who;
+        let when = self.arrives(conn, way);
+        // A message that is lost, or waits for another one, is a fault.
+        let timely = self.now + self.schedule.rates.shortest + SHORT;
+        if when.is_none_or(|when| when > timely) {
+            self.trouble(who.process, when.unwrap_or(self.now));
+        }
+        when
+    }
+
+    fn arrives(&mut self, conn: Conn, way: Way) -> Option<Instant> {
         let Connection { who, server, .. } = self.connections[conn];
         let (mut sent, mut longest, rates) = (self.now, AT_LAST, self.schedule.rates);
         if !self.is_quiet {
@@ -325,6 +357,7 @@ impl Network {
             longest = if is_late { rates.longest } else { SHORT };
             if self.dice.chance(rates.breaks) {
                 let soon = self.dice.up_to(longest);
+                self.trouble(who.process, self.now + soon);
                 self.after(soon, Event::InClient(who, Input::Broken(conn)));
             }
         }
@@ -375,9 +408,33 @@ impl Network {
         }
     }
 
-    /// Records that a client leaves a token to its lease.
-    pub(super) fn leave(&mut self, who: Who, hold: &Hold) {
+    /// Records that a client leaves a token to its lease at a server.
+    pub(super) fn leave(&mut self, who: Who, server: usize, hold: Hold) {
         self.say(|net| format!("{who} leaves {} to its lease", net.name(hold.token)));
         self.excused.push(hold.token);
+        self.left.push((server, hold));
+        self.look = true;
+    }
+
+    /// When the leases end that were requested for a token, counted from the sending.
+    pub(super) fn ends(&self, token: Token) -> Option<Instant> {
+        self.requested.get(&token).copied()
+    }
+
+    /// Records that a fault affects a process until then.
+    pub(super) fn trouble(&mut self, process: usize, until: Instant) {
+        let latest = self.troubled.entry(process).or_insert(until);
+        *latest = until.max(*latest);
+    }
+
+    /// Records that a fault affects all processes until then.
+    pub(super) fn trouble_all(&mut self, until: Instant) {
+        (0..self.schedule.clients.len()).for_each(|process| self.trouble(process, until));
+    }
+
+    /// Whether a fault has affected a process since then.
+    pub(super) fn was_troubled(&self, process: usize, since: Instant) -> bool {
+        let latest = self.troubled.get(&process);
+        latest.is_some_and(|until| *until >= since)
     }
 }

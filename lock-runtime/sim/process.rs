@@ -181,6 +181,8 @@ pub(super) struct Process {
     pub(super) calls: BTreeMap<u32, (Purpose, Instant)>,
     /// The time at which the driver checks for work. `None` while it is dead.
     driver_at: Option<Instant>,
+    /// The locks that are renewed, each with its token and the time of its grant.
+    renewed: BTreeMap<HeldId, (Token, Instant)>,
     /// Calls whose replies are ignored.
     neglected: Vec<u32>,
     driver_is_dead: bool,
@@ -207,8 +209,10 @@ pub(super) struct Out {
     pub(super) converts: Vec<HeldId>,
     /// The locks of requests that were refused as contended.
     pub(super) contended: Vec<(LockKind, LockKey)>,
-    /// Tokens whose abandonment was given up.
-    pub(super) given_up: Vec<Token>,
+    /// The holds whose release or abandonment was given up.
+    pub(super) given_up: Vec<Hold>,
+    /// The locks that were lost although they are renewed, each with the time of its grant.
+    pub(super) lost: Vec<(Token, Instant)>,
     /// The lines of the history.
     pub(super) log: Vec<String>,
     pub(super) wrong: Option<String>,
@@ -242,6 +246,7 @@ impl Process {
             guards: BTreeMap::new(),
             calls: BTreeMap::new(),
             driver_at: None,
+            renewed: BTreeMap::new(),
             neglected: Vec::new(),
             driver_is_dead: false,
             numbers: 0,
@@ -291,8 +296,13 @@ impl Process {
                 Effect::Rouse => has_work = true,
                 // The simulated driver is never late.
                 Effect::Watch => {}
-                Effect::Extended { .. } | Effect::Released(_) => {}
+                Effect::Extended { .. } => {}
+                Effect::Released(id) => drop(self.renewed.remove(&id)),
                 Effect::Lost(id, loss) => {
+                    let lost = self.renewed.remove(&id);
+                    if matches!(loss, Loss::Expired | Loss::Taken) {
+                        self.out.lost.extend(lost);
+                    }
                     if matches!(loss, Loss::Taken | Loss::Revoked) {
                         self.out.taken.push(id);
                     }
@@ -300,7 +310,7 @@ impl Process {
                 }
                 Effect::Note(note) => {
                     if let Note::GaveUp(hold, _) = &*note {
-                        self.out.given_up.push(hold.token);
+                        self.out.given_up.push(hold.clone());
                     }
                     self.say(|| format!("{note:?}"));
                 }
@@ -566,6 +576,9 @@ impl Process {
         let guard = self.number();
         let key_name = &hold.key;
         self.say(|| format!("HOLDS {key_name} as {held:?}, guard {guard}, fence {fence}"));
+        if arrival.terms.renew {
+            self.renewed.insert(held, (hold.token, self.now));
+        }
         self.out.began.push(Began {
             held,
             hold,

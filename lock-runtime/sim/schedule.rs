@@ -209,6 +209,11 @@ impl Schedule {
                 0 | 1 => Action::Crash(process),
                 2 | 3 => Action::Stop(process, dice.up_to(horizon.max(millis(4000)))),
                 4 => Action::Process(process, Event::FromStore(StoreEvent::Disconnected)),
+                5 if dice.chance(500) => {
+                    let pause = dice.up_to(longest_lease * 2);
+                    schedule.bound += pause;
+                    Action::Part(process, 0, pause)
+                }
                 5 => Action::Stall(0, dice.up_to(horizon)),
                 6 => Action::Process(process, Event::DriverDies),
                 7 if dice.chance(300) => Action::Process(process, Event::Shutdown),

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{
     Broken,
+    checker::Wrong,
     dice::Dice,
-    process::Arrival,
+    process::{Act, Arrival},
     schedule::{self, Action, Schedule},
     world::World,
 };
@@ -128,4 +129,37 @@ fn one_dead_vote_blocks_no_request() {
 fn found_client_that_yields_to_a_dead_vote() {
     let requests = served_beside_a_dead_vote(Some(quorum::Mutation::YieldsToDeadVote));
     assert_eq!(requests, 0, "requests");
+}
+
+/// A writer is extended to an hour, becomes a reader, and leaves in an outage of three minutes.
+/// Returns the first violation.
+fn extended_reader_in_an_outage(mutation: Option<Mutation>) -> Option<Wrong> {
+    let millis = Duration::from_millis;
+    let terms = Terms::plain(Mode::Exclusive, LEASE, Wait::AtMost(SECOND));
+    let writer = Arrival {
+        acts: vec![
+            (millis(10), Act::Extend(120)),
+            (millis(20), Act::Convert { is_dropped: false }),
+        ],
+        ..schedule::arrival(0, terms, millis(60))
+    };
+    let mut schedule = Schedule::perfect([(Duration::ZERO, writer)], SECOND);
+    let outage = (millis(50), Action::Part(0, 0, SECOND * 180));
+    schedule
+        .actions
+        .extend([outage, (SECOND * 200, Action::Quiet)]);
+    let broken = mutation.map(Broken::Client);
+    let mut world = World::new(schedule, Dice::new(0), broken, false);
+    world.run(None).err().map(|violation| violation.wrong)
+}
+
+#[test]
+fn extended_reader_is_given_up_after_an_outage() {
+    assert_eq!(extended_reader_in_an_outage(None), None);
+}
+
+#[test]
+fn found_reader_that_forgets_the_extension_of_its_writer() {
+    let forgets = Some(Mutation::ConvertsForOneLease);
+    assert_eq!(extended_reader_in_an_outage(forgets), Some(Wrong::Left));
 }

@@ -279,6 +279,9 @@ impl World {
         let net = &mut self.net;
         match action {
             Action::Process(process, event) => {
+                if matches!(event, process::Event::DriverDies) {
+                    net.trouble(process, net.now + Duration::from_millis(10));
+                }
                 let who = self.clients[process].who;
                 self.in_client(who, Input::Process(event));
             }
@@ -288,8 +291,12 @@ impl World {
                 net.after(pause, Event::Action(Action::Continue(process)));
             }
             Action::Continue(process) => self.go_on(process),
-            Action::Jump(process, ahead) => self.clients[process].ahead = ahead,
+            Action::Jump(process, ahead) => {
+                net.trouble(process, net.now);
+                self.clients[process].ahead = ahead;
+            }
             Action::Restart(server, pause, left) if self.servers[server].up => {
+                net.trouble_all(net.now + pause);
                 self.servers[server].crash(net);
                 net.after(pause, Event::Action(Action::Start(server, left)));
             }
@@ -302,6 +309,7 @@ impl World {
             Action::Save(server) => self.servers[server].save(),
             Action::Stall(server, pause) => {
                 self.servers[server].stalls_until = net.now + pause;
+                net.trouble_all(net.now + pause + Duration::from_millis(5));
             }
             Action::Part(process, server, pause) => {
                 net.parted.push((process, server, net.now + pause));
@@ -312,6 +320,7 @@ impl World {
 
     /// A server loses its data. With them, a single store loses all connections.
     fn flush(&mut self, server: usize) {
+        self.net.trouble_all(self.net.now);
         self.servers[server].flush(&self.net);
         if self.net.is_single {
             self.disconnect();
@@ -320,6 +329,7 @@ impl World {
 
     /// A store of records crashes, and all connections break.
     fn undo(&mut self) {
+        self.net.trouble_all(self.net.now);
         self.servers[0].undo(&mut self.net);
         self.disconnect();
     }
@@ -354,6 +364,8 @@ impl World {
         let client = &mut self.clients[process];
         if client.stopped.is_some() {
             self.net.paused_until = Some(self.net.now);
+            self.net
+                .trouble(process, self.net.now + Duration::from_millis(1));
         }
         for input in client.stopped.take().into_iter().flatten() {
             let pause = self.net.dice.up_to(Duration::from_micros(100));

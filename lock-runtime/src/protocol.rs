@@ -166,6 +166,10 @@ pub(crate) enum Mutation {
     AbandonsOnce,
     /// Rule 11: a renewal sets the expiry even if this makes it earlier.
     RenewalShortens,
+    /// Rule 11: a lost lock that was extended is given up after the lease of its request.
+    LosesForOneLease,
+    /// Rule 11: the reader made of an extended writer is given up after the lease of its request.
+    ConvertsForOneLease,
     /// Rule 15: only a release advances the wait queue.
     OnlyReleaseAdvances,
     /// Rule 17: the next waiter of a process goes to the end of the store's wait queue.
@@ -178,6 +182,8 @@ pub(crate) enum Mutation {
     HandsOffAfterDataLoss,
     /// Rule 17: the head waits for the report of a release whose task is gone.
     AwaitsReport,
+    /// Rule 17: the token that a forgotten release named is not abandoned.
+    LeavesNamedToken,
     /// The head of a wait queue is not woken.
     WakesNoHead,
     /// The head is not woken when the lock comes back for a waiter that has left.
@@ -381,8 +387,9 @@ impl Session {
 
 #[cfg(test)]
 impl Session {
-    /// Returns whether a part of the session knows the token, so that it will be given back.
-    pub(crate) fn knows(&self, token: Token) -> bool {
+    /// Returns whether a part of the session knows the token at `now`, so that it will be given
+    /// back.
+    pub(crate) fn knows(&self, token: Token, now: Instant) -> bool {
         let is_of = |hold: &Hold| hold.token == token;
         let in_queue = |queue: &WaitQueue| {
             queue.entry.is_some_and(|entry| entry.token == token)
@@ -392,7 +399,7 @@ impl Session {
         self.queues.values().any(in_queue)
             || self.acquisitions.values().any(|it| it.knows(token))
             || self.held.values().any(|held| is_of(&held.hold))
-            || self.releases.values().any(|it| it.knows(token))
+            || self.releases.values().any(|it| it.knows(token, now))
             || self.abandonments.values().any(in_abandonment)
             || self.conversions.values().any(|it| is_of(&it.writer.hold))
     }

@@ -393,8 +393,10 @@ impl Session {
                     // The task that releases the lock made this request. Its outcome is overdue;
                     // the task may be gone.
                     entry.rename(cx);
-                    let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
-                    self.abandon(hold, lease, Some(cx.now + STRAGGLE), cx);
+                    if !cx.breaks(Mutation::LeavesNamedToken) {
+                        let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
+                        self.abandon(hold, lease, Some(cx.now + STRAGGLE), cx);
+                    }
                     continue;
                 }
             }

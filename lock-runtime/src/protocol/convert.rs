@@ -1,7 +1,7 @@
 //! The conversion of a writer to a reader.
 
 use super::{
-    ConversionId, Cx, HeldId, Session,
+    ConversionId, Cx, HeldId, Mutation, Session,
     abandon::{Afterwards, Ending},
     held::{Granted, Held},
     lease::Lease,
@@ -79,7 +79,9 @@ impl Session {
                 if !lease.validity(cx.now).is_zero() {
                     let hold = Hold::new(writer.hold.key.clone(), Mode::Shared, writer.hold.token);
                     let mut reader = Held::new(hold, grant.fence, terms, lease, None);
-                    reader.longest_lease = writer.longest_lease;
+                    if !cx.breaks(Mutation::ConvertsForOneLease) {
+                        reader.longest_lease = writer.longest_lease;
+                    }
                     reader.keep_until = writer.keep_until;
                     self.conversions.remove(id);
                     self.freed(LockKind::Lock, &reader.hold.key, cx);

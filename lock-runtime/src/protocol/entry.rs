@@ -17,7 +17,7 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The time after which an entry is abandoned if the outcome of its request was not reported.
 /// Longer than any call to the store takes.
-const UNREPORTED: Duration = Duration::from_secs(1);
+pub(super) const UNREPORTED: Duration = Duration::from_secs(1);
 
 /// The terms of a waiter. Waiters with the same claim may continue with each other's queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -331,7 +331,11 @@ impl Session {
         };
         held.loss = Some(loss);
         held.due = None;
-        let (hold, lease) = (held.hold.clone(), held.longest_lease);
+        let lease = match cx.breaks(Mutation::LosesForOneLease) {
+            false => held.longest_lease,
+            true => held.terms.lease,
+        };
+        let hold = held.hold.clone();
         // A lock that was taken away is not reserved.
         let is_taken = matches!(loss, Loss::Taken | Loss::Revoked);
         let keep_until = held.keep_until.filter(|_| !is_taken);

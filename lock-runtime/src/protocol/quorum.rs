@@ -85,6 +85,8 @@ pub(crate) enum Mutation {
     YieldsToDeadVote,
     /// The time in which a server must reply does not follow the measured round trip.
     FixedTimeOuts,
+    /// Votes that were passed on are taken although they end before a renewal can be answered.
+    ConfirmsNothing,
     /// A vote that was passed on counts from the arrival of its push message.
     CountsFromPush,
     /// A renewal lengthens a vote that was passed on although it may have ended.

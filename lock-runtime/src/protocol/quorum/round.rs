@@ -238,6 +238,12 @@ impl Round {
         state.held().map(|_| state.token)
     }
 
+    /// Returns whether a grant for this time lasts until a renewal of it is answered.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn lasts(&self, ttl: Duration) -> bool {
+        ttl + drift(self.lease) > crate::spec::call_timeout(self.lease)
+    }
+
     /// The expiry of the latest vote of each server, of whichever exchange.
     pub(super) fn expiries(&self) -> impl Iterator<Item = Instant> + '_ {
         let votes = self.states.iter().filter_map(VoteState::held);

@@ -253,7 +253,7 @@ impl Round {
                 let reserved = self.reserved_left();
                 (self.fence, self.valid_until) = (Some(fence), Some(until));
                 self.headless_since = None;
-                self.settle_passed(cx.now);
+                self.settle_passed(cx);
                 return self.over(Outcome::Granted(fence, until, reserved));
             }
             (None, Some(until)) if until > cx.now => {}

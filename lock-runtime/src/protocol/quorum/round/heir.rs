@@ -118,8 +118,12 @@ impl Round {
 
     /// Whether a vote that lasts until then is enough to hold the lock. With less time than a
     /// renewal may take, the servers are asked.
-    fn is_enough(&self, until: Instant, now: Instant) -> bool {
-        until > now + call_timeout(self.lease)
+    fn is_enough(&self, until: Instant, cx: &Cx<'_>) -> bool {
+        let needed = match cx.breaks(Mutation::ConfirmsNothing) {
+            false => call_timeout(self.lease),
+            true => Duration::ZERO,
+        };
+        until > cx.now + needed
     }
 
     /// Records a grant that a server has pushed. `is_named` and `next` are those of
@@ -164,7 +168,7 @@ impl Round {
             }
             if self.fence.is_some() {
                 if let Some((_, until)) = self.name().filter(|_| is_coordinator)
-                    && self.is_enough(until, cx.now)
+                    && self.is_enough(until, cx)
                 {
                     self.take_passed(server, Vote::until(grant, until), cx.now);
                 }
@@ -192,7 +196,7 @@ impl Round {
             self.passed[server] = Passed::Vote(vote);
             return self.polls_after(server, cx);
         }
-        if !self.is_enough(until, cx.now) || self.states[server].standing != Standing::Outside {
+        if !self.is_enough(until, cx) || self.states[server].standing != Standing::Outside {
             self.passed[server] = Passed::Over;
             return Pushed::Unwanted;
         }
@@ -206,7 +210,7 @@ impl Round {
 
     /// The time after which the acquisition polls, as the server with this number has voted.
     fn polls_after(&self, server: usize, cx: &Cx<'_>) -> Pushed {
-        let votes = self.votes_without_a_call(cx.now).count();
+        let votes = self.votes_without_a_call(cx).count();
         let has_majority = votes >= majority(self.states.len());
         let is_from_coordinator = self.coordinator == Some(server);
         match (has_majority, self.is_first()) {
@@ -221,7 +225,7 @@ impl Round {
     }
 
     /// The votes of which the acquisition knows by push messages alone.
-    fn votes_without_a_call(&self, now: Instant) -> impl Iterator<Item = (usize, Vote)> + '_ {
+    fn votes_without_a_call(&self, cx: &Cx<'_>) -> impl Iterator<Item = (usize, Vote)> {
         let name = self.name();
         let vote = move |server: usize| {
             let (_, until) = name?;
@@ -232,7 +236,7 @@ impl Round {
                 }
                 _ => return None,
             };
-            self.is_enough(vote.until, now).then_some((server, vote))
+            self.is_enough(vote.until, cx).then_some((server, vote))
         };
         (0..self.states.len()).filter_map(vote)
     }
@@ -240,7 +244,7 @@ impl Round {
     /// Takes the votes of which the acquisition knows by push messages alone, if they are a
     /// majority.
     pub(super) fn wins_without_a_call(&mut self, cx: &Cx<'_>) -> bool {
-        let votes: PerServer<_> = self.votes_without_a_call(cx.now).collect();
+        let votes: PerServer<_> = self.votes_without_a_call(cx).collect();
         if self.fence.is_some() || votes.len() < self.majority(cx) {
             return false;
         }
@@ -306,13 +310,13 @@ impl Round {
     }
 
     /// Takes or abandons the votes that were passed on and were not needed for the majority.
-    pub(super) fn settle_passed(&mut self, now: Instant) {
+    pub(super) fn settle_passed(&mut self, cx: &Cx<'_>) {
         for server in 0..self.states.len() {
             if let Passed::Vote(vote) = self.passed[server] {
-                if self.is_enough(vote.until, now)
+                if self.is_enough(vote.until, cx)
                     && self.states[server].standing == Standing::Outside
                 {
-                    self.take_passed(server, vote, now);
+                    self.take_passed(server, vote, cx.now);
                 } else {
                     self.abandon_passed(server);
                 }
