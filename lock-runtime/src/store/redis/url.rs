@@ -443,7 +443,10 @@ mod tests {
         ] {
             assert_eq!(topology(url), Some("cluster"));
             let nodes = cluster(url).unwrap();
-            let names: Vec<_> = nodes.iter().map(|node| node.info.addr().to_string()).collect();
+            let names: Vec<_> = nodes
+                .iter()
+                .map(|node| node.info.addr().to_string())
+                .collect();
             assert_eq!(names.join(" "), expected, "{url}");
         }
         let nodes = cluster("redis+cluster://ann:p%2Cw@a:1,[::1]:2").unwrap();

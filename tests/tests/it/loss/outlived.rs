@@ -25,7 +25,7 @@ use tokio::{
     time::{advance, sleep},
 };
 
-use crate::place::{LONG, Place, on_every_store};
+use crate::place::{Place, on_every_store};
 
 /// Long enough for three requests of a busy machine.
 const LEASE: Duration = Duration::from_secs(1);
