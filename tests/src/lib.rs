@@ -18,12 +18,14 @@
 //! | [`prometheus`] | a Prometheus server that scrapes the processes of a test |
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
+//! | [`lateness`] | the delay of a loaded machine, for limits of times |
 //! | [`errors`] | errors as an error reporter prints them |
 
 pub mod cluster;
 pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
+pub mod lateness;
 pub mod lockctl;
 pub mod postgres;
 pub mod processes;
@@ -44,6 +46,7 @@ pub use cluster::{RedisCluster, shared_cluster};
 pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
+pub use lateness::Lateness;
 pub use lockctl::lockctl;
 pub use postgres::{PgBouncer, PostgresServer, shared_postgres};
 pub use processes::Worker;

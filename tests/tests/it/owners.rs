@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use lock_runtime::{LockClient, LockError, LockErrorKind, LockKey, distributed_lock, is_held};
 use tokio::task::yield_now;
 
-use crate::place::{LONG, Place, all_free, begun, on_every_store};
+use crate::place::{LONG, Place, all_free, begun, in_vain, on_every_store};
 
 on_every_store! {
     a_reentrant_request_enters_again_across_awaits,
@@ -28,9 +28,6 @@ on_every_store! {
     ; with permits:
     another_number_of_permits_within_a_scope_is_refused,
 }
-
-/// Wait of a request that is expected to time out.
-const SOON: Duration = Duration::from_millis(50);
 
 async fn a_reentrant_request_enters_again_across_awaits(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
@@ -228,9 +225,10 @@ async fn siblings_contend_like_strangers(place: Place) {
         .unwrap();
     assert_ne!(left, right);
     let held = locks.exclusive("a").acquire().await.unwrap();
-    let (_, error) = tokio::join!(held.scope(tokio::time::sleep(SOON * 2)), async {
-        locks.reentrant("a").wait(SOON).acquire().await.unwrap_err()
-    },);
+    let error = tokio::select! {
+        () = held.scope(std::future::pending()) => unreachable!(),
+        error = in_vain(locks.reentrant("a")) => error,
+    };
     assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
     held.release().await.unwrap();
 }
@@ -241,13 +239,7 @@ async fn a_spawned_task_inherits_nothing(place: Place) {
     let body = async |_| {
         let task = async move {
             assert!(!is_held(&LockKey::new("a").unwrap()));
-            inner
-                .reentrant("a")
-                .wait(SOON)
-                .acquire()
-                .await
-                .unwrap_err()
-                .kind()
+            in_vain(inner.reentrant("a")).await.kind()
         };
         assert_eq!(
             tokio::spawn(task).await.unwrap(),
@@ -262,13 +254,7 @@ async fn a_bare_acquire_opens_no_frame(place: Place) {
     let guard = locks.reentrant("a").acquire().await.unwrap();
     assert!(!is_held(guard.key()));
     assert_eq!(
-        locks
-            .reentrant("a")
-            .wait(SOON)
-            .acquire()
-            .await
-            .unwrap_err()
-            .kind(),
+        in_vain(locks.reentrant("a")).await.kind(),
         LockErrorKind::WaitTimeout
     );
     assert!(locks.reentrant("a").try_acquire().await.unwrap().is_none());
@@ -316,15 +302,7 @@ async fn is_held_knows_the_frames_around_it(place: Place) {
 
 async fn two_clients_are_strangers(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let body = async |_| {
-        others
-            .reentrant("a")
-            .wait(SOON)
-            .acquire()
-            .await
-            .unwrap_err()
-            .kind()
-    };
+    let body = async |_| in_vain(others.reentrant("a")).await.kind();
     assert_eq!(
         locks.reentrant("a").run(body).await.unwrap(),
         LockErrorKind::WaitTimeout

@@ -11,7 +11,7 @@ use std::{
 };
 
 use lock_runtime::{
-    LockClient, LockClientBuilder, MAX_LEASE,
+    LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, MAX_LEASE,
     store::{
         MemoryStore, QuorumMember, QuorumStore, Store,
         postgres::{PostgresOptions, PostgresRecords},
@@ -198,6 +198,19 @@ pub(crate) async fn eventually<Fut: Future<Output = bool>>(
     while !is_so().await {
         assert!(Instant::now() < deadline, "not within {LONG:?}: {what}");
         sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Requests a lock that is held for a short wait, or for a longer one where the store has not
+/// answered within it, and returns the error.
+pub(crate) async fn in_vain(request: LockRequest) -> LockError {
+    let mut wait = Duration::from_millis(50);
+    loop {
+        let error = request.clone().wait(wait).acquire().await.unwrap_err();
+        if error.kind() != LockErrorKind::Unavailable || wait > LONG {
+            return error;
+        }
+        wait *= 4;
     }
 }
 

@@ -8,7 +8,7 @@ use lock_runtime::{
 };
 use tokio::task::JoinSet;
 
-use crate::place::{LONG, Place, all_free, begun, on_every_store};
+use crate::place::{LONG, Place, all_free, begun, in_vain, on_every_store};
 
 on_every_store! {
     keys_are_sorted_and_taken_once,
@@ -117,12 +117,7 @@ async fn a_request_that_waited_in_vain_leaves_no_key(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = locks.exclusive("c").acquire().await.unwrap();
     for client in [&locks, &others] {
-        let error = client
-            .all(["a", "b", "c"])
-            .wait(Duration::from_millis(100))
-            .acquire()
-            .await
-            .unwrap_err();
+        let error = in_vain(client.all(["a", "b", "c"])).await;
         assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
         assert_eq!(error.key().unwrap().as_str(), "c");
         all_free(&locks, &["a", "b"]).await;

@@ -10,7 +10,7 @@ use lock_runtime::{
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server, unique};
 use tokio::time::{sleep, timeout};
 
-use crate::place::{LONG, Place, begun, eventually, in_time, on_every_store};
+use crate::place::{LONG, Place, begun, eventually, in_time, in_vain, on_every_store};
 
 on_every_store! {
     holders_and_waiters_are_shown_with_the_names_of_their_clients,
@@ -84,8 +84,7 @@ async fn a_request_that_times_out_names_the_holder(place: Place) {
         seen.holders[0].client.name() == Some("orders-1")
     })
     .await;
-    let waits = other.exclusive("a").wait(Duration::from_millis(100));
-    let error = waits.acquire().await.unwrap_err();
+    let error = in_vain(other.exclusive("a")).await;
     assert_eq!(error.kind(), LockErrorKind::WaitTimeout);
     let text = error.to_string();
     assert!(text.contains("; held by orders-1"), "{text}");

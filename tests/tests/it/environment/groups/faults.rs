@@ -4,7 +4,7 @@ use std::{sync::mpsc, thread};
 
 use futures_util::{FutureExt as _, future::join_all};
 use lock_runtime::{LockClient, LockError, LockErrorKind};
-use lock_tests::{Proxy, RedisServer};
+use lock_tests::{Lateness, Proxy, RedisServer};
 use tokio::{
     runtime::Builder,
     time::{Instant, sleep, timeout},
@@ -97,17 +97,14 @@ fn a_runtime_that_stands_still_does_not_hold_up_others() {
     busy.block_on(async {
         sleep(Duration::from_millis(1_100)).await;
         for _ in 0..GROUP {
-            let since = Instant::now();
+            let (since, late) = (Instant::now(), Lateness::start());
             let guards =
                 (0..2 * ALONE).map(|number| locks.exclusive(format!("b{number}")).acquire());
             for guard in join_all(guards).await {
                 guard.unwrap().release().await.unwrap();
             }
-            assert!(
-                since.elapsed() < Duration::from_secs(1),
-                "{:?}",
-                since.elapsed()
-            );
+            let longest = late.allows(Duration::from_secs(1));
+            assert!(since.elapsed() < longest, "{:?}", since.elapsed());
         }
     });
 }
@@ -138,9 +135,9 @@ fn a_runtime_that_is_left_does_not_hold_up_others() {
             left.block_on(join_all((0..20).map(|number| turn(&locks, number))));
             stop.send(()).unwrap();
         });
-        let since = Instant::now();
+        let (since, late) = (Instant::now(), Lateness::start());
         busy.block_on(turn(&locks, 0));
-        assert!(since.elapsed() < Duration::from_millis(400));
+        assert!(since.elapsed() < late.allows(Duration::from_millis(400)));
     }
 }
 
@@ -151,18 +148,15 @@ async fn requests_learn_at_once_that_there_is_no_server() {
     let requests: Vec<_> = (0..40)
         .flat_map(|round| requests(&format!("{round}")))
         .collect();
-    let since = Instant::now();
+    let (since, late) = (Instant::now(), Lateness::start());
     // The connection is found to be broken, and cannot be established again.
     acquire(&store, &requests).await;
     for reply in acquire(&store, &requests).await {
         let error = reply.unwrap_err();
         assert!(error.is_unsent(), "{error}");
     }
-    assert!(
-        since.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        since.elapsed()
-    );
+    let longest = late.allows(Duration::from_secs(2));
+    assert!(since.elapsed() < longest, "{:?}", since.elapsed());
 }
 
 /// Kills the server while 200 tasks acquire and release, and starts it again with the data of its
