@@ -42,6 +42,8 @@ pub(super) enum Wrong {
     Leak,
     /// A request was refused in a way that its schedule excludes.
     Refusal,
+    /// The extension of a lease was confirmed, but its holder does not count on it.
+    Unextended,
     /// A request was refused as contended, but the store kept the lock for no other one.
     Contended,
 }

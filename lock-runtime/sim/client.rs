@@ -261,6 +261,9 @@ impl Client {
         if let Some(wrong) = out.wrong {
             net.wrong.get_or_insert(wrong);
         }
+        if let Some(unextended) = out.unextended {
+            net.unextended.get_or_insert(unextended);
+        }
     }
 
     /// Begins the request of a call of the process.

@@ -23,6 +23,7 @@ found! {
     found_client_that_awaits_a_lost_report: Client(Mutation::AwaitsReport) => Stuck,
     found_client_that_wakes_no_head: Client(Mutation::WakesNoHead) => Asleep,
     found_client_that_takes_silence_for_a_holder: Client(Mutation::TakesSilenceForHolder) => Contended,
+    found_client_that_drops_an_extension_which_was_overtaken: Client(Mutation::DropsOvertaken) => Unextended,
     found_store_of_records_that_loses_its_latest_changes: NothingDurable => TwoHolders,
     found_store_of_records_that_loses_a_hand_off: UndoesHandOffs => TwoHolders,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,

@@ -124,6 +124,8 @@ pub(super) struct Network {
     pub(super) look: bool,
     /// A request was refused in a way that its schedule excludes.
     pub(super) wrong: Option<String>,
+    /// An extension was confirmed that is none.
+    pub(super) unextended: Option<String>,
     pub(super) history: Option<String>,
 }
 
@@ -159,6 +161,7 @@ impl Network {
             paused_until: None,
             look: false,
             wrong: None,
+            unextended: None,
             history: is_traced.then(String::new),
         }
     }

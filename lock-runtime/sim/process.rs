@@ -146,7 +146,7 @@ pub(super) enum Purpose {
     All(Together, Arrival, Instant),
     Release(ReleaseId),
     Convert(ConversionId, Guard),
-    Extend(HeldId),
+    Extend(HeldId, Duration),
     Renewal(HeldId),
     Job(Job),
     Revoke(LockKind, LockKey, Vec<Token>),
@@ -203,6 +203,8 @@ pub(super) struct Out {
     /// The lines of the history.
     pub(super) log: Vec<String>,
     pub(super) wrong: Option<String>,
+    /// An extension that was confirmed, and by which the lease was not extended.
+    pub(super) unextended: Option<String>,
 }
 
 impl Entropy for Dice {
@@ -604,10 +606,13 @@ impl Process {
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
                 }
             }
-            Purpose::Extend(held) => {
+            Purpose::Extend(held, lease) => {
                 let extended =
                     self.visit(|session, cx| session.extend_replied(held, answer, sent, cx));
                 self.say(|| format!("extended: {extended:?}"));
+                if extended.is_ok() && !self.session.is_extended(held, sent, lease) {
+                    self.out.unextended = Some(format!("{held:?} is not extended by {lease:?}"));
+                }
             }
             Purpose::Renewal(held) => {
                 let answer = match answer {
@@ -682,7 +687,7 @@ impl Process {
             Act::Extend(times) => {
                 let lease = guard.arrival.terms.lease * times;
                 match self.visit(|session, cx| session.extend(held, lease, cx)) {
-                    Ok(call) => drop(self.call(Purpose::Extend(held), call)),
+                    Ok(call) => drop(self.call(Purpose::Extend(held, lease), call)),
                     Err(error) => self.say(|| format!("not extended: {error:?}")),
                 }
             }

@@ -119,6 +119,9 @@ impl World {
             if let Some(wrong) = self.net.wrong.take().filter(|_| !has_lost) {
                 self.checker.report(Wrong::Refusal, || wrong);
             }
+            if let Some(unextended) = self.net.unextended.take() {
+                self.checker.report(Wrong::Unextended, || unextended);
+            }
             if take(&mut self.net.look) || self.net.is_single {
                 let (net, clients) = (&mut self.net, &mut self.clients);
                 self.checker.look(net, clients, &self.servers);

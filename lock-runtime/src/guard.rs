@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
 pub use self::release::ReleaseFuture;
@@ -144,6 +145,9 @@ impl LockGuard {
     /// Extends the lease to at least `lease` from now (100 ms to 24 h), once. Renewals continue
     /// as before and never shorten it.
     ///
+    /// Afterwards, [`validity`](Self::validity) is `lease` without the time of the call, of two
+    /// calls on a store of records such as PostgreSQL, 1 % and 2 ms. It ends with `max_hold`.
+    ///
     /// # Errors
     /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,
     /// `NoRuntime`, `Unavailable`.
@@ -157,10 +161,7 @@ impl LockGuard {
         }
         let checked = self.held.first().core.limits.check_lease(lease);
         checked.map_err(|error| error.with_key(self.key()))?;
-        for view in &self.held.views {
-            view.extend(lease).await?;
-        }
-        Ok(())
+        self.held.extend(lease).await
     }
 
     /// Converts a writer to a reader without releasing the lock in between. The reader has its own
@@ -403,10 +404,13 @@ impl HeldLock {
     /// # Cancellation
     /// Dropping the future has no effect on the lock.
     pub async fn verify(&self) -> Result<(), LockError> {
-        for view in &self.views {
-            view.extend(Duration::ZERO).await?;
-        }
-        Ok(())
+        self.extend(Duration::ZERO).await
+    }
+
+    /// Extends all of its leases at once.
+    async fn extend(&self, lease: Duration) -> Result<(), LockError> {
+        let extended = self.views.iter().map(|view| view.extend(lease));
+        join_all(extended).await.into_iter().collect()
     }
 }
 

@@ -186,6 +186,8 @@ pub(crate) enum Mutation {
     TakesSilenceForHolder,
     /// The store does not announce the end of a reservation.
     AnnouncesNoEnd,
+    /// Rule 38: the reply to an extension is not applied if that to a later renewal came before.
+    DropsOvertaken,
 }
 
 impl Cx<'_> {
@@ -397,6 +399,13 @@ impl Session {
             let validity = held.validity(now);
             (!validity.is_zero()).then(|| (id, &held.hold, now + validity))
         })
+    }
+
+    /// Returns whether a hold is valid for `lease` from `sent` on, but for its `max_hold`.
+    pub(crate) fn is_extended(&self, id: HeldId, sent: Instant, lease: Duration) -> bool {
+        let until = sent + lease - lease::drift(lease);
+        let held = self.held.get(id);
+        held.is_some_and(|held| held.lease.valid_until() >= until)
     }
 
     /// Extends the waits of all requests.

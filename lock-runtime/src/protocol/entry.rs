@@ -131,17 +131,19 @@ impl QueueEntry {
         holder_ttl: Option<Duration>,
         cx: &mut Cx<'_>,
     ) {
-        let counter = counter.filter(|_| !cx.breaks(Mutation::IgnoresCounter));
-        match self.standing {
-            // The reply to a later request has already arrived.
-            Standing::Queued { as_of, .. } if sent < as_of => {}
-            _ => {
-                self.standing = Standing::Queued {
-                    as_of: sent,
-                    counter,
-                }
-            }
+        let mut counter = counter.filter(|_| !cx.breaks(Mutation::IgnoresCounter));
+        let mut as_of = sent;
+        if let Standing::Queued {
+            as_of: latest,
+            counter: largest,
+        } = self.standing
+        {
+            // Each of them proves that no earlier grant counts, in whatever order they were
+            // executed (rule 38).
+            counter = counter.max(largest);
+            as_of = sent.max(latest);
         }
+        self.standing = Standing::Queued { as_of, counter };
         self.pause = FIRST_PAUSE;
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.

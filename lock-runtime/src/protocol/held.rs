@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Cx, Effect, HeldId, Note, Session,
+    Cx, Effect, HeldId, Mutation, Note, Session,
     handoff::{Budget, Handoff},
     lease::{Due, LONGEST_SLACK, Lease},
     message::{Answer, Call, Reply, Request},
@@ -13,7 +13,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::{LockKind, Mode, Terms},
-    store::{Hold, RenewReply, Renewal, StoreError, Token},
+    store::{Hold, RenewReply, Renewal, StoreError, StoreErrorKind, Token},
     time::Instant,
 };
 
@@ -229,7 +229,7 @@ impl Session {
         };
         match answer {
             Ok(RenewReply::Renewed { ttl }) => {
-                held.lease.renewed(sent, ttl, cx.fraction());
+                held.lease.renewed(sent, ttl, cx.fraction(), cx.now);
                 cx.debug(|| Note::Renewed(held.hold.key.clone(), held.fence, ttl));
                 cx.out.push(Effect::Extended {
                     held: id,
@@ -264,7 +264,8 @@ impl Session {
         Ok(Call::new(Request::Renew(renewal), timeout))
     }
 
-    /// Records the answer to an extension sent at `sent`.
+    /// Records the answer to an extension sent at `sent`. The lease is valid from then on for as
+    /// long as the store has stated.
     pub(crate) fn extend_replied(
         &mut self,
         id: HeldId,
@@ -272,24 +273,34 @@ impl Session {
         sent: Instant,
         cx: &mut Cx<'_>,
     ) -> Result<(), ExtendError> {
-        match answer {
-            Ok(Reply::Renew(RenewReply::Renewed { ttl })) => {
-                if let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) {
-                    held.lease.reported(sent, ttl);
-                    cx.out.push(Effect::Extended {
-                        held: id,
-                        valid_until: held.lease.valid_until(),
-                        is_renewal: false,
-                    });
-                    self.plan_lease(id, cx);
-                }
-                Ok(())
-            }
+        // A guard may have reported the loss already, so it stands.
+        self.notice_loss(id, cx);
+        let ttl = match answer {
+            Ok(Reply::Renew(RenewReply::Renewed { ttl })) => ttl,
             Ok(_) => {
                 self.lose(id, Loss::Taken, cx);
-                Err(ExtendError::Lost(Loss::Taken))
+                return Err(ExtendError::Lost(Loss::Taken));
             }
-            Err(error) => Err(ExtendError::Store(error)),
+            Err(error) => return Err(ExtendError::Store(error)),
+        };
+        let Some(held) = self.held.get_mut(id) else {
+            return Err(ExtendError::Released);
+        };
+        if let Some(loss) = held.loss {
+            return Err(ExtendError::Lost(loss));
+        }
+        let is_dropped = cx.breaks(Mutation::DropsOvertaken) && held.lease.is_overtaken(sent);
+        let is_extended = is_dropped || held.lease.reported(sent, ttl, cx.now);
+        cx.out.push(Effect::Extended {
+            held: id,
+            valid_until: held.lease.valid_until(),
+            is_renewal: false,
+        });
+        self.plan_lease(id, cx);
+        if is_extended {
+            Ok(())
+        } else {
+            Err(ExtendError::Store(shortened()))
         }
     }
 
@@ -395,4 +406,9 @@ impl Session {
             cx.rouse();
         }
     }
+}
+
+fn shortened() -> StoreError {
+    let message = "another program has shortened the lease; extend it again";
+    StoreError::new(StoreErrorKind::Unavailable, message)
 }

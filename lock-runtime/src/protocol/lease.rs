@@ -25,14 +25,58 @@ pub(crate) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
+/// The time until which a store keeps a lease at least, as replies in any order show it (rule 38).
+#[derive(Clone, Copy, Debug)]
+struct Validity {
+    until: Instant,
+    /// When the reply arrived that gave `until`. A request that was sent later was executed later.
+    known_at: Instant,
+    /// The arrival of the latest reply that showed a lease which had been shortened. Requests that
+    /// were sent earlier may have been executed before.
+    shortened_at: Option<Instant>,
+}
+
+impl Validity {
+    /// The validity of a grant: every request about it is sent later.
+    fn granted(sent: Instant, until: Instant) -> Self {
+        Self {
+            until,
+            known_at: sent,
+            shortened_at: None,
+        }
+    }
+
+    /// Returns whether the request sent at `sent` may have been executed before the one that gave
+    /// `until`.
+    fn is_overtaken(&self, sent: Instant) -> bool {
+        sent < self.known_at
+    }
+
+    /// Applies the reply to a request sent at `sent`, which arrives at `now`. Returns whether it
+    /// counts.
+    fn replied(&mut self, sent: Instant, ttl: Duration, now: Instant) -> bool {
+        let until = sent + ttl.saturating_sub(drift(ttl));
+        if self.shortened_at.is_some_and(|at| sent < at) {
+            return false;
+        }
+        let is_later = !self.is_overtaken(sent);
+        if is_later && now + ttl < self.until {
+            self.shortened_at = Some(now);
+        }
+        // The store may have executed requests that were in flight together in any order.
+        if is_later || until > self.until {
+            (self.until, self.known_at) = (until, now);
+        }
+        true
+    }
+}
+
 /// The holder's view of a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     length: Duration,
     since: Instant,
-    /// The send time of the request from which `valid_until` is derived.
-    as_of: Instant,
-    valid_until: Instant,
+    validity: Validity,
     renewal: Renewal,
     /// The end of `max_hold`, if it is set.
     ends_at: Option<Instant>,
@@ -71,8 +115,7 @@ impl Lease {
         let mut lease = Self {
             length,
             since: sent,
-            as_of: sent,
-            valid_until: sent,
+            validity: Validity::granted(sent, sent),
             renewal: if renew {
                 Renewal::At(sent)
             } else {
@@ -81,7 +124,7 @@ impl Lease {
             ends_at: None,
             warn_at: None,
         };
-        lease.renewed(sent, ttl, jitter);
+        lease.renewed(sent, ttl, jitter, sent);
         lease
     }
 
@@ -110,7 +153,7 @@ impl Lease {
 
     /// Returns the time until which the lease is certain to be valid, apart from `max_hold`.
     pub(crate) fn valid_until(&self) -> Instant {
-        self.valid_until
+        self.validity.until
     }
 
     /// Returns the end of `max_hold`, if it is set.
@@ -125,8 +168,9 @@ impl Lease {
 
     /// Returns the remaining validity of the lease.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
-        let ends_at = self.ends_at.unwrap_or(self.valid_until);
-        ends_at.min(self.valid_until).saturating_duration_since(now)
+        let valid_until = self.valid_until();
+        let ends_at = self.ends_at.unwrap_or(valid_until);
+        ends_at.min(valid_until).saturating_duration_since(now)
     }
 
     /// Returns the kind of loss if the lease is lost at `now`.
@@ -134,7 +178,7 @@ impl Lease {
         if self.ends_at.is_some_and(|at| at <= now) {
             return Some(Loss::MaxHold);
         }
-        (self.valid_until <= now).then_some(Loss::Expired)
+        (self.valid_until() <= now).then_some(Loss::Expired)
     }
 
     /// Returns the time of the next action of [`due`](Self::due).
@@ -144,17 +188,17 @@ impl Lease {
             Renewal::Off | Renewal::InFlight => None,
         };
         let planned = [renew_at, self.ends_at, self.warn_at].into_iter();
-        planned.flatten().fold(self.valid_until, Instant::min)
+        planned.flatten().fold(self.valid_until(), Instant::min)
     }
 
     /// Returns when the lease is late: half of the time that the latest reply has left is over
     /// without a renewal, or the driver has not noticed a loss.
     pub(crate) fn late_at(&self) -> Instant {
-        let half = self.as_of + self.valid_until.saturating_duration_since(self.as_of) / 2;
-        let lost_at = self
-            .ends_at
-            .unwrap_or(self.valid_until)
-            .min(self.valid_until);
+        let Validity {
+            until, known_at, ..
+        } = self.validity;
+        let half = known_at + until.saturating_duration_since(known_at) / 2;
+        let lost_at = self.ends_at.unwrap_or(until).min(until);
         let unnoticed = lost_at + UNNOTICED;
         match self.renewal {
             Renewal::Off => unnoticed,
@@ -192,28 +236,30 @@ impl Lease {
         None
     }
 
-    /// Records the TTL from the reply to a renewal sent at `sent`.
-    pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration, jitter: f64) {
+    /// Records the TTL from the reply to a renewal sent at `sent`, which arrives at `now`.
+    pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration, jitter: f64, now: Instant) {
         if self.renewal != Renewal::Off {
             // A grant that is discovered late has little time left and is renewed sooner.
             let third = ttl.min(self.length) / 3;
             self.renewal = Renewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
         }
-        self.reported(sent, ttl);
+        self.reported(sent, ttl, now);
     }
 
-    /// Records the TTL from the reply to a query or an extension sent at `sent`. It
-    /// postpones no renewal.
-    pub(crate) fn reported(&mut self, sent: Instant, ttl: Duration) {
-        // The reply to a later request has already arrived.
-        if sent < self.as_of {
-            return;
-        }
+    /// Records the TTL from the reply to a query or an extension sent at `sent`. It postpones no
+    /// renewal. Returns whether it counts: not if the lease was shortened meanwhile.
+    pub(crate) fn reported(&mut self, sent: Instant, ttl: Duration, now: Instant) -> bool {
         // A custom store may return any TTL, and the range of `Instant` is limited.
         let ttl = ttl.min(LONGEST_TTL);
-        self.as_of = sent;
-        self.valid_until = sent + ttl.saturating_sub(drift(ttl));
+        let counts = self.validity.replied(sent, ttl, now);
+        // If requests were in flight together, the reply to this renewal decides.
         self.hurry(sent + ttl / 3);
+        counts
+    }
+
+    /// Returns whether another reply has arrived since this time.
+    pub(crate) fn is_overtaken(&self, sent: Instant) -> bool {
+        self.validity.is_overtaken(sent)
     }
 
     /// Records a failed renewal. It is retried as long as validity is left.
@@ -287,23 +333,23 @@ mod tests {
         let renew_at = lease.next_due();
         for second in 1..10 {
             let passed = Duration::from_secs(second);
-            lease.reported(t0 + passed, LEASE - passed);
+            lease.reported(t0 + passed, LEASE - passed, t0 + passed);
             assert_eq!(lease.next_due(), renew_at);
         }
         assert_eq!(lease.due(renew_at), Some(Due::Renew));
-        lease.reported(renew_at, LEASE * 2 / 3);
+        lease.reported(renew_at, LEASE * 2 / 3, renew_at);
         // The renewal is still in flight.
         assert_eq!(lease.due(renew_at + LEASE / 3), None);
         // Another program has shortened the lease at the store.
         let (mut lease, t0) = granted(None);
-        lease.reported(t0, LEASE / 10);
+        lease.reported(t0, LEASE / 10, t0);
         assert_eq!(lease.next_due(), t0 + LEASE / 30);
     }
 
     #[test]
     fn max_hold_ends_a_lease_that_is_renewed() {
         let (mut lease, t0) = granted(Some(LEASE * 2));
-        lease.renewed(t0 + LEASE, LEASE * 4, 0.0);
+        lease.renewed(t0 + LEASE, LEASE * 4, 0.0, t0 + LEASE);
         assert_eq!(lease.validity(t0 + LEASE), LEASE);
         assert_eq!(lease.due(t0 + LEASE * 2), Some(Due::Lost(Loss::MaxHold)));
     }
@@ -312,25 +358,92 @@ mod tests {
     fn a_lock_held_for_ten_leases_is_warned_of_once() {
         let (mut lease, t0) = granted(None);
         let now = t0 + LEASE * 10;
-        lease.renewed(now, LEASE, 0.0);
+        lease.renewed(now, LEASE, 0.0, now);
         assert_eq!(lease.due(now), Some(Due::Warn));
         assert_eq!(lease.due(now), None);
     }
 
+    /// A renewal at a store: when it is sent, executed and answered, in milliseconds, and the
+    /// lease that it requests.
+    #[derive(Clone, Copy, Debug)]
+    struct Sent {
+        sent: u64,
+        executed: u64,
+        answered: u64,
+        lease: u64,
+    }
+
+    /// Renewals in flight together, by increasing time of execution.
+    fn renewals() -> impl Strategy<Value = Vec<Sent>> {
+        let one = (0u64..20_000, 0u64..3_000, 0u64..3_000, 0u64..90_000);
+        let one = one.prop_map(|(sent, there, back, lease)| Sent {
+            sent,
+            executed: sent + there,
+            answered: sent + there + back,
+            lease,
+        });
+        proptest::collection::vec(one, 1..8).prop_map(|mut renewals| {
+            renewals.sort_by_key(|it| it.executed);
+            renewals
+        })
+    }
+
+    /// The end of the lease that the store states in its reply to each renewal.
+    fn replies(renewals: Vec<Sent>) -> Vec<(Sent, u64)> {
+        let mut end = 30_000;
+        let reply = |it: Sent| {
+            end = end.max(it.executed + it.lease);
+            (it, end)
+        };
+        renewals.into_iter().map(reply).collect()
+    }
+
     proptest! {
-        /// Replies in any order: validity never exceeds the TTL in the reply to the
-        /// latest request.
+        /// Replies in any order: each of them counts, and validity never exceeds the lease at the
+        /// store.
         #[test]
-        fn an_overtaken_reply_changes_nothing(replies in proptest::collection::vec((0u64..60_000, 1u64..90_000), 1..8)) {
+        fn validity_is_the_latest_end_that_the_store_has_stated(renewals in renewals()) {
+            let millis = Duration::from_millis;
             let (mut lease, t0) = granted(None);
-            let mut newest = (0, 30_000);
-            for (sent, ttl) in replies {
-                lease.renewed(t0 + Duration::from_millis(sent), Duration::from_millis(ttl), 0.5);
-                if sent >= newest.0 {
-                    newest = (sent, ttl);
-                }
+            let mut replies = replies(renewals);
+            let ends: Vec<_> = replies.iter().map(|(it, end)| (it.executed, *end)).collect();
+            replies.sort_by_key(|(it, _)| it.answered);
+            for (it, end) in replies {
+                let ttl = millis(end - it.executed);
+                let (sent, now) = (t0 + millis(it.sent), t0 + millis(it.answered));
+                prop_assert!(lease.reported(sent, ttl, now));
+                prop_assert!(lease.valid_until() >= sent + ttl.saturating_sub(drift(ttl)));
+                let executed = ends.iter().filter(|(at, _)| *at <= it.answered);
+                let end_by_now = executed.map(|(_, end)| *end).max().unwrap_or_default();
+                prop_assert!(lease.valid_until() <= t0 + millis(end_by_now));
             }
-            prop_assert!(lease.validity(t0) <= Duration::from_millis(newest.0 + newest.1));
+        }
+
+        /// Another program shortens the lease. A request that is sent when no other one is in
+        /// flight shows it. Replies to earlier requests do not count from then on.
+        #[test]
+        fn a_lease_that_was_shortened_is_as_short_as_the_latest_request_shows(
+            renewals in renewals(),
+            left in 1u64..1_000,
+            late in 0u64..90_000,
+        ) {
+            let millis = Duration::from_millis;
+            let (mut lease, t0) = granted(None);
+            let mut replies = replies(renewals);
+            replies.sort_by_key(|(it, _)| it.answered);
+            let last = replies.iter().map(|(it, _)| it.answered).max().unwrap_or_default();
+            for (it, end) in replies {
+                let ttl = millis(end - it.executed);
+                lease.reported(t0 + millis(it.sent), ttl, t0 + millis(it.answered));
+            }
+            let now = t0 + millis(last + 1);
+            let is_shorter = now + millis(left) < lease.valid_until();
+            lease.reported(now, millis(left), now);
+            prop_assert!(lease.valid_until() <= now + millis(left));
+            if is_shorter {
+                prop_assert!(!lease.reported(now - millis(1), millis(late), now));
+                prop_assert!(lease.valid_until() <= now + millis(left));
+            }
         }
     }
 }

@@ -951,6 +951,83 @@ fn an_extended_lock_is_not_handed_off_locally() {
     }
 }
 
+/// A renewal that was sent later is executed, or answered, before the extension (rule 38).
+#[test]
+fn an_extension_that_a_renewal_overtakes_is_valid() {
+    let (second, length) = (Duration::from_secs(1), LEASE * 2);
+    for is_extension_first in [false, true] {
+        let mut bench = Bench::new();
+        let held = bench.holds(0, LEASE);
+        let sent = bench.now;
+        bench
+            .input(|session, cx| session.extend(held, length, cx))
+            .unwrap();
+        bench.now += second;
+        let renewed = bench.now;
+        bench.now += second;
+        let extend = |bench: &mut Bench| {
+            let reply = Ok(Reply::Renew(RenewReply::Renewed { ttl: length }));
+            let extended = bench.input(|session, cx| session.extend_replied(held, reply, sent, cx));
+            extended.unwrap();
+        };
+        let renew = |bench: &mut Bench| {
+            let reply = Ok(RenewReply::Renewed { ttl: LEASE });
+            bench.input(|session, cx| session.renewal_replied(held, reply, renewed, cx));
+        };
+        if is_extension_first {
+            extend(&mut bench);
+            renew(&mut bench);
+        } else {
+            renew(&mut bench);
+            extend(&mut bench);
+        }
+        let valid_for = bench.session.held[held].validity(sent);
+        assert_eq!(valid_for, length - drift(length), "{is_extension_first}");
+    }
+}
+
+/// A loss that a guard may have reported stands.
+#[test]
+fn an_extension_is_no_success_once_the_lock_was_lost_or_released() {
+    for is_released in [false, true] {
+        let mut bench = Bench::new();
+        let held = bench.holds(0, LEASE);
+        let sent = bench.now;
+        bench
+            .input(|session, cx| session.extend(held, LEASE * 2, cx))
+            .unwrap();
+        if is_released {
+            bench.releases(held).unwrap();
+        } else {
+            bench.now += LEASE;
+        }
+        let reply = Ok(Reply::Renew(RenewReply::Renewed { ttl: LEASE * 2 }));
+        let extended = bench.input(|session, cx| session.extend_replied(held, reply, sent, cx));
+        match (is_released, extended) {
+            (true, Err(ExtendError::Released)) => {}
+            (false, Err(ExtendError::Lost(Loss::Expired))) => {}
+            (_, extended) => panic!("{is_released}: {extended:?}"),
+        }
+    }
+}
+
+/// Each reply that a request waits shows that it has no older grant (rules 3 and 38).
+#[test]
+fn a_push_counts_only_if_it_is_newer_than_every_reply() {
+    let second = Duration::from_secs(1);
+    let mut bench = Bench::new();
+    bench.now += second;
+    let (id, token) = bench.head();
+    waits(&bench.reply(id, queued(Some(5))));
+    // The request that was sent earlier was executed later.
+    bench.now -= second;
+    bench.input(|session, cx| session.free_in(LockKind::Lock, &key(), Duration::ZERO, cx));
+    assert_eq!(polls(&bench.resume(id)), token);
+    waits(&bench.reply(id, polled_queued(7)));
+    bench.push(Mode::Exclusive, token, 6);
+    waits(&bench.resume(id));
+}
+
 /// `min_hold` counts for a lock whose downgrade has no reply, too.
 #[test]
 fn a_failed_downgrade_leaves_the_lock_reserved() {
