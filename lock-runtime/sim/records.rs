@@ -7,7 +7,9 @@ use crate::{
     protocol::{self, quorum},
     store::{
         KeyRequest, RevokeScope, StoreEvent, Token,
-        records::sim::{Body, Caused, Lock, Origin, Record, Terms, Timestamp, Writes, evaluate},
+        records::sim::{
+            Body, Caused, Lock, Now, Origin, Record, Terms, Timestamp, Writes, evaluate,
+        },
         table::{Step, Table, acquire_all},
     },
     time::Instant,
@@ -44,7 +46,10 @@ impl Stored {
             .collect();
         let is_abandon = matches!(message, Message::One(protocol::Request::Abandon(_)));
         let terms = Terms {
-            now: Timestamp::from_micros(micros),
+            now: Now {
+                reached: Timestamp::from_micros(micros),
+                latest: Timestamp::from_micros(micros),
+            },
             caller,
             is_guarded: false,
             writes: match message {

@@ -64,7 +64,7 @@ impl Core {
     /// them: an inspection without names is better than none.
     pub(crate) async fn add_names(&self, seen: &mut [Inspection]) {
         let known = |id| match &self.own_name {
-            Some((own, name)) if *own == id => Some(name.clone()),
+            Some(name) if self.id == id => Some(name.clone()),
             _ => self.names.get(id),
         };
         let (mut unknown, mut new) = (HashSet::new(), HashMap::new());

@@ -47,8 +47,10 @@ pub(crate) struct Core {
     listeners: AtomicU64,
     /// The keeper is making calls that were late.
     pub(crate) is_relieved: AtomicBool,
-    /// The name under which the store shows this client, and the identifier in its tokens.
-    pub(crate) own_name: Option<(ClientId, Arc<str>)>,
+    /// The identifier in the tokens of this client.
+    pub(crate) id: ClientId,
+    /// The name under which the store shows it.
+    pub(crate) own_name: Option<Arc<str>>,
     /// The names of other clients.
     pub(crate) names: ClientNames,
     pub(crate) activity: Recorded,
@@ -77,14 +79,12 @@ pub(crate) struct State {
     pub(crate) orphaned: bool,
 }
 
-/// The random numbers of the thread's generator. Tokens begin with the identifier of a client that
-/// has a name.
-struct ThreadEntropy(Option<ClientId>);
+/// The random numbers of the thread's generator. Tokens begin with the identifier of their client.
+struct ThreadEntropy(ClientId);
 
 impl Entropy for ThreadEntropy {
     fn token(&mut self) -> Token {
-        let Self(client) = self;
-        client.map_or_else(Token::random, Token::of)
+        Token::of(self.0)
     }
 
     fn fraction(&mut self) -> f64 {
@@ -118,7 +118,8 @@ impl Core {
             epoch: Instant::now(),
             listeners: AtomicU64::new(0),
             is_relieved: AtomicBool::new(false),
-            own_name: own_name.map(|name| (ClientId::random(), name)),
+            id: ClientId::random(),
+            own_name,
             names: ClientNames::default(),
             activity: Recorded::default(),
             _listener: listener,
@@ -142,7 +143,7 @@ impl Core {
         let mut effects = Effects::new();
         let mut cx = Cx {
             now,
-            entropy: &mut ThreadEntropy(self.own_name.as_ref().map(|(id, _)| *id)),
+            entropy: &mut ThreadEntropy(self.id),
             out: &mut effects,
             is_debugged: tracing::enabled!(tracing::Level::DEBUG),
             #[cfg(test)]

@@ -273,8 +273,9 @@ impl Calls {
 
 /// Repeats the name of the client to the store.
 async fn introduce(core: Arc<Core>) -> Done {
-    if let Some((id, name)) = &core.own_name {
-        let introduced = within(call_timeout(DEFAULT_LEASE), core.store.introduce(*id, name)).await;
+    if let Some(name) = &core.own_name {
+        let introduced = core.store.introduce(core.id, name);
+        let introduced = within(call_timeout(DEFAULT_LEASE), introduced).await;
         if let Err(error) = introduced {
             tracing::debug!(%error, "the store does not have the name of this client yet");
             if error.is_transient() {

@@ -85,7 +85,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Gives the client no name. It is then shown as an unnamed client.
+    /// Gives the client no name. It is then shown as an unnamed client, with the random identifier
+    /// that its tokens begin with.
     pub fn without_identity(mut self) -> Self {
         self.identity = Identification::None;
         self

@@ -187,6 +187,11 @@ impl PostgresRecords {
     }
 }
 
+/// Returns the name of a record in the table.
+fn full_name(namespace: &str, name: &RecordName) -> String {
+    format!("{namespace}:{name}")
+}
+
 impl Calls {
     fn new(target: Target, namespace: &str, options: &PostgresOptions) -> Result<Self, LockError> {
         Ok(Self {
@@ -198,11 +203,11 @@ impl Calls {
     }
 
     fn name(&self, name: &RecordName) -> String {
-        format!("{}:{name}", self.namespace)
+        full_name(&self.namespace, name)
     }
 
     async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
-        let arguments = Arguments::new(self, [swap]);
+        let arguments = Arguments::new(&self.namespace, [swap]);
         match self.pool.query_one(SWAP, &arguments.typed()).await {
             Ok(row) => swap_reply(&row),
             Err(error) => self.refused(error, swap).await,
@@ -216,7 +221,8 @@ impl Calls {
             // All transactions lock records in this order.
             let mut order: Vec<_> = (0..swaps.len()).collect();
             order.sort_by_key(|index| &swaps[*index].changes[0].name);
-            let mut arguments = Arguments::new(self, order.iter().map(|index| &swaps[*index]));
+            let ordered = order.iter().map(|index| &swaps[*index]);
+            let mut arguments = Arguments::new(&self.namespace, ordered);
             arguments.each = true;
             match self.pool.query_one(SWAP, &arguments.typed()).await {
                 Ok(row) => {
@@ -283,7 +289,7 @@ impl Calls {
             transaction.end().await;
             return Ok(None);
         };
-        let arguments = Arguments::new(self, [&swap]);
+        let arguments = Arguments::new(&self.namespace, [&swap]);
         let reply = match transaction.commit(SWAP, &arguments.typed()).await {
             Ok(row) => swap_reply(&row)?,
             Err(error) => self.refused(error, &swap).await?,

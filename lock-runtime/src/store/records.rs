@@ -13,6 +13,8 @@ mod execution;
 mod name;
 mod news;
 mod outcome;
+#[cfg(test)]
+mod tests;
 
 /// Access for the simulators.
 #[cfg(test)]
@@ -20,6 +22,7 @@ pub(crate) mod sim {
     pub(crate) use super::{
         Record, Timestamp,
         body::{Body, Origin},
+        clock::Now,
         evaluation::{Caused, Lock, Terms, Writes, evaluate},
     };
 }
@@ -292,7 +295,7 @@ impl Record {
 pub struct Version(NonZeroU64);
 
 impl Version {
-    pub(super) fn random() -> Self {
+    pub(in crate::store) fn random() -> Self {
         // It stays below `i64::MAX`.
         Self(NonZeroU64::MIN.saturating_add(rand::random::<u64>() >> 2))
     }

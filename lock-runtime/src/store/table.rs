@@ -93,7 +93,11 @@ impl Fences {
 
 /// One step: its time, and the events that it causes.
 pub(crate) struct Step<'a> {
+    /// The time, by which leases begin and end.
     pub(crate) now: Instant,
+    /// The same or a later time, at which reservations and the silence of waiters begin, as they
+    /// must not end early. It is later if the clock of the step is known within bounds.
+    pub(in crate::store) latest: Instant,
     fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
     pub(crate) proposal: Option<FencingToken>,
@@ -117,6 +121,7 @@ impl<'a> Step<'a> {
     pub(crate) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
         Self {
             now,
+            latest: now,
             fences,
             proposal: None,
             heir: None,
@@ -222,7 +227,7 @@ impl Table {
         let entry = self.map(kind).get_mut(&hold.key)?;
         entry.line.retain(|place| place.is_queued(step.now));
         if let Some(place) = entry.line.iter_mut().find(|place| place.is_of(hold)) {
-            place.seen = step.now;
+            place.seen = step.latest;
         }
         self.advanced(&hold.key, kind, step)
     }
@@ -269,7 +274,7 @@ impl Table {
                 has_waiters,
             });
         }
-        entry.enqueue(&request.hold, new_holder(request), now);
+        entry.enqueue(&request.hold, new_holder(request), step);
         Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
@@ -328,7 +333,7 @@ impl Table {
 
     pub(crate) fn release(&mut self, release: &Release, step: &mut Step<'_>) -> ReleaseReply {
         let (hold, now) = (&release.hold, step.now);
-        let given_back = self.give_back(release, now);
+        let given_back = self.give_back(release, step);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
             step.frees = true;
             self.advanced(&hold.key, hold.mode.kind(), step);
@@ -357,7 +362,7 @@ impl Table {
         if is_next && !step.grants_nothing {
             return ReleaseReply::Passed(entry.hold(Mode::Exclusive, next, step));
         }
-        entry.enqueue(&next_hold, next, now);
+        entry.enqueue(&next_hold, next, step);
         ReleaseReply::Queued {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
@@ -388,13 +393,17 @@ impl Table {
     }
 
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.
-    fn give_back(&mut self, release: &Release, now: Instant) -> Result<ReleaseReply, ReleaseReply> {
+    fn give_back(
+        &mut self,
+        release: &Release,
+        step: &Step<'_>,
+    ) -> Result<ReleaseReply, ReleaseReply> {
         let hold = &release.hold;
         let entry = self.map(hold.mode.kind()).get_mut(&hold.key);
         let Some(entry) = entry.filter(|entry| entry.mode == hold.mode) else {
             return Err(ReleaseReply::NotHeld);
         };
-        entry.expire(now);
+        entry.expire(step.now);
         let slots = &mut entry.slots;
         let Some(index) = slots.iter().position(|slot| slot.is_held_by(hold.token)) else {
             let kept = slots.iter().any(|slot| slot.token == hold.token);
@@ -413,7 +422,7 @@ impl Table {
             slots.retain(|slot| slot.token != hold.token);
             slots.push(Slot {
                 kept: true,
-                expires: now + keep_for,
+                expires: step.latest + keep_for,
                 ..slot
             });
         }

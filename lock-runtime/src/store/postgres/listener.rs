@@ -59,7 +59,9 @@ impl Listening {
     }
 
     pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
-        lock(&self.0.state).inboxes.push(inbox);
+        let inboxes = &mut lock(&self.0.state).inboxes;
+        inboxes.retain(|inbox| inbox.strong_count() > 0);
+        inboxes.push(inbox);
     }
 
     /// Waits until messages to `client` are received, for a bounded time.
@@ -99,24 +101,31 @@ impl Shared {
             .for_each(|inbox| inbox.connected(false));
     }
 
-    /// Returns the end of the last expectation. `None` if it has passed: the task ends.
-    fn expected_until(&self) -> Option<Instant> {
+    /// Removes the clients that expect no messages any more. Returns the next changes of channels,
+    /// or `None` if no client is left: the task ends.
+    fn plan(&self) -> Option<Plan> {
         let mut state = lock(&self.state);
         let now = Instant::now();
-        let last = state.clients.values().map(|(until, _)| *until).max();
-        let last = last.filter(|last| *last > now);
-        if last.is_none() {
-            state.clients.clear();
-            state.is_running = false;
+        let mut plan = Plan::default();
+        let State {
+            clients,
+            is_running,
+            ..
+        } = &mut *state;
+        clients.retain(|client, (until, is_heard)| {
+            if *until <= now {
+                plan.unneeded.extend(is_heard.then_some(*client));
+                return false;
+            }
+            plan.unheard.extend((!*is_heard).then_some(*client));
+            plan.until = Some(plan.until.map_or(*until, |first| first.min(*until)));
+            true
+        });
+        if plan.until.is_none() {
+            *is_running = false;
+            return None;
         }
-        last
-    }
-
-    /// Returns the clients to whose channels the connection does not listen yet.
-    fn unheard(&self) -> Vec<ClientId> {
-        let state = lock(&self.state);
-        let unheard = state.clients.iter().filter(|(_, (_, is_heard))| !is_heard);
-        unheard.map(|(client, _)| *client).collect()
+        Some(plan)
     }
 
     fn set_heard(&self, clients: &[ClientId], is_heard: bool) {
@@ -126,6 +135,30 @@ impl Shared {
                 entry.1 = is_heard;
             }
         }
+    }
+}
+
+/// The next changes of the channels.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// The clients to whose channels the connection does not listen yet.
+    unheard: Vec<ClientId>,
+    /// The clients to whose channels it listens in vain.
+    unneeded: Vec<ClientId>,
+    /// When the next client may no longer expect messages.
+    until: Option<Instant>,
+}
+
+impl Plan {
+    /// Returns the statements that change the channels, if any.
+    fn statements(&self) -> Option<String> {
+        // The names consist of letters, digits and underscores.
+        let statement = |verb| move |client: &ClientId| format!("{verb} {};", channel(*client));
+        let unlisten = self.unneeded.iter().map(statement("unlisten"));
+        let statements: String = unlisten
+            .chain(self.unheard.iter().map(statement("listen")))
+            .collect();
+        (!statements.is_empty()).then_some(statements)
     }
 }
 
@@ -161,19 +194,19 @@ async fn receive(shared: Weak<Shared>) {
     let mut was_lost = false;
     loop {
         let Some(target) = shared.upgrade().and_then(|shared| {
-            shared.expected_until()?;
+            shared.plan()?;
             Some(shared.target.clone())
         }) else {
             return running.ended();
         };
         let ended = match &target.tls {
             Tls::None => match timeout(CALL, target.config.connect(NoTls)).await {
-                Ok(Ok(connected)) => serve(&shared, connected, was_lost).await,
+                Ok(Ok(connected)) => serve(&shared, connected, &mut was_lost).await,
                 failed => unconnected(failed.map(|it| it.err())),
             },
             #[cfg(feature = "postgres-rustls")]
             Tls::Rustls(tls) => match timeout(CALL, target.config.connect(tls.clone())).await {
-                Ok(Ok(connected)) => serve(&shared, connected, was_lost).await,
+                Ok(Ok(connected)) => serve(&shared, connected, &mut was_lost).await,
                 failed => unconnected(failed.map(|it| it.err())),
             },
         };
@@ -199,11 +232,12 @@ fn unconnected(error: Result<Option<Error>, Elapsed>) -> Ended {
     })
 }
 
-/// Receives messages on one connection until it breaks or none are expected.
+/// Receives messages on one connection until it breaks or none are expected. `was_lost`: the
+/// previous connection was lost, so the waiters poll once this one listens.
 async fn serve<S, T>(
     shared: &Weak<Shared>,
     (client, mut connection): (Client, Connection<S, T>),
-    mut was_lost: bool,
+    was_lost: &mut bool,
 ) -> Ended
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -213,19 +247,11 @@ where
         return Ended::Unneeded;
     };
     loop {
-        let Some((unheard, until)) = shared.upgrade().and_then(|shared| {
-            let until = shared.expected_until()?;
-            Some((shared.unheard(), until))
-        }) else {
+        let Some(plan) = shared.upgrade().and_then(|shared| shared.plan()) else {
             return Ended::Unneeded;
         };
-        if !unheard.is_empty() {
-            // The names consist of letters, digits and underscores.
-            let listen = unheard
-                .iter()
-                .map(|client| format!("listen {};", channel(*client)));
-            let sql: String = listen.collect();
-            let listening = timeout(CALL, client.batch_execute(&sql));
+        if let Some(statements) = plan.statements() {
+            let listening = timeout(CALL, client.batch_execute(&statements));
             tokio::select! {
                 listening = listening => match listening {
                     Ok(Ok(())) => {}
@@ -234,16 +260,17 @@ where
                 ended = messages(shared, &mut connection) => return ended,
             }
             if let Some(shared) = shared.upgrade() {
-                shared.set_heard(&unheard, true);
+                shared.set_heard(&plan.unheard, true);
                 shared.changed.send_replace(());
-                if was_lost {
+                if *was_lost {
                     shared.doubt();
                 }
             }
-            was_lost = false;
+            *was_lost = false;
             changed.mark_unchanged();
             continue;
         }
+        let until = plan.until.unwrap_or_else(Instant::now);
         tokio::select! {
             ended = messages(shared, &mut connection) => return ended,
             _ = changed.changed() => {}
@@ -274,4 +301,41 @@ where
             .for_each(|inbox| inbox.deliver(&body));
     }
     Ended::Lost("it was closed".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::postgres::PostgresOptions;
+
+    /// One of two clients waits all the time.
+    #[tokio::test(start_paused = true)]
+    async fn the_channel_of_a_client_that_no_longer_waits_is_left() {
+        let options = PostgresOptions::default();
+        let target = Target::new("postgres://localhost/test", &options).unwrap();
+        let Listening(shared) = Listening::new(target);
+        let [waits, waited] = [ClientId::random(), ClientId::random()];
+        let expects = |client| {
+            let until = Instant::now() + EXPECTED_FOR;
+            lock(&shared.state)
+                .clients
+                .entry(client)
+                .or_insert((until, false))
+                .0 = until;
+        };
+        expects(waited);
+        expects(waits);
+        let plan = shared.plan().unwrap();
+        assert_eq!(plan.unheard.len(), 2);
+        shared.set_heard(&plan.unheard, true);
+        tokio::time::advance(EXPECTED_FOR / 2).await;
+        expects(waits);
+        assert_eq!(shared.plan().unwrap().statements(), None);
+        tokio::time::advance(EXPECTED_FOR / 2).await;
+        let statements = shared.plan().unwrap().statements();
+        assert_eq!(statements, Some(format!("unlisten {};", channel(waited))));
+        assert_eq!(lock(&shared.state).clients.len(), 1);
+        tokio::time::advance(EXPECTED_FOR).await;
+        assert_eq!(shared.plan(), None);
+    }
 }

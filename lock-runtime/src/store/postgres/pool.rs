@@ -151,7 +151,9 @@ impl Pool {
 
     /// Informs an inbox of outages from now on.
     pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
-        lock(&self.inboxes).push(inbox);
+        let mut inboxes = lock(&self.inboxes);
+        inboxes.retain(|inbox| inbox.strong_count() > 0);
+        inboxes.push(inbox);
     }
 
     pub(super) fn is_pooled(&self) -> bool {

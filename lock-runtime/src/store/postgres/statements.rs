@@ -6,7 +6,7 @@ use tokio_postgres::{
     types::{FromSql, ToSql, Type},
 };
 
-use super::{Calls, error::failed, listener};
+use super::{error::failed, full_name, listener};
 use crate::store::{
     StoreError,
     records::{Change, Record, Swap, SwapReply, Swapped, Timestamp, Version},
@@ -40,15 +40,17 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    pub(super) fn new<'a>(calls: &Calls, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
+    /// The arguments of swaps that share a transaction. It is as durable as one of them has to be,
+    /// and waits for the latest of their clocks.
+    pub(super) fn new<'a>(namespace: &str, swaps: impl IntoIterator<Item = &'a Swap>) -> Self {
         let mut arguments = Self::default();
         for swap in swaps {
-            arguments.add(calls, swap);
+            arguments.add(namespace, swap);
         }
         arguments
     }
 
-    fn add(&mut self, calls: &Calls, swap: &Swap) {
+    fn add(&mut self, namespace: &str, swap: &Swap) {
         let not_before = swap.not_before.micros().cast_signed();
         self.not_before = self.not_before.max(not_before);
         self.durable |= swap.durable;
@@ -62,7 +64,7 @@ impl Arguments {
         } in &swap.changes
         {
             let number = |version: Version| version.number().cast_signed();
-            self.names.push(calls.name(name));
+            self.names.push(full_name(namespace, name));
             self.known.push(known.map_or(0, number));
             self.versions.push(number(record.version));
             self.bodies.push(record.body.clone());
@@ -145,4 +147,31 @@ pub(super) fn present(row: &Row, column: usize) -> Result<Vec<Option<Record>>, S
 pub(super) fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Record> {
     let version = Version::from_number(version?.cast_unsigned())?;
     Some(Record::new(version, body?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::records::RecordName;
+
+    fn swap(durable: bool, not_before: u64) -> Swap {
+        let record = Record::new(Version::random(), Vec::new());
+        let end = Timestamp::from_micros(u64::MAX >> 1);
+        let change = Change::new(RecordName::new("a"), None, record, end);
+        let mut swap = Swap::new(vec![change], Timestamp::from_micros(not_before));
+        swap.durable = durable;
+        swap
+    }
+
+    #[test]
+    fn a_group_is_as_durable_and_as_late_as_one_of_its_swaps_has_to_be() {
+        let swaps = [swap(true, 7), swap(false, 5), swap(false, 9)];
+        for order in [[0, 1, 2], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
+            let arguments = Arguments::new("lock", order.map(|index| &swaps[index]));
+            assert!(arguments.durable, "{order:?}");
+            assert_eq!(arguments.not_before, 9, "{order:?}");
+        }
+        let arguments = Arguments::new("lock", &swaps[1..]);
+        assert!(!arguments.durable);
+    }
 }

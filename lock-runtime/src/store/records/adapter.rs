@@ -1,7 +1,7 @@
 //! [`RecordStore`]: locks in a store of records.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, Weak},
     time::Duration,
@@ -11,10 +11,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::sleep;
 
 use super::{
-    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Version,
+    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version,
     attempt::Attempt,
     body::Body,
-    cache::Cache,
+    cache::{Cache, Halves},
     clock::Clock,
     evaluation::{Lock, Writes},
     news,
@@ -56,8 +56,8 @@ pub(super) struct Shared {
     pub(super) cache: Cache,
     pub(super) clock: Clock,
     pub(super) listeners: Listeners,
-    /// The clients that use this store.
-    pub(super) clients: Mutex<HashSet<ClientId>>,
+    /// The clients that have used this store last. Others that wait receive messages.
+    pub(super) clients: Mutex<Halves<ClientId, ()>>,
 }
 
 impl fmt::Debug for RecordStore {
@@ -112,7 +112,11 @@ impl Inbox for Shared {
 
 impl Shared {
     fn knows(&self, token: Token) {
-        lock(&self.clients).insert(token.client());
+        let client = token.client();
+        let mut clients = lock(&self.clients);
+        if clients.get(&client).is_none() {
+            clients.put(client, ());
+        }
     }
 
     /// Begins an operation on one lock with the record that was seen last.
@@ -229,9 +233,9 @@ impl Shared {
                 record.clone(),
                 known.map(|known| known.version),
                 Record::new(Version::random(), name.into()),
-                now.later(IDENTITY_TTL),
+                now.latest.later(IDENTITY_TTL),
             );
-            let mut swap = Swap::new(vec![change], now);
+            let mut swap = Swap::new(vec![change], now.reached);
             swap.durable = false;
             match self.swap(&swap).await?.outcome {
                 Swapped::Done => return Ok(()),
@@ -263,7 +267,9 @@ impl Shared {
             None => (kind == LockKind::Lock).then(|| Cursor::new(PERMITS)),
         };
         let mut page = Page::new(Vec::new(), next);
-        let now = self.now().unwrap_or_default();
+        let now = self
+            .now()
+            .map_or_else(Timestamp::default, |now| now.reached);
         for (name, record) in found {
             // The names of permits have a prefix that may begin with that of the locks.
             let lock = name.lock().filter(|(_, found)| *found == kind);
@@ -316,10 +322,13 @@ impl Store for RecordStore {
     fn release<'a>(&'a self, release: &'a Release) -> Replied<'a, ReleaseReply> {
         let next = release.next.map(|next| next.token);
         let Hold { key, mode, .. } = &release.hold;
-        let (kind, owned) = (mode.kind(), release.clone());
-        let attempt = self
-            .0
-            .on(key, kind, move |table, step| table.release(&owned, step));
+        let (kind, mut owned, began) = (mode.kind(), release.clone(), Instant::now());
+        let keep_for = owned.keep_for;
+        let attempt = self.0.on(key, kind, move |table, step| {
+            // A conflict repeats the step, and does not prolong the reservation.
+            owned.keep_for = keep_for.map(|time| time.saturating_sub(began.elapsed()));
+            table.release(&owned, step)
+        });
         Box::pin(self.0.clone().execute(attempt.caller(next)))
     }
 

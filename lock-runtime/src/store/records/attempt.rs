@@ -6,6 +6,7 @@ use std::{mem::take, time::Duration};
 use super::{
     Record, RecordName, Swap, Swapped, Timestamp,
     cache::Cache,
+    clock::Now,
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
     outcome::Outcome,
 };
@@ -49,7 +50,7 @@ pub(super) struct Pending<T> {
     pub(super) is_queued: bool,
     pub(super) events: Vec<Caused>,
     pub(super) revoked: Vec<Token>,
-    /// When the rules were evaluated, by the clock of the database.
+    /// The time at which leases were judged, which the clock of the database had reached.
     pub(super) now: Timestamp,
     outcome: T,
 }
@@ -115,9 +116,8 @@ impl<T: Outcome> Attempt<T> {
         self.caller.map(Token::client)
     }
 
-    /// Returns the next step. `now` is a time that the clock of the database has reached, if it is
-    /// known.
-    pub(super) fn next(&mut self, now: Option<Timestamp>) -> Result<Next<T>, StoreError> {
+    /// Returns the next step. `now` is the time by the clock of the database, if it is known.
+    pub(super) fn next(&mut self, now: Option<Now>) -> Result<Next<T>, StoreError> {
         let (Some(found), Some(now)) = (&self.found, now) else {
             return Ok(Next::Read);
         };
@@ -145,7 +145,7 @@ impl<T: Outcome> Attempt<T> {
                 is_queued,
                 events,
                 revoked,
-                now,
+                now: now.reached,
                 outcome,
             })),
             None if self.is_fresh => Next::Done(outcome, revoked),

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::Hash,
     mem::take,
     sync::Mutex,
 };
@@ -15,27 +16,26 @@ const CAPACITY: usize = 8192;
 
 /// Keeps the records that were used last. `None` is kept for a name that has no record.
 #[derive(Debug, Default)]
-pub(super) struct Cache(Mutex<Halves>);
+pub(super) struct Cache(Mutex<Seen>);
 
-/// Once the recent half is full, it takes the place of the older one. A record that is used in the
-/// meantime moves to the recent half.
 #[derive(Debug, Default)]
-struct Halves {
-    recent: HashMap<RecordName, Option<Record>>,
-    older: HashMap<RecordName, Option<Record>>,
+struct Seen {
+    records: Halves<RecordName, Option<Record>>,
     /// The records that other clients have changed while this one was about to.
     contended: HashSet<RecordName>,
 }
 
+/// Keeps the entries that were used last. Once the recent half is full, it takes the place of the
+/// older one. An entry that is used in the meantime moves to the recent half.
+#[derive(Debug)]
+pub(super) struct Halves<K, V> {
+    recent: HashMap<K, V>,
+    older: HashMap<K, V>,
+}
+
 impl Cache {
     pub(super) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
-        let mut halves = lock(&self.0);
-        if let Some(record) = halves.recent.get(name) {
-            return Some(record.clone());
-        }
-        let record = halves.older.remove(name)?;
-        halves.put(name, record.clone());
-        Some(record)
+        lock(&self.0).records.get(name).cloned()
     }
 
     pub(super) fn is_contended(&self, name: &RecordName) -> bool {
@@ -55,16 +55,34 @@ impl Cache {
     }
 
     pub(super) fn put(&self, name: &RecordName, record: Option<Record>) {
-        lock(&self.0).put(name, record);
+        lock(&self.0).records.put(name.clone(), record);
     }
 }
 
-impl Halves {
-    fn put(&mut self, name: &RecordName, record: Option<Record>) {
+impl<K, V> Default for Halves<K, V> {
+    fn default() -> Self {
+        Self {
+            recent: HashMap::new(),
+            older: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash, V> Halves<K, V> {
+    pub(super) fn get(&mut self, key: &K) -> Option<&V> {
+        if let Some((key, value)) = self.older.remove_entry(key)
+            && !self.recent.contains_key(&key)
+        {
+            self.put(key, value);
+        }
+        self.recent.get(key)
+    }
+
+    pub(super) fn put(&mut self, key: K, value: V) {
         if self.recent.len() >= CAPACITY {
             self.older = take(&mut self.recent);
         }
-        self.recent.insert(name.clone(), record);
+        self.recent.insert(key, value);
     }
 }
 
@@ -81,7 +99,7 @@ mod tests {
             assert_eq!(cache.get(&name(0)), Some(None), "after {number}");
         }
         assert_eq!(cache.get(&name(1)), None);
-        let halves = lock(&cache.0);
+        let halves = &lock(&cache.0).records;
         assert!(halves.recent.len() + halves.older.len() <= 2 * CAPACITY);
     }
 }

@@ -5,6 +5,17 @@ use std::sync::Mutex;
 use super::Timestamp;
 use crate::{sync::lock, time::Instant};
 
+/// The present time by the clock of the database, within two bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// A time that the clock has reached, unless it was set back. A lease that is over by then is
+    /// over, and a grant that begins then does not end late.
+    pub(crate) reached: Timestamp,
+    /// A time that the clock has not passed, unless it was set forward. A reservation that begins
+    /// then does not end early.
+    pub(crate) latest: Timestamp,
+}
+
 /// The time of the latest reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
@@ -14,14 +25,14 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Returns a time that the clock has reached, unless it was set back.
-    pub(super) fn reached(&self, at: Instant) -> Timestamp {
-        self.now.later(at.saturating_duration_since(self.received))
-    }
-
-    /// Returns a time that the clock has not passed, unless it was set forward.
-    pub(super) fn not_passed(&self, at: Instant) -> Timestamp {
-        self.now.later(at.saturating_duration_since(self.sent))
+    /// Returns the time at `at`, between two bounds that are as far apart as the call took. The
+    /// clock may be 1 % faster than that of this machine.
+    pub(super) fn at(&self, at: Instant) -> Now {
+        let longest = at.saturating_duration_since(self.sent);
+        Now {
+            reached: self.now.later(at.saturating_duration_since(self.received)),
+            latest: self.now.later(longest + longest / 100),
+        }
     }
 }
 
@@ -33,13 +44,40 @@ impl Clock {
         *lock(&self.0)
     }
 
-    /// Records the time in a reply to a call that was sent at `sent`.
+    /// Records the time in a reply to a call that was sent at `sent`, unless the reply to a later
+    /// call has arrived before.
     pub(super) fn read(&self, now: Timestamp, sent: Instant) {
         let received = Instant::now();
-        *lock(&self.0) = Some(Reading {
-            sent,
-            received,
-            now,
-        });
+        let mut latest = lock(&self.0);
+        if latest.is_none_or(|latest| latest.sent <= sent) {
+            *latest = Some(Reading {
+                sent,
+                received,
+                now,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_is_between_two_bounds_as_far_apart_as_a_call_took() {
+        let millis = Duration::from_millis;
+        let micros = |millis: u64| Timestamp::from_micros(millis * 1000);
+        let clock = Clock::default();
+        let sent = Instant::now();
+        tokio::time::advance(millis(150)).await;
+        clock.read(micros(1000), sent);
+        // The reply to an earlier call is late.
+        clock.read(micros(900), sent - millis(1));
+        let reading = clock.reading().unwrap();
+        tokio::time::advance(millis(50)).await;
+        let Now { reached, latest } = reading.at(Instant::now());
+        assert_eq!((reached, latest), (micros(1050), micros(1202)));
     }
 }

@@ -5,6 +5,7 @@ use std::{mem::take, ops::RangeInclusive, time::Duration};
 use super::{
     Change, Record, RecordName, Swap, Timestamp, Version,
     body::{Body, Origin, StoredSlot},
+    clock::Now,
 };
 use crate::{
     fence::FencingToken,
@@ -46,7 +47,7 @@ impl Lock {
 /// The circumstances of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub(crate) now: Timestamp,
+    pub(crate) now: Now,
     /// The acquisition whose grant the reply contains.
     pub(crate) caller: Option<Token>,
     /// No lock can be granted, because a transaction of the user has compared the fencing token of
@@ -105,9 +106,13 @@ pub(crate) fn evaluate<T>(
             None => Body::default(),
         });
     }
-    let origin = Origin::before(terms.now, &bodies);
-    let now = origin.instant(terms.now.micros());
-    let fences = Fences::since(now, terms.now.micros());
+    let Now {
+        reached,
+        latest: not_passed,
+    } = terms.now;
+    let origin = Origin::before(reached, &bodies);
+    let now = origin.instant(reached.micros());
+    let fences = Fences::since(now, reached.micros());
     let latest = bodies.iter().map(|body| body.fence).max();
     let latest = latest.and_then(FencingToken::new);
     latest.map(|latest| fences.raise(latest));
@@ -119,12 +124,13 @@ pub(crate) fn evaluate<T>(
         }
     }
     let mut step = Step::new(now, &fences, terms.caller);
+    step.latest = origin.instant(not_passed.micros());
     step.grants_nothing = terms.is_guarded;
     let outcome = rule(&mut table, &mut step);
     let events = take(&mut step.events);
 
     let issued = (fences.latest() > latest).then(|| Issued {
-        first: FencingToken::next(latest, terms.now.micros()),
+        first: FencingToken::next(latest, reached.micros()),
         last: fences.latest(),
     });
     let mut result = Evaluation {
@@ -134,11 +140,11 @@ pub(crate) fn evaluate<T>(
         is_queued: false,
         revoked: Vec::new(),
     };
-    let mut swap = Swap::new(Vec::new(), terms.now);
+    let mut swap = Swap::new(Vec::new(), reached);
     swap.durable = terms.writes == Writes::Durably;
     for ((lock, record), before) in locks.iter().zip(found).zip(&bodies) {
         let entry = table.remove(&lock.key, lock.kind);
-        let mut after = Body::after(before, entry.as_ref(), issued.as_ref(), terms.now, origin);
+        let mut after = Body::after(before, entry.as_ref(), issued.as_ref(), reached, origin);
         after.revoke(before, &events, terms);
         let revoked = before.revoked.iter().map(|token| Token::from_bytes(*token));
         result.revoked.extend(revoked);
@@ -162,7 +168,7 @@ pub(crate) fn evaluate<T>(
             known: record.as_ref().map(|record| record.version),
             record: Record::new(Version::random(), after.write(&lock.name)?),
             fences: after.fences(),
-            needed_until: after.needed_until(terms.now),
+            needed_until: after.needed_until(not_passed),
         });
     }
     if !swap.changes.is_empty() {
@@ -237,7 +243,7 @@ impl Body {
         let is_revoked = revoked.any(|it| before.slots.iter().any(|slot| slot.token == *it));
         // A transaction that has compared its token goes on. A new holder has refused the others.
         let refuses = is_revoked && !terms.is_guarded && self.fence == before.fence;
-        if refuses && !self.has_holder_of(before, terms.now) {
+        if refuses && !self.has_holder_of(before, terms.now.reached) {
             self.since = self.fence.saturating_add(1);
         }
         let superfluous = self.revoked.len().saturating_sub(REVOKED);

@@ -6,9 +6,10 @@ use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{
-    Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped, Timestamp,
+    Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped,
     adapter::Shared,
     attempt::{Attempt, Next, Pending},
+    clock::Now,
     evaluation::Lock,
     news,
     outcome::Outcome,
@@ -46,9 +47,9 @@ struct Decided<T> {
 }
 
 impl Shared {
-    pub(super) fn now(&self) -> Option<Timestamp> {
+    pub(super) fn now(&self) -> Option<Now> {
         let reading = self.clock.reading()?;
-        Some(reading.reached(Instant::now()))
+        Some(reading.at(Instant::now()))
     }
 
     pub(super) async fn read(
@@ -315,7 +316,7 @@ impl Shared {
     /// the reply, which they would take for the end of a lease.
     fn revoked(&self, tokens: &[Token]) {
         for token in tokens {
-            let is_own = lock(&self.clients).contains(&token.client());
+            let is_own = lock(&self.clients).get(&token.client()).is_some();
             if is_own {
                 let event = StoreEvent::Revoked { token: *token };
                 self.listeners.notify(&event);
@@ -325,13 +326,13 @@ impl Shared {
 
     /// Turns the events for other clients into messages. Returns those for clients of this store.
     fn address<T>(&self, pending: &mut Pending<T>) -> Vec<StoreEvent> {
-        let clients = lock(&self.clients);
+        let mut clients = lock(&self.clients);
         let mut local = Vec::new();
         let Swap {
             changes, messages, ..
         } = &mut pending.swap;
         for caused in pending.events.drain(..) {
-            if clients.contains(&caused.client) {
+            if clients.get(&caused.client).is_some() {
                 local.push(caused.event);
             } else if let Some(change) = changes.iter().find(|it| it.name == caused.record) {
                 let (client, event) = (caused.client, &caused.event);
@@ -363,7 +364,7 @@ impl Shared {
                     self.cache.set_contended(name, is_contended);
                 }
                 attempt.was_read(reply.records);
-                let mut next = attempt.next(Some(reply.now));
+                let mut next = attempt.next(self.now());
                 let (swap, events) = match &mut next {
                     Ok(Next::Swap(pending)) => {
                         self.expect_messages(&attempt, pending);

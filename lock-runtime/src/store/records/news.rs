@@ -84,7 +84,7 @@ pub(super) fn read(
     let letter: Letter = postcard::from_bytes(message).ok()?;
     let name = RecordName::new(letter.name);
     // No later than by the clock of the database, as the holder relies on it.
-    let left = |at: u64| Timestamp::from_micros(at).since(reading.not_passed(Instant::now()));
+    let left = |at: u64| Timestamp::from_micros(at).since(reading.at(Instant::now()).latest);
     let event = match letter.news {
         News::Granted {
             mode,

@@ -245,14 +245,14 @@ impl Entry {
     }
 
     /// Adds a queue entry, or keeps the existing one.
-    pub(crate) fn enqueue(&mut self, hold: &Hold, request: NextHolder, now: Instant) {
+    pub(crate) fn enqueue(&mut self, hold: &Hold, request: NextHolder, step: &Step<'_>) {
         match self.line.iter_mut().find(|place| place.is_of(hold)) {
-            Some(place) => place.seen = now,
+            Some(place) => place.seen = step.latest,
             None => self.line.push_back(Place {
                 mode: hold.mode,
                 request,
-                seen: now,
-                came: now,
+                seen: step.latest,
+                came: step.now,
             }),
         }
     }

@@ -1,0 +1,233 @@
+//! A database in memory, with a clock of its own and behind links of any length.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::time::sleep;
+
+use super::*;
+use crate::{
+    LockClient,
+    key::LockKey,
+    spec::Mode,
+    store::{
+        AcquireReply, Grant, HANDOFF_LEASE, Hold, IfBusy, KeyRequest, Listener, Release,
+        RenewReply, Renewal, Store, StoreEvent, Token,
+    },
+    sync::lock,
+    time::Instant,
+};
+
+const LEASE: Duration = Duration::from_secs(10);
+const NOW: u64 = 1_800_000_000_000_000;
+
+/// The content of a database, which several links may share.
+#[derive(Debug)]
+struct Database {
+    began: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    records: BTreeMap<String, Record>,
+    /// The time by which its clock was set forward.
+    ahead: Duration,
+    /// The clients that have expected messages.
+    listening: BTreeSet<ClientId>,
+}
+
+impl Database {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            began: Instant::now(),
+            state: Mutex::default(),
+        })
+    }
+
+    fn now(&self) -> Timestamp {
+        let ahead = lock(&self.state).ahead;
+        Timestamp::from_micros(NOW).later(self.began.elapsed() + ahead)
+    }
+
+    fn store(self: &Arc<Self>, way: Duration) -> RecordStore {
+        let database = self.clone();
+        RecordStore::new(Link { database, way })
+    }
+}
+
+/// A connection on which a message takes this time in each direction.
+#[derive(Debug)]
+struct Link {
+    database: Arc<Database>,
+    way: Duration,
+}
+
+impl Link {
+    fn execute(&self, swap: &Swap) -> Swapped {
+        let now = self.database.now();
+        let records = &mut lock(&self.database.state).records;
+        let present = |change: &Change| records.get(change.name.as_str()).cloned();
+        let present: Vec<_> = swap.changes.iter().map(present).collect();
+        let versions = present.iter().map(|it| it.as_ref().map(|it| it.version));
+        if now < swap.not_before {
+            return Swapped::Early;
+        }
+        if !versions.eq(swap.changes.iter().map(|change| change.known)) {
+            return Swapped::Conflict(present);
+        }
+        for Change { name, record, .. } in &swap.changes {
+            records.insert(name.as_str().to_owned(), record.clone());
+        }
+        Swapped::Done
+    }
+}
+
+impl Records for Link {
+    fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
+        Box::pin(async move {
+            sleep(self.way).await;
+            let reply = SwapReply::new(self.database.now(), self.execute(swap));
+            sleep(self.way).await;
+            Ok(reply)
+        })
+    }
+
+    fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
+        Box::pin(async move {
+            sleep(self.way).await;
+            let now = self.database.now();
+            let records = names.iter().map(|name| {
+                let records = &lock(&self.database.state).records;
+                records.get(name.as_str()).cloned()
+            });
+            let reply = ReadReply::new(now, records.collect());
+            sleep(self.way).await;
+            Ok(reply)
+        })
+    }
+
+    fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
+        lock(&self.database.state).listening.insert(client);
+        Box::pin(std::future::ready(()))
+    }
+}
+
+fn request(if_busy: IfBusy) -> KeyRequest {
+    let key = LockKey::new("a").unwrap();
+    let hold = Hold::new(key, Mode::Exclusive, Token::random());
+    let mut request = KeyRequest::new(hold, LEASE, Instant::now() + LEASE);
+    request.if_busy = if_busy;
+    request
+}
+
+async fn acquire(store: &RecordStore, request: &KeyRequest) -> Grant {
+    match store.acquire(request).await.unwrap() {
+        AcquireReply::Granted(grant) => grant,
+        reply => panic!("{reply:?}"),
+    }
+}
+
+/// Keeps the grants that its store reports.
+#[derive(Default)]
+struct Grants(Mutex<Vec<Grant>>);
+
+impl Listener for Grants {
+    fn on_event(&self, event: &StoreEvent) {
+        if let StoreEvent::Granted { grant, .. } = event {
+            lock(&self.0).push(*grant);
+        }
+    }
+}
+
+/// The client at the other end of a long link knows the clock of the database within bounds.
+#[tokio::test(start_paused = true)]
+async fn a_reservation_ends_no_earlier_than_asked_behind_a_slow_link() {
+    let min_hold = Duration::from_secs(2);
+    for way in [1, 20, 100].map(Duration::from_millis) {
+        let database = Database::new();
+        let near = LockClient::with_store(Arc::new(database.store(Duration::ZERO)));
+        let far = LockClient::with_store(Arc::new(database.store(way)));
+        let began = Instant::now();
+        let guard = far.exclusive("a").min_hold(min_hold).acquire().await;
+        let guard = guard.unwrap();
+        let waits = near.exclusive("a").wait(LEASE);
+        let waiter = tokio::spawn(async move { waits.acquire().await });
+        sleep(way * 3).await;
+        guard.release().await.unwrap();
+        let next = waiter.await.unwrap().unwrap();
+        let held = began.elapsed();
+        assert!(held >= min_hold, "{way:?}: free after {held:?}");
+        assert!(
+            held < min_hold + Duration::from_secs(1),
+            "{way:?}: {held:?}"
+        );
+        next.release().await.unwrap();
+    }
+}
+
+/// Less the time of one call: the clock was read when the previous one was executed.
+#[tokio::test(start_paused = true)]
+async fn an_extension_lasts_as_long_as_asked_behind_a_slow_link() {
+    let way = Duration::from_millis(150);
+    let store = Database::new().store(way);
+    let holder = request(IfBusy::Refuse);
+    acquire(&store, &holder).await;
+    let renewals = [Renewal::new(holder.hold, LEASE * 2)];
+    let reply = store.renew(&renewals).await.remove(0).unwrap();
+    let RenewReply::Renewed { ttl } = reply else {
+        panic!("{reply:?}");
+    };
+    assert!(ttl >= LEASE * 2 - way * 2, "{ttl:?}");
+}
+
+/// The clock of the database is set forward after it was read, and before the step is executed.
+#[tokio::test(start_paused = true)]
+async fn a_grant_ends_with_its_record_however_old_the_reading_of_the_clock() {
+    let ahead = Duration::from_secs(2);
+    let database = Database::new();
+    let store = database.store(Duration::ZERO);
+    let grants = Arc::new(Grants::default());
+    let listener: Arc<dyn Listener> = grants.clone();
+    store.listen(Arc::downgrade(&listener));
+    let holder = request(IfBusy::Refuse);
+    acquire(&store, &holder).await;
+    let released = Release::new(holder.hold);
+    store.release(&released).await.unwrap();
+
+    lock(&database.state).ahead += ahead;
+    let holder = request(IfBusy::Refuse);
+    let grant = acquire(&store, &holder).await;
+    assert!(grant.ttl <= LEASE - ahead, "{grant:?}");
+
+    let waiter = request(IfBusy::Queue);
+    let queued = store.acquire(&waiter).await.unwrap();
+    assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
+    lock(&database.state).ahead += ahead;
+    store.release(&Release::new(holder.hold)).await.unwrap();
+    let grants = lock(&grants.0).clone();
+    let [pushed] = grants[..] else {
+        panic!("{grants:?}");
+    };
+    assert!(pushed.ttl <= HANDOFF_LEASE - ahead, "{pushed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_without_a_name_is_one_client_too() {
+    let database = Database::new();
+    let store: Arc<dyn Store> = Arc::new(database.store(Duration::from_millis(1)));
+    let other = LockClient::with_store(store.clone());
+    let nameless = LockClient::builder().without_identity();
+    let nameless = nameless.build_with_store(store);
+    let guard = other.exclusive("a").acquire().await.unwrap();
+    for _ in 0..20 {
+        let waits = nameless.exclusive("a").wait(Duration::from_millis(20));
+        waits.acquire().await.unwrap_err();
+    }
+    assert_eq!(lock(&database.state).listening.len(), 1);
+    guard.release().await.unwrap();
+}
