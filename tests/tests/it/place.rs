@@ -23,8 +23,40 @@ use lock_tests::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than any operation that does not hang, also on a busy machine.
+/// Longer than any operation that does not hang.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
+/// The time after which a test counts as hanging, on however busy a machine.
+pub(crate) const HANGS: Duration = Duration::from_secs(300);
+
+/// Measures time, less the time in which tasks of this machine waited for a processor.
+pub(crate) struct Stopwatch {
+    began: Instant,
+    waited: Duration,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self {
+            began: Instant::now(),
+            waited: waited(),
+        }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        // Read first, so that it covers no time that is not measured.
+        let waited = waited().saturating_sub(self.waited);
+        self.began.elapsed().saturating_sub(waited)
+    }
+}
+
+/// The time in which some task of this machine waited for a processor. Zero where the kernel does
+/// not measure it.
+fn waited() -> Duration {
+    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let some = pressure.lines().find(|line| line.starts_with("some "));
+    let total = some.and_then(|some| some.split_once("total=")?.1.parse().ok());
+    Duration::from_micros(total.unwrap_or_default())
+}
 
 /// Makes a test of each function, which takes a [`Place`], on every store; those after `with
 /// permits:` on every store that has permits. The clock is paused where the stores are in memory.
@@ -172,7 +204,7 @@ pub(crate) fn cluster_url(cluster: &RedisCluster) -> String {
 
 /// Fails a test that hangs.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    timeout(LONG * 2, future).await.expect("the test hangs")
+    timeout(HANGS, future).await.expect("the test hangs")
 }
 
 /// Polls a future once, which must then wait, and returns it.
@@ -194,9 +226,13 @@ pub(crate) async fn eventually<Fut: Future<Output = bool>>(
     what: &str,
     mut is_so: impl FnMut() -> Fut,
 ) {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + HANGS / 2;
     while !is_so().await {
-        assert!(Instant::now() < deadline, "not within {LONG:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "not within {:?}: {what}",
+            HANGS / 2
+        );
         sleep(Duration::from_millis(5)).await;
     }
 }

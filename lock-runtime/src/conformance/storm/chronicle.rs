@@ -50,6 +50,8 @@ pub struct TokenViolations {
 pub struct Chronicle {
     requests: Vec<Request>,
     stalls: Vec<(usize, Range<Nanos>)>,
+    /// The locks whose holders were revoked, and when.
+    revocations: Vec<(Lock, Range<Nanos>)>,
     killed: HashMap<usize, Nanos>,
     faults: Vec<Fault>,
     lease: Nanos,
@@ -68,11 +70,16 @@ impl Chronicle {
         lease: Duration,
     ) -> Self {
         let mut requests: Vec<Request> = Vec::new();
-        let mut stalls = Vec::new();
+        let (mut stalls, mut revocations) = (Vec::new(), Vec::new());
         let mut numbers: HashMap<(usize, u64), usize> = HashMap::new();
         for (process, Record { at, request, event }) in records {
             match event {
                 Event::Stalled { since } => stalls.push((process, since..at)),
+                Event::Revoked {
+                    key,
+                    permits,
+                    since,
+                } => revocations.push(((key, permits), since..at)),
                 Event::Asked(ask) => {
                     numbers.insert((process, request), requests.len());
                     requests.push(Request::new(process, ask, at));
@@ -85,6 +92,7 @@ impl Chronicle {
         Self {
             requests,
             stalls,
+            revocations,
             killed,
             faults,
             lease: in_nanos(lease),
@@ -212,9 +220,10 @@ impl Chronicle {
     pub fn overlaps(&self) -> Vec<String> {
         let mut overlaps = Vec::new();
         for (lock, requests) in self.by_lock() {
+            let claim = |request: &Request| self.until_revoked(&lock, request.claim()?);
             let claims = requests
                 .into_iter()
-                .filter_map(|request| Some((request.claim()?, request)));
+                .filter_map(|request| Some((claim(request)?, request)));
             let mut claims: Vec<_> = claims.collect();
             claims.sort_by_key(|(claim, _)| claim.start);
             let mut active: Vec<(Range<Nanos>, &Request)> = Vec::new();
@@ -238,6 +247,40 @@ impl Chronicle {
             }
         }
         overlaps
+    }
+
+    /// The part of a claim before a revocation, of which its holder learns later. `None` if the
+    /// claim may have begun after a revocation that was not confirmed at once.
+    fn until_revoked(&self, lock: &Lock, claim: Range<Nanos>) -> Option<Range<Nanos>> {
+        let revocations = self.revocations.iter();
+        let mut revoked = revocations.filter(|(of, time)| of == lock && meets(time, &claim));
+        let end = revoked.try_fold(claim.end, |end, (_, time)| {
+            (time.start > claim.start).then(|| end.min(time.start))
+        })?;
+        Some(claim.start..end)
+    }
+
+    /// Confirmed extensions after which the lock was valid for less time than was asked for, less
+    /// the time of two calls, 1 % and 2 ms.
+    pub fn short_extensions(&self) -> Vec<String> {
+        let mut short = Vec::new();
+        for request in &self.requests {
+            for extension in &request.extended {
+                let [asked, took, validity] = extension.map(Duration::from_nanos);
+                let allowance = took * 2 + asked / 100 + Duration::from_millis(2);
+                if validity + allowance < asked {
+                    short.push(format!(
+                        "{validity:.1?} instead of {asked:.1?}, after {took:.1?}: {request:?}"
+                    ));
+                }
+            }
+        }
+        short
+    }
+
+    /// The number of confirmed extensions.
+    pub fn extensions(&self) -> usize {
+        self.requests.iter().map(|it| it.extended.len()).sum()
     }
 
     /// Returns whether `time` meets a loss of data or the lease after it. By the end of that lease,

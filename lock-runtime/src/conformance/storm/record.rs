@@ -57,6 +57,24 @@ pub enum Event {
         /// The code of the error, or [`DROPPED`](Event::DROPPED).
         code: String,
     },
+    /// The lease was extended, according to the reply.
+    Extended {
+        /// The lease that was asked for.
+        asked: u64,
+        /// The time of the call, up to the reading of `validity`.
+        took: u64,
+        /// As in `Granted`.
+        validity: u64,
+    },
+    /// An operator revoked the holders of a lock, or tried to.
+    Revoked {
+        /// The key.
+        key: String,
+        /// Whether it was that of permits.
+        permits: bool,
+        /// Start of the call; the time of the record is the latest at which it was executed.
+        since: u64,
+    },
     /// The process did not run.
     Stalled {
         /// Start of the pause; the time of the record is its end.

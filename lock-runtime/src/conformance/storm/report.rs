@@ -17,6 +17,8 @@ pub struct Report {
     pub tokens: TokenViolations,
     pub overlaps: Vec<String>,
     late: Vec<String>,
+    extensions: usize,
+    short_extensions: Vec<String>,
 }
 
 impl Report {
@@ -35,6 +37,8 @@ impl Report {
             tokens: chronicle.token_violations(),
             overlaps: chronicle.overlaps(),
             late: chronicle.late_answers(),
+            extensions: chronicle.extensions(),
+            short_extensions: chronicle.short_extensions(),
         }
     }
 
@@ -91,8 +95,18 @@ impl Report {
         );
     }
 
+    /// Asserts that every confirmed extension was one.
+    pub fn assert_extended(&self) {
+        promise!(
+            "a lease that was extended is valid for as long as asked",
+            self.short_extensions.is_empty(),
+            "{self}"
+        );
+    }
+
     pub fn assert_all(&self) {
         self.assert_fenced();
+        self.assert_extended();
         self.assert_exclusive();
         self.assert_served();
         self.assert_answered();
@@ -110,7 +124,8 @@ impl fmt::Display for Report {
         } = self;
         write!(
             f,
-            "storm of {length:.1?} on {store} with the seed {seed}: {grants} grants"
+            "storm of {length:.1?} on {store} with the seed {seed}: {grants} grants, {} extensions",
+            self.extensions
         )?;
         self.codes
             .iter()
@@ -142,6 +157,7 @@ impl fmt::Display for Report {
             ("tokens", others),
             ("overlaps", &self.overlaps),
             ("late", &self.late),
+            ("short extensions", &self.short_extensions),
         ] {
             write!(f, "\n  {what}: {}", found.len())?;
             found

@@ -19,6 +19,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     guard::LockGuard,
     request::LockRequest,
+    store::RevokeScope,
     time::{Instant, sleep_until},
 };
 
@@ -50,6 +51,8 @@ struct Wanted {
     request: LockRequest,
     ask: Ask,
     reentrant: bool,
+    /// The lease to which the hold is extended.
+    extension: Option<Duration>,
 }
 
 impl Task {
@@ -77,8 +80,11 @@ impl Task {
     }
 
     async fn turn(&mut self) {
+        if self.random.random_bool(0.004) {
+            self.revoke().await;
+        }
         let wanted = self.choose();
-        let reentrant = wanted.reentrant;
+        let (reentrant, extension) = (wanted.reentrant, wanted.extension);
         let (key, kind) = (wanted.ask.keys[0].clone(), wanted.ask.kind);
         let Some((id, guard)) = self.acquire(wanted).await else {
             return;
@@ -86,6 +92,9 @@ impl Task {
         let stay = self.stay();
         if reentrant {
             return self.enter_again(id, guard, &key, stay).await;
+        }
+        if let Some(lease) = extension {
+            self.extend(id, &guard, lease).await;
         }
         self.hold(id, &guard, stay).await;
         if kind == Kind::Exclusive && guard.fences().count() == 1 && self.random.random_bool(0.15) {
@@ -133,11 +142,17 @@ impl Task {
             _ => self.locks.exclusive(key),
         };
         let renews = !self.random.random_bool(0.07);
-        let lease = if renews {
+        let mut lease = if renews {
             self.plan.lease
         } else {
             self.plan.brief_lease
         };
+        let is_extended = renews && !reentrant && self.random.random_bool(0.1);
+        // The store keeps no lock for longer than the lease of the plan.
+        let extension = is_extended.then_some(lease);
+        if is_extended {
+            lease = lease * 2 / 3;
+        }
         let mut request = request.lease(lease);
         let wait = match self.random.random_range(0..100) {
             0..12 => None,
@@ -153,7 +168,7 @@ impl Task {
             min_hold = self.up_to(LONG_STAY / 3);
             request = request.min_hold(min_hold);
         }
-        if self.random.random_bool(0.07) {
+        if !is_extended && self.random.random_bool(0.07) {
             request = request.max_hold(min_hold + Duration::from_millis(1) + self.up_to(LONG_STAY));
         }
         if !renews {
@@ -173,7 +188,56 @@ impl Task {
                 min_hold,
             },
             reentrant,
+            extension,
         }
+    }
+
+    /// Revokes the holders of a lock.
+    async fn revoke(&mut self) {
+        let name = KEYS[self.random.random_range(0..KEYS.len())];
+        let key = format!("{}{name}", self.plan.prefix);
+        let permits = self.plan.permits && self.random.random_bool(0.3);
+        let since = (self.plan.clock)();
+        let revoked = if permits {
+            self.locks.revoke_permits(&key).await
+        } else {
+            self.locks.revoke(&key, RevokeScope::Leased).await
+        };
+        let mut at = (self.plan.clock)();
+        if let Err(error) = revoked {
+            code(&error);
+            // It may be executed later.
+            at += in_nanos(self.plan.lease);
+        }
+        (self.log)(Record {
+            at,
+            request: 0,
+            event: Event::Revoked {
+                key,
+                permits,
+                since,
+            },
+        });
+    }
+
+    /// Extends the lease, and records how long it is valid then.
+    async fn extend(&self, id: u64, guard: &LockGuard, lease: Duration) {
+        let began = (self.plan.clock)();
+        if let Err(error) = guard.extend(lease).await {
+            code(&error);
+            return;
+        }
+        let validity = validity(guard);
+        let at = (self.plan.clock)();
+        (self.log)(Record {
+            at,
+            request: id,
+            event: Event::Extended {
+                asked: in_nanos(lease),
+                took: at - began,
+                validity,
+            },
+        });
     }
 
     /// Returns the guard and the number of its request. Some requests are dropped before the

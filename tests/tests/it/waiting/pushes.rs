@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{LONG, Place, SOON, TOLD, in_line, nothing_left};
-use crate::place::{begun, in_time, no_key_left};
+use crate::place::{Stopwatch, begun, in_time, no_key_left};
 
 /// The fastest of several hand-offs from one process to another. On a busy machine a single one may
 /// be slow for any reason.
@@ -21,7 +21,7 @@ pub(crate) async fn fastest_hand_off(from: &LockClient, to: &LockClient) -> Dura
         let guard = from.exclusive("told").acquire().await.unwrap();
         let acquire = tokio::spawn(to.exclusive("told").wait(LONG).acquire());
         in_line(from, "told", 1).await;
-        let released = Instant::now();
+        let released = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = acquire.await.unwrap().unwrap();
         fastest = fastest.min(released.elapsed());

@@ -21,6 +21,9 @@ pub(super) struct Request {
     pub(super) entered: Vec<u64>,
     /// The times at which the guard was checked, each with the end of its validity as of then.
     pub(super) held: Vec<(Nanos, Nanos)>,
+    /// Each confirmed extension: the requested lease, the time of the call, and the validity
+    /// afterwards.
+    pub(super) extended: Vec<[Nanos; 3]>,
     pub(super) lost: Option<Lost>,
     pub(super) leaving: Option<Nanos>,
     pub(super) released: Option<String>,
@@ -80,6 +83,7 @@ impl Request {
             fences: Vec::new(),
             entered: Vec::new(),
             held: Vec::new(),
+            extended: Vec::new(),
             lost: None,
             leaving: None,
             released: None,
@@ -93,6 +97,11 @@ impl Request {
                 self.held.push((at, at + validity));
             }
             Event::Held { validity } => self.held.push((at, at + validity)),
+            Event::Extended {
+                asked,
+                took,
+                validity,
+            } => self.extended.push([asked, took, validity]),
             Event::Lost { code, valid_at } => {
                 _ = self.lost.get_or_insert(Lost { at, code, valid_at })
             }
@@ -100,7 +109,7 @@ impl Request {
             Event::Leaving => self.leaving = Some(at),
             Event::Released { code } => self.released = Some(code),
             Event::Refused { code } => (self.answered, self.refused) = (Some(at), Some(code)),
-            Event::Asked(_) | Event::Stalled { .. } => {
+            Event::Asked(_) | Event::Revoked { .. } | Event::Stalled { .. } => {
                 unreachable!("they begin a request, or belong to none")
             }
         }

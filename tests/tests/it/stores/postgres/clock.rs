@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use lock_runtime::LockClient;
-use tokio::time::Instant;
 use tokio_postgres::Client;
 
 use super::{client_of_new_database, held, once, waiters};
-use crate::place::{LONG, begun, in_time};
+use crate::place::{LONG, Stopwatch, begun, in_time};
 
 /// Lets the functions of the store read a clock that differs by `by`, an interval.
 async fn set_clock(admin: &Client, by: &str) {
@@ -67,7 +66,7 @@ async fn holders_and_waiters_go_on_after_a_step() {
                 // The lease has ended, by the only clock that counts.
                 guard.lost().await;
             }
-            let began = Instant::now();
+            let began = Stopwatch::start();
             waiting.await.unwrap().unwrap().release().await.unwrap();
             assert!(began.elapsed() < lease * 3, "{by}: {:?}", began.elapsed());
             once(one.exclusive("a").wait(LONG)).await.unwrap();

@@ -8,12 +8,12 @@ use lock_runtime::{
     store::postgres::{MIGRATION, PostgresOptions},
 };
 use lock_tests::{PostgresServer, chain, postgres, shared_postgres, shared_server, unique};
-use tokio::{net::TcpListener, time::Instant};
+use tokio::net::TcpListener;
 
 use super::{held, once, server};
 use crate::{
     environment::tls::file_of,
-    place::{LONG, begun, eventually, in_time},
+    place::{LONG, Stopwatch, begun, eventually, in_time},
 };
 
 /// A role without rights, and the URL of a new database as this role.
@@ -120,7 +120,7 @@ async fn a_server_that_is_away_or_silent_is_unavailable_in_time() {
         (format!("127.0.0.1:{}", server.port()), 2),
         (silent.to_string(), 8),
     ] {
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         let error = refused(&format!("postgres://app:hunter2@{address}/shop")).await;
         assert_says(&error, LockErrorKind::Unavailable, &[&address]);
         let most = Duration::from_secs(most);

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{client_of_new_database, held, once, one_waits, outlive, server, waiters};
-use crate::place::{LONG, begun, eventually, in_time};
+use crate::place::{HANGS, LONG, Stopwatch, begun, eventually, in_time};
 
 /// Much less than a lease of 30 s, much more than a busy machine needs.
 const SOON: Duration = Duration::from_secs(10);
@@ -165,7 +165,7 @@ async fn a_stopped_server_is_noticed_and_used_again() {
         let short = held_for(&locks, "short", Duration::from_millis(600)).await;
         let long = held(&locks, "long").await;
         server.stop();
-        let began = Instant::now();
+        let began = Stopwatch::start();
         let error = once(locks.exclusive("b").no_wait()).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable);
         assert!(
@@ -434,7 +434,7 @@ async fn ten_thousand_waiters_are_served() {
         for number in 0..10_000 {
             let (locks, resource) = (clients[number % 10].clone(), resource.clone());
             tasks.spawn(async move {
-                let guard = locks.exclusive("a").wait(LONG * 2).acquire().await.unwrap();
+                let guard = locks.exclusive("a").wait(HANGS).acquire().await.unwrap();
                 resource.increment(guard.fence()).await.unwrap();
                 guard.release().await.unwrap();
             });
@@ -473,7 +473,7 @@ async fn a_hundred_processes_take_turns_also_while_the_server_is_killed() {
         for locks in &clients[1..] {
             let (locks, resource) = (locks.clone(), resource.clone());
             tasks.spawn(async move {
-                let guard = locks.exclusive("a").wait(LONG * 2).acquire().await.unwrap();
+                let guard = locks.exclusive("a").wait(HANGS).acquire().await.unwrap();
                 resource.increment(guard.fence()).await.unwrap();
                 // A restart may come in between.
                 drop(guard.release().await);

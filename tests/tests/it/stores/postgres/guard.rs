@@ -6,11 +6,11 @@ use lock_runtime::{
     FencingToken, LockClient, LockGuard, MIN_LEASE, RevokeReply, RevokeScope, fencing,
 };
 use lock_tests::postgres;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{client_of_new_database, held, one_waits, waiters};
-use crate::place::{LONG, begun, in_time};
+use crate::place::{LONG, Stopwatch, begun, in_time};
 
 const KEY: &str = "order:42";
 const NAME: &str = "lock:order:42";
@@ -235,14 +235,14 @@ async fn a_release_waits_for_no_transaction_and_the_next_holder_does() {
         let waiting = begun(other.exclusive(KEY).wait(LONG).acquire()).await;
         waiters(&one, KEY, 1).await;
         let mut waiting = pin!(waiting);
-        let began = Instant::now();
+        let began = Stopwatch::start();
         guard.release().await.unwrap();
         assert!(began.elapsed() < QUIET, "{:?}", began.elapsed());
         timeout(QUIET, &mut waiting)
             .await
             .expect_err("the transaction is open");
         transaction.commit().await.unwrap();
-        let ended = Instant::now();
+        let ended = Stopwatch::start();
         waiting.await.unwrap().release().await.unwrap();
         assert!(ended.elapsed() < QUIET, "{:?}", ended.elapsed());
     })

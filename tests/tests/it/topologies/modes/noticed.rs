@@ -250,6 +250,40 @@ fn overlaps_end_a_claim_with_its_validity_release_or_loss() {
 }
 
 #[test]
+fn an_extension_that_is_none_is_noticed() {
+    for (validity, is_short) in [(700, false), (600, true)] {
+        let chronicle = written(|written| {
+            written.grant(Kind::Exclusive, 10, 1, 500);
+            let extended = Event::Extended {
+                asked: in_nanos(Duration::from_millis(1000)),
+                took: in_nanos(Duration::from_millis(150)),
+                validity: in_nanos(Duration::from_millis(validity)),
+            };
+            written.say(200, extended);
+        });
+        assert_eq!(!chronicle.short_extensions().is_empty(), is_short);
+    }
+}
+
+#[test]
+fn a_revocation_ends_the_claims_of_its_lock() {
+    for (key, overlaps) in [("a", 0), ("b", 1)] {
+        let chronicle = written(|written| {
+            written.hold(Kind::Exclusive, 10..100, 1);
+            let (key, permits, since) = (key.to_owned(), false, 30 * MILLI);
+            let revoked = Event::Revoked {
+                key,
+                permits,
+                since,
+            };
+            written.say(35, revoked);
+            written.hold(Kind::Exclusive, 40..60, 2);
+        });
+        assert_eq!(chronicle.overlaps().len(), overlaps);
+    }
+}
+
+#[test]
 fn a_loss_of_data_excuses_overlaps_for_a_lease() {
     let lease = in_nanos(LEASE) / MILLI;
     let overlaps = |next: u64, loses: bool| {
