@@ -379,8 +379,7 @@ fn vote(
         }
         ServerRequest::Poll(hold) => Reply::Poll(table.poll(hold, step)),
         ServerRequest::Renew(renewals) => {
-            let renew = |it| Ok(table.renew(it, step.now, step.latest));
-            let renewed = renewals.iter().map(renew);
+            let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
             Reply::Renew(renewed.collect())
         }
         ServerRequest::Release(release) | ServerRequest::HandOff(release, _) => {
@@ -415,7 +414,7 @@ pub(super) fn execute_one(
             Reply::Abandoned
         }
         Request::Convert(hold) => Reply::Convert(table.convert(hold, step)),
-        Request::Renew(renewal) => match table.renew(renewal, step.now, step.latest) {
+        Request::Renew(renewal) => match table.renew(renewal, step.now) {
             RenewReply::Renewed { .. } if mutation == Some(Mutation::RenewalShortens) => {
                 table.shorten(&renewal.hold, renewal.lease, step.now);
                 Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: renewal.lease })])

@@ -156,8 +156,8 @@ impl LockGuard {
     /// Extends the lease to at least `lease` from now (100 ms to 24 h), once. Renewals continue
     /// as before and never shorten it.
     ///
-    /// Afterwards, [`validity`](Self::validity) is `lease` without the time of the call, 1 % and
-    /// 2 ms, and at most until `max_hold` has passed.
+    /// Afterwards, [`validity`](Self::validity) is `lease` without the time of the call, of two
+    /// calls on a store of records such as PostgreSQL, 1 % and 2 ms. It ends with `max_hold`.
     ///
     /// # Errors
     /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,

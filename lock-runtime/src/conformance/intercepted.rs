@@ -90,6 +90,10 @@ impl Store for Intercepted {
         lock(&self.interceptors).push(interceptor);
     }
 
+    fn serves_any_runtime(&self) -> bool {
+        self.inner.serves_any_runtime()
+    }
+
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
         self.inner.acquire(request)
     }

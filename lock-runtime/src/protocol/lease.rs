@@ -231,7 +231,7 @@ impl Lease {
         let Validity {
             until, known_at, ..
         } = self.validity;
-        let half = known_at + (until - known_at) / 2;
+        let half = known_at + until.saturating_duration_since(known_at) / 2;
         let lost_at = self.ends_at.unwrap_or(until).min(until);
         let unnoticed = lost_at + UNNOTICED;
         match self.renewal {

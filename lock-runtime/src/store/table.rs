@@ -95,9 +95,9 @@ impl Fences {
 pub(crate) struct Step<'a> {
     /// The time, by which leases begin and end.
     pub(crate) now: Instant,
-    /// The same or a later time, at which renewals, reservations and the silence of waiters begin,
-    /// as they must not end early. It is later if the clock of the step is known within bounds.
-    pub(crate) latest: Instant,
+    /// The same or a later time, at which reservations and the silence of waiters begin, as they
+    /// must not end early. It is later if the clock of the step is known within bounds.
+    pub(in crate::store) latest: Instant,
     fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
     pub(crate) proposal: Option<FencingToken>,
@@ -319,16 +319,12 @@ impl Table {
         entry.slot(hold.mode, hold.token)
     }
 
-    /// Renews a lease. It ends no earlier than asked, so that its holder can rely on an extension:
-    /// it begins at `latest`, as [`Step::latest`].
-    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant, latest: Instant) -> RenewReply {
+    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
         let held = self.held(&renewal.hold, now);
         held.map_or(RenewReply::Gone, |slot| {
-            if !renewal.lease.is_zero() {
-                slot.expires = slot.expires.max(latest + renewal.lease);
-            }
+            slot.expires = slot.expires.max(now + renewal.lease);
             if let Some(at_most) = renewal.at_most {
-                slot.expires = slot.expires.min(latest + at_most);
+                slot.expires = slot.expires.min(now + at_most);
             }
             RenewReply::Renewed {
                 ttl: slot.expires - now,

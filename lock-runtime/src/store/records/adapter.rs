@@ -310,7 +310,7 @@ impl Store for RecordStore {
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let renew = |renewal: &Renewal, table: &mut Table, step: &mut Step<'_>| {
-            table.renew(renewal, step.now, step.latest)
+            table.renew(renewal, step.now)
         };
         Box::pin(
             self.0
