@@ -99,9 +99,8 @@
 //! | others, such as FreeBSD | not counted: after waking, a holder may rely on its lease |
 //!
 //! After waking, [`is_lost`](crate::HeldLock::is_lost) and [`validity`](crate::HeldLock::validity)
-//! are right at the first look. Timers stand still in suspension: [`lost`](crate::HeldLock::lost)
-//! and a body that is to be cancelled notice when the background task wakes next, or the task
-//! itself.
+//! are right at the first look. Timers stand still in suspension:
+//! [`lost`](crate::HeldLock::lost) resolves, and a locked body ends, about a second later.
 //!
 //! A virtual machine that its host pauses, or moves to another host, often has no clock that goes
 //! on meanwhile. This is a [paused holder](#a-paused-holder-still-writes) that does not know it.

@@ -66,8 +66,8 @@ async fn min_hold_counts_suspension() -> Result<(), LockError> {
     Ok(())
 }
 
-/// A local hand-off has the next fencing token of the block that was reserved for it; a grant of the
-/// store is behind that block.
+/// A local hand-off has the next fencing token of the block that was reserved for it. A grant of
+/// the store is behind that block.
 #[tokio::test(start_paused = true)]
 async fn the_time_of_local_hand_offs_counts_suspension() -> Result<(), LockError> {
     let locks = in_memory();
