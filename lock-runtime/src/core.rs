@@ -410,7 +410,6 @@ mod tests {
     use crate::{
         LockClient, LockError, RevokeScope,
         store::{MemoryStore, Store},
-        time::Instant,
     };
 
     /// The number of visits of this thread since the last call.

@@ -278,6 +278,11 @@ impl Store for FaultyStore {
         }
     }
 
+    /// What decides about its calls belongs to the runtime of the test.
+    fn serves_any_runtime(&self) -> bool {
+        false
+    }
+
     fn settled(&self) -> BoxFuture<'_, ()> {
         self.inner.settled()
     }
