@@ -122,9 +122,13 @@ async fn each_of_several_nodes_has_the_time_of_a_call_and_a_dead_one_leaves_the_
             use_lock(&locks, key).await;
         }
         keys.sort();
-        // The second node answers later than a single call may take, and in time for its own.
-        for (key, pause) in keys.iter().zip(["300", "600"]) {
-            let owner = cluster.owner_of(&super::lock_name(&place, key)).await;
+        // The second node answers later than a single call may take, and in time for its own. They
+        // are found before, as a node that pauses does not reply with its slots.
+        let mut owners = Vec::new();
+        for key in &keys {
+            owners.push(cluster.owner_of(&super::lock_name(&place, key)).await);
+        }
+        for (owner, pause) in owners.iter().zip(["300", "600"]) {
             owner.command(&["CLIENT", "PAUSE", pause, "ALL"]).await;
         }
         let request = locks.all(keys.clone()).lease(HOUR).no_wait();

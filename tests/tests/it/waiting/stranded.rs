@@ -9,15 +9,15 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{LockClient, store::MemoryStore};
-use lock_tests::{Captured, FaultyStore, RedisServer, faulty_store::Operation};
+use lock_runtime::LockClient;
+use lock_tests::{Captured, RedisServer};
 use tokio::{
     runtime::{Builder, Runtime},
     time::sleep,
 };
 
 use super::in_line;
-use crate::place::{LONG, Place, begun, in_time, on_every_store};
+use crate::place::{LONG, Place, in_time, on_every_store};
 
 /// Shorter than [`LEASE`], so a waiter that gets the lock only at the end of that lease times out.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -130,35 +130,6 @@ async fn who_waits_goes_on_when_a_release_is_forgotten() {
             .unwrap();
     })
     .await;
-}
-
-/// The store has executed the release, and granted the lock to the token that it names for the
-/// waiters of the process.
-#[tokio::test(start_paused = true)]
-async fn a_release_that_was_executed_and_forgotten_blocks_no_waiter() {
-    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
-        let outcome = call.execute().await;
-        match call.operation {
-            Operation::Release(_) if call.nth == 0 => std::future::pending().await,
-            _ => outcome,
-        }
-    });
-    let locks = LockClient::with_store(store.clone());
-    let request = || locks.exclusive("a").lease(LEASE).wait(PATIENCE);
-    let guard = request().acquire().await.unwrap();
-    let waiting = [
-        begun(request().acquire()).await,
-        begun(request().acquire()).await,
-    ];
-    // No fencing tokens are reserved for them, so there is no hand-off in the process.
-    let release = begun(guard.release()).await;
-    let names =
-        |operation: &Operation| matches!(operation, Operation::Release(it) if it.next.is_some());
-    assert_eq!(store.count(names), 1, "it names a token");
-    std::mem::forget(release);
-    for waiter in waiting {
-        waiter.await.unwrap().release().await.unwrap();
-    }
 }
 
 #[tokio::test(start_paused = true)]
