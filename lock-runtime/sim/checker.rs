@@ -295,7 +295,17 @@ impl Checker {
             let is_excluded = match hold.mode {
                 Mode::Exclusive => others.next().is_some(),
                 Mode::Shared => others.any(|other| other.mode == Mode::Exclusive),
-                Mode::Permits(permits) => others.count() >= permits.get() as usize,
+                // The last of them was granted its permit by its own number (rule 38).
+                Mode::Permits(permits) => {
+                    let (mut count, mut most) = (1, permits.get());
+                    for other in others {
+                        count += 1;
+                        if let Mode::Permits(permits) = other.mode {
+                            most = most.max(permits.get());
+                        }
+                    }
+                    count > most
+                }
             };
             if is_excluded {
                 early = Some((hold.clone(), *until - net.now));
