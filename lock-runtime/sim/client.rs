@@ -4,7 +4,6 @@
 use std::{collections::BTreeMap, mem::take, slice::from_ref, time::Duration};
 
 use super::{
-    Broken,
     clock::Clock,
     link::{Calling, Link},
     message::{self, Call, introduces},
@@ -18,10 +17,7 @@ use crate::{
         Request,
         quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
     },
-    store::{
-        AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, RevokeScope, StoreError,
-        StoreEvent, Token,
-    },
+    store::{Hold, PollReply, RevokeScope, StoreError, StoreEvent, Token},
     time::Instant,
 };
 
@@ -217,8 +213,7 @@ impl Client {
                     }
                     (None, _) => {}
                     (Some(call), reply) => {
-                        let reply = reply.ok().map(|reply| answer(net, reply));
-                        self.happens(net, process::Event::Replied(call, reply));
+                        self.happens(net, process::Event::Replied(call, reply.ok()));
                     }
                 }
             }
@@ -430,23 +425,4 @@ impl Client {
         let is_at_rest = left.is_none() && requests == 0 && rounds.is_empty();
         (!is_at_rest).then(|| format!("{left:?}, {requests} requests, rounds {rounds:?}"))
     }
-}
-
-/// The reply of the store, as the process receives it.
-fn answer(net: &Network, mut reply: Reply) -> Reply {
-    let ttl = match &mut reply {
-        Reply::Acquire(AcquireReply::Granted(grant))
-        | Reply::Poll(PollReply::Granted(grant))
-        | Reply::Release(ReleaseReply::Passed(grant)) => &mut grant.ttl,
-        Reply::Renew(replies) => match &mut replies[..] {
-            [Ok(RenewReply::Renewed { ttl })] => ttl,
-            _ => return reply,
-        },
-        _ => return reply,
-    };
-    if net.is_broken(Broken::NoDrift) {
-        // The lease is valid for the whole `ttl`, without an allowance for clock drift.
-        *ttl = (*ttl + Duration::from_millis(2)).mul_f64(1.0 / 0.99);
-    }
-    reply
 }

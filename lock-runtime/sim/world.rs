@@ -17,7 +17,7 @@ use super::{
     server::Server,
 };
 use crate::{
-    protocol::{AcquireId, Mutation, quorum::ServerRequest},
+    protocol::{AcquireId, Mutation, NO_DRIFT, quorum::ServerRequest},
     store::StoreEvent,
     time::Instant,
 };
@@ -104,6 +104,7 @@ impl World {
     /// Runs until there are no more events. With `only`, looks for violations of that kind alone.
     pub(super) fn run(&mut self, only: Option<Wrong>) -> Result<(), Violation> {
         self.checker.only = only;
+        NO_DRIFT.set(self.net.is_broken(Broken::NoDrift));
         for _ in 0..MOST_EVENTS {
             let Some((when, event)) = self.next() else {
                 return self.end();

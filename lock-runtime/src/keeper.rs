@@ -9,7 +9,7 @@
 
 use std::{
     cell::Cell,
-    sync::{Arc, Mutex, OnceLock, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -55,16 +55,18 @@ pub(crate) fn is_here() -> bool {
 
 /// The parts of a store that make its calls. The keeper has its own, as those of the application
 /// may depend on the runtime that is blocked.
+#[cfg(feature = "postgres")]
 pub(crate) struct Kept<T> {
     usual: T,
-    of_keeper: OnceLock<T>,
+    of_keeper: std::sync::OnceLock<T>,
 }
 
+#[cfg(feature = "postgres")]
 impl<T> Kept<T> {
     pub(crate) fn new(usual: T) -> Self {
         Self {
             usual,
-            of_keeper: OnceLock::new(),
+            of_keeper: std::sync::OnceLock::new(),
         }
     }
 

@@ -30,8 +30,6 @@ use foldhash::fast::RandomState;
 use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 
-#[cfg(test)]
-pub(crate) use self::several::Together;
 pub(crate) use self::{
     abandon::{Abandonment, Afterwards, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
@@ -48,6 +46,8 @@ use self::{
     acquire::Acquisition, convert::Conversion, ended::Ended, handoff::Handoff, held::Held,
     queue::WaitQueue, release::Releasing, schedule::Schedule,
 };
+#[cfg(test)]
+pub(crate) use self::{lease::NO_DRIFT, several::Together};
 use crate::{
     error::Loss,
     fence::FencingToken,

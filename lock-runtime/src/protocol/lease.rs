@@ -22,7 +22,17 @@ const LONGEST_TTL: Duration = Duration::from_secs(10 * 24 * 60 * 60);
 ///
 /// [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 pub(crate) fn drift(lease: Duration) -> Duration {
+    #[cfg(test)]
+    if NO_DRIFT.get() {
+        return Duration::ZERO;
+    }
     lease / 100 + Duration::from_millis(2)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// A simulator leaves no room for drift.
+    pub(crate) static NO_DRIFT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// The time until which a store keeps a lease at least, as replies in any order show it (rule 41).

@@ -130,14 +130,7 @@ impl Running {
 
     /// The process that holds the lock.
     async fn keeper(&self) -> u32 {
-        let path = format!("/proc/{0}/task/{0}/children", self.id());
-        let children = std::fs::read_to_string(path).unwrap();
-        let mut children = children.split_whitespace().map(|id| id.parse().unwrap());
-        let is_keeper = |id: &u32| {
-            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            line.starts_with(b"lockctl\0keep\0")
-        };
-        children.find(is_keeper).expect("a keeper")
+        child_of(self.id(), "lockctl\0keep").await
     }
 
     /// The exit status, and standard error.
@@ -161,18 +154,38 @@ async fn send(signal: &str, process: u32) {
     assert!(sent.await.unwrap().success(), "{signal} {process}");
 }
 
-/// Waits until a process that a shell has made is this program, and no longer the shell.
-async fn becomes(process: u32, program: &str) {
-    let line = || std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let starts = format!("{program}\0");
-    let is_so = || async { line().starts_with(starts.as_bytes()) };
-    eventually("it is started", is_so).await;
+/// The child whose command line begins with these words, once it is there. A signal that comes
+/// before does not reach it: a shell that is about to start a command may keep SIGINT for later.
+async fn child_of(process: u32, words: &str) -> u32 {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let words = format!("{words}\0");
+    let child = || {
+        let children = std::fs::read_to_string(&path).unwrap();
+        let mut children = children.split_whitespace().map(|id| id.parse().unwrap());
+        children.find(|id: &u32| {
+            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            line.starts_with(words.as_bytes())
+        })
+    };
+    eventually("it has its child", || async { child().is_some() }).await;
+    child().expect("it runs")
+}
+
+/// A field of /proc/PID/stat, from the state on.
+fn stat(process: u32, field: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let after_the_name = stat.rsplit(") ").next()?;
+    let field = after_the_name.split_whitespace().nth(field)?;
+    Some(field.to_owned())
+}
+
+/// The state as proc(5) names it, Z for a process that has ended.
+fn state(process: u32) -> String {
+    stat(process, 0).unwrap_or_else(|| "Z".to_owned())
 }
 
 fn is_running(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
-    // After the name: the state, where Z is a process that has ended.
-    stat.is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or("Z").starts_with('Z'))
+    state(process) != "Z"
 }
 
 async fn ends(process: u32) {

@@ -7,7 +7,7 @@ use lock_runtime::RevokeScope;
 use lock_tests::Lateness;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Store, becomes, ends, is_running, send, spawned, with_signals};
+use super::{Store, child_of, ends, is_running, send, spawned, state, with_signals};
 use crate::place::{LONG, eventually};
 
 const LEASE: Duration = Duration::from_secs(2);
@@ -109,9 +109,8 @@ async fn children_that_outlive_a_lost_command_are_killed() {
 async fn a_signal_is_forwarded_to_the_whole_group() {
     let store = Store::start().await;
     for (signal, status) in [("TERM", 143), ("INT", 130), ("HUP", 129), ("USR1", 138)] {
-        let mut running = store.run("--grace=5s", "sleep 1000 & echo $!; wait");
-        let child = number(&mut running).await;
-        becomes(child, "sleep").await;
+        let mut running = store.run("--grace=5s", "echo $$; sleep 1000 & wait");
+        let child = child_of(number(&mut running).await, "sleep").await;
         send(signal, running.id()).await;
         let ended = running.ended().await;
         assert_eq!(ended.0, status, "{signal}: {ended:?}");
@@ -258,6 +257,9 @@ async fn a_command_cannot_leave_its_group() {
     ];
     let mut running = store.running(&command);
     let number = number(&mut running).await;
+    // It ends at once by a signal before it waits for its command.
+    let leader = child_of(running.id(), "timeout").await;
+    eventually("it waits", || async { state(leader) == "S" }).await;
     store.revoke().await;
     assert_eq!(running.line().await, "ended");
     assert_eq!(running.ended().await.0, 76);
@@ -296,13 +298,20 @@ async fn a_signal_that_nohup_ignores_stays_ignored() {
 async fn a_command_that_has_ended_after_the_loss_is_no_success() {
     let store = Store::start().await;
     let outlives = async |key: &str, signal: &str| {
-        let script = "echo $$; sleep 1.5; echo done";
-        let arguments = ["run", key, "--lease=1s", "--", "sh", "-c", script];
+        let directory = tempfile::tempdir().unwrap();
+        let end = directory.path().join("end");
+        let script = format!(
+            "echo $$; until [ -e {} ]; do sleep 0.05; done; echo done",
+            end.display()
+        );
+        let arguments = ["run", "--key", key, "--lease=1s", "--", "sh", "-c", &script];
         let mut running = store.running(&arguments);
         number(&mut running).await;
         let keeper = running.keeper().await;
         send("STOP", running.id()).await;
         send(signal, keeper).await;
+        eventually("its lease ends", async || !store.is_held(key).await).await;
+        std::fs::write(end, "").unwrap();
         assert_eq!(running.line().await, "done");
         send("CONT", running.id()).await;
         if signal == "STOP" {
@@ -311,7 +320,7 @@ async fn a_command_that_has_ended_after_the_loss_is_no_success() {
         let (status, errors) = running.ended().await;
         assert_eq!(status, 76, "{signal}: {errors}");
     };
-    tokio::join!(outlives("--key=a", "STOP"), outlives("--key=b", "KILL"));
+    tokio::join!(outlives("a", "STOP"), outlives("b", "KILL"));
 }
 
 /// The reports that it has not read are outdated when it goes on.

@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Store, ends, is_running, send, with_signals};
+use super::{Store, child_of, ends, is_running, send, stat, state, with_signals};
 use crate::place::{LONG, eventually};
 
 /// A program at a terminal of its own, which `script` makes.
@@ -81,8 +81,15 @@ impl Terminal {
 }
 
 fn is_stopped(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    stat.rsplit(") ").next().unwrap().starts_with('T')
+    state(process) == "T"
+}
+
+/// Waits until a command that reads from the terminal has it. One that asks for it too early is
+/// continued, by a signal that would undo a Ctrl-Z.
+async fn reads(process: u32) {
+    let has_terminal = || stat(process, 5) == Some(process.to_string());
+    let reads = || async { has_terminal() && state(process) == "S" };
+    eventually("it reads", reads).await;
 }
 
 #[tokio::test]
@@ -95,6 +102,7 @@ async fn ctrl_c_reaches_the_command_and_the_lock_is_released() {
     terminal.press("hello\r").await;
     terminal.shows("got hello").await;
     assert!(store.is_held("a").await);
+    child_of(number, "sleep").await;
     terminal.press("\u{3}").await;
     let status = timeout(LONG, terminal.script.wait()).await.unwrap();
     assert_eq!(status.unwrap().code(), Some(130));
@@ -109,6 +117,7 @@ async fn ctrl_z_stops_the_command_and_keeps_the_lock() {
     let command = "$LOCKCTL run --key=a --lease=2s -- sh -c 'echo num''ber=$$; read line; echo got $line; exit 5'\r";
     terminal.press(command).await;
     let number = terminal.number().await;
+    reads(number).await;
     terminal.press("\u{1a}").await;
     terminal.shows("Stopped").await;
     eventually("it is stopped", || async { is_stopped(number) }).await;
@@ -133,6 +142,7 @@ async fn in_the_background_a_command_that_reads_the_terminal_stops() {
     let command = format!("$LOCKCTL run --key=a -- sh -c '{script}'\r");
     terminal.press(&command).await;
     let number = terminal.number().await;
+    reads(number).await;
     terminal.press("\u{1a}").await;
     terminal.shows("Stopped").await;
     terminal.press("bg\r").await;
