@@ -54,8 +54,8 @@ macro_rules! __lock_options {
                 /// on. With several keys, it counts for all of them from the grant of the last one,
                 /// and a request that is refused leaves none of them reserved.
                 ///
-                /// A release that the store does not confirm is repeated for the rest of `min_hold`.
-                /// If the store cannot be reached until the lease ends, or the process
+                /// A release that the store does not confirm is repeated for the rest of
+                /// `min_hold`. If the store cannot be reached until the lease ends, or the process
                 /// ends, the lock is free with its lease. A lock that is revoked is free at once.
                 ///
                 /// This is for jobs that are triggered on every replica: a replica whose clock is

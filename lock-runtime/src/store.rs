@@ -211,8 +211,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The caller makes no request beyond these limits, and no renewal with a longer lease.
     fn limits(&self) -> Limits;
 
-    /// Returns whether calls may be made on any Tokio runtime, also on one of this library that ends
-    /// sooner than the application's.
+    /// Returns whether calls may be made on any Tokio runtime, also on one of this library that
+    /// ends sooner than the application's.
     ///
     /// A task that blocks its runtime then loses no lock: a thread with a runtime of its own renews
     /// the leases meanwhile. `false` in this implementation, for a store whose connections belong

@@ -133,14 +133,14 @@ impl LockClient {
     /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
     /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
     /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
-    /// | `LOCK_PASSWORD_FILE` | file of the password, read for each connection: in the URL | `/run/secrets/redis` |
+    /// | `LOCK_PASSWORD_FILE` | file of the password, read for each connection | `/run/secrets/redis` |
     /// | `LOCK_SENTINEL_PASSWORD_FILE` | the same for the Sentinels | `/run/secrets/sentinel` |
     /// | `LOCK_ROOT_CERTIFICATE` | file of trusted authorities (PEM) | `/etc/ca.pem` |
     /// | `LOCK_CLIENT_CERTIFICATE` | file of our certificate (PEM) | `/etc/client.pem` |
     /// | `LOCK_CLIENT_KEY` | file of its private key (PEM) | `/etc/client.key` |
     ///
-    /// The URL is described at [`connect`](Self::connect). Files are read now, and at each attempt to
-    /// connect, so that they can be replaced. An empty variable counts as unset. A
+    /// The URL is described at [`connect`](Self::connect). Files are read now, and at each attempt
+    /// to connect, so that they can be replaced. An empty variable counts as unset. A
     /// variable whose name resembles one of these is logged as a warning, with the name that was
     /// probably meant. To set more in code, use [`LockClientBuilder::from_env`].
     ///

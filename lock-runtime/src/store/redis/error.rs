@@ -67,8 +67,8 @@ pub(super) fn wrong_server(message: impl Into<Arc<str>>) -> StoreError {
     StoreError::new(StoreErrorKind::WrongServer, message)
 }
 
-/// Whether the reply is an error that only a replica returns, or a server that no longer accepts the
-/// credentials of the connection.
+/// Whether the reply is an error that only a replica returns, or a server that no longer accepts
+/// the credentials of the connection.
 pub(super) fn ends_connection(value: &Value) -> bool {
     let Value::ServerError(error) = value else {
         return false;
