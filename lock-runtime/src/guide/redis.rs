@@ -251,7 +251,8 @@
 //!   earlier ones, a warning is logged, and the client tries again each second.
 //! - When a server that has accepted the client refuses its password, the new one may arrive a
 //!   moment later. Requests that wait go on waiting, held locks are renewed until their validity
-//!   ends, and releases are repeated. A request that does not wait is refused as `Unauthenticated` at once.
+//!   ends, and releases are repeated. A request that does not wait is refused as `Unauthenticated`
+//!   at once.
 //!   [`connect`](crate::LockClient::connect) never waits for another password.
 //! - An attempt to connect waits for the application for a second. Its error is that of the
 //!   attempt, `Unavailable`.
