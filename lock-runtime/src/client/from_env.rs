@@ -82,7 +82,7 @@ const VARIABLES: &[EnvVariable] = &[
     ),
     variable(
         "LOCK_PASSWORD_FILE",
-        "file of the password, read for each connection: in the URL",
+        "file of the password for the servers",
         "/run/secrets/redis",
     ),
     variable(
@@ -133,7 +133,7 @@ impl LockClient {
     /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
     /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
     /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
-    /// | `LOCK_PASSWORD_FILE` | file of the password of the URL | `/run/secrets/redis` |
+    /// | `LOCK_PASSWORD_FILE` | file of the password for the servers | `/run/secrets/redis` |
     /// | `LOCK_SENTINEL_PASSWORD_FILE` | the same for the Sentinels | `/run/secrets/sentinel` |
     /// | `LOCK_ROOT_CERTIFICATE` | file of trusted authorities (PEM) | `/etc/ca.pem` |
     /// | `LOCK_CLIENT_CERTIFICATE` | file of our certificate (PEM) | `/etc/client.pem` |
