@@ -273,7 +273,9 @@ impl Chronicle {
         for request in &self.requests {
             for extension in &request.extended {
                 let [asked, took, validity] = extension.map(Duration::from_nanos);
-                let allowance = took * 2 + asked / 100 + Duration::from_millis(2);
+                // The earlier call, whose reply has shown the store's clock, may have been slower.
+                let earlier = took.max(Duration::from_millis(100));
+                let allowance = took + earlier + asked / 100 + Duration::from_millis(2);
                 if validity + allowance < asked {
                     short.push(format!(
                         "{validity:.1?} instead of {asked:.1?}, after {took:.1?}: {request:?}"
