@@ -95,6 +95,8 @@ struct Attempt {
     token: Token,
     sent: Instant,
     purpose: Purpose,
+    /// The token has been revoked: a grant in the answer is over.
+    is_revoked: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +169,7 @@ impl Acquisition {
             token,
             sent: now,
             purpose,
+            is_revoked: false,
         });
         Call::new(request, self.timeout(now))
     }
@@ -282,6 +285,35 @@ impl Session {
             }
         }
         self.leave(id, cx);
+    }
+
+    /// Records that a token of a request was revoked whose grant no task has taken yet: a reply
+    /// with it may be on its way. The request goes on under a fresh token.
+    pub(super) fn revoke_untaken(&mut self, token: Token, cx: &mut Cx<'_>) {
+        let in_flight = self.acquisitions.iter_mut().find_map(|(id, it)| {
+            let attempt = it.in_flight.as_mut().filter(|it| it.token == token)?;
+            attempt.is_revoked = true;
+            let attempt = *attempt;
+            // The task need not await the reply to a poll.
+            it.in_flight
+                .take_if(|it| matches!(it.purpose, Purpose::Poll));
+            Some((id, attempt))
+        });
+        let of_entry = self.queues.values_mut().find_map(|queue| {
+            let head = queue.head?;
+            queue.entry_of(token)?;
+            queue.gone(token, cx);
+            queue.wake_head(cx);
+            Some(head)
+        });
+        // With several servers, some may still hold it (rule 9).
+        if let Some((id, attempt)) = in_flight {
+            self.abandon_attempt(id, attempt, cx);
+        } else if let Some(head) = of_entry {
+            let acquisition = &self.acquisitions[head];
+            let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
+            self.abandon(hold, lease, None, cx);
+        }
     }
 
     fn refuse(&mut self, id: AcquireId, refused: Refused, cx: &mut Cx<'_>) -> Step {

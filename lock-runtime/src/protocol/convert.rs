@@ -72,6 +72,7 @@ impl Session {
         terms.mode = Mode::Shared;
         terms.max_hold = (terms.max_hold).map(|limit| limit.saturating_sub(held_for));
         let error = match answer {
+            Ok(_) if let Some(loss) = writer.loss => ConvertError::Lost(loss),
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
                 let ttl = grant.ttl.min(writer.longest_lease);
                 let lease = Lease::granted(terms.lease, terms.renew, *sent, ttl, cx.fraction());

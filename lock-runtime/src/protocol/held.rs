@@ -363,20 +363,26 @@ impl Session {
         revoked.map(|hold| hold.token).collect()
     }
 
-    /// Records that the store has taken the lock away from a token, which may be on its way from
-    /// one holder to the next.
+    /// Records that the store has taken the lock away from a token. Its grant may be on its way to
+    /// this process, or from one holder to the next.
     pub(super) fn revoke(&mut self, token: Token, cx: &mut Cx<'_>) {
         let mut held = self.held.iter();
         if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
             return self.lose(id, Loss::Revoked, cx);
+        }
+        let mut converted = self.conversions.values_mut();
+        if let Some(it) = converted.find(|it| it.writer.hold.token == token) {
+            (it.writer.loss, it.writer.keep_until) = (Some(Loss::Revoked), None);
+            return;
         }
         let revoked = self.queues.values_mut().find_map(|queue| {
             let handoff = queue.handoff.take_if(|it| it.hold.token == token)?;
             queue.freed(cx);
             Some(handoff)
         });
-        if let Some(Handoff { hold, lease, .. }) = revoked {
-            self.abandon(hold, lease.length(), None, cx);
+        match revoked {
+            Some(Handoff { hold, lease, .. }) => self.abandon(hold, lease.length(), None, cx),
+            None => self.revoke_untaken(token, cx),
         }
     }
 

@@ -30,6 +30,21 @@ pub(crate) enum Reply {
     Convert(ConvertReply),
 }
 
+impl Reply {
+    /// Returns the reply without its grant, which has been revoked since.
+    pub(super) fn revoked(self) -> Self {
+        match self {
+            Self::Acquire(AcquireReply::Granted(_)) => Self::Acquire(AcquireReply::Busy {
+                holder_ttl: None,
+                has_waiters: false,
+            }),
+            Self::Poll(PollReply::Granted(_)) => Self::Poll(PollReply::Gone),
+            Self::Renew(RenewReply::Renewed { .. }) => Self::Renew(RenewReply::Gone),
+            other => other,
+        }
+    }
+}
+
 /// The reply to a request, or the reason why there is none.
 pub(crate) type Answer = Result<Reply, StoreError>;
 

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     spec::{LockKind, Mode, Terms, Wait},
     store::{
-        AcquireAllReply, AcquireReply, Grant, HANDOFF_LEASE, PollReply, Release, ReleaseReply,
-        RenewReply,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, HANDOFF_LEASE, PollReply, Release,
+        ReleaseReply, RenewReply,
     },
 };
 
@@ -636,6 +636,84 @@ fn hand_off_of_a_revoked_lock_is_not_taken() {
         assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
         assert!(token != asks(&bench.resume(head)));
     }
+}
+
+#[test]
+fn a_grant_that_was_revoked_on_its_way_is_not_held() {
+    let poll_granted = Reply::Poll(PollReply::Granted(grant(5)));
+    let renewed = Reply::Renew(RenewReply::Renewed { ttl: LEASE });
+    let unrenewed = writer(|it| it.renew = false);
+    // The grant was pushed, and is to be confirmed, or is in a reply that arrives later.
+    for (terms, is_queued, reply) in [
+        (WRITER, false, granted(5)),
+        (WRITER, true, poll_granted),
+        (unrenewed, true, renewed),
+    ] {
+        let mut bench = Bench::new();
+        let (id, token) = bench.asks_for(&terms);
+        if is_queued {
+            bench.now = waits(&bench.reply(id, queued(Some(4))));
+            polls(&bench.resume(id));
+        }
+        if !terms.renew {
+            bench.push(Mode::Exclusive, token, 5);
+            let step = bench.resume(id);
+            let is_renewal =
+                matches!(&step, Step::Call(call) if matches!(call.request, Request::Renew(_)));
+            assert!(is_renewal, "{step:?}");
+        }
+        bench.woken.clear();
+        bench.event(&StoreEvent::Revoked { token });
+        assert!(bench.endings().contains(&Ended::Abandoned(token)));
+        if is_queued {
+            assert_eq!(bench.woken, [id]);
+        }
+        let fresh = asks(&bench.reply(id, reply));
+        assert!(fresh != token);
+        bench.is_granted(id, 6);
+    }
+    // A request that does not wait finds the lock held.
+    let mut bench = Bench::new();
+    let (id, token) = bench.asks_for(&writer(|it| it.wait = Wait::No));
+    bench.event(&StoreEvent::Revoked { token });
+    let step = bench.reply(id, granted(5));
+    let is_refused = matches!(step, Step::Done(Err(Refused::Contended(None))));
+    assert!(is_refused, "{step:?}");
+    assert!(bench.endings().contains(&Ended::Abandoned(token)));
+}
+
+#[test]
+fn a_pushed_grant_that_was_revoked_is_not_taken() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    waits(&bench.reply(id, queued(Some(4))));
+    bench.push(Mode::Exclusive, token, 5);
+    bench.woken.clear();
+    bench.event(&StoreEvent::Revoked { token });
+    assert_eq!(bench.woken, [id]);
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+    let fresh = asks(&bench.resume(id));
+    assert!(fresh != token);
+    // A message of the same grant that arrives once more is none for the fresh token.
+    bench.push(Mode::Exclusive, token, 5);
+    waits(&bench.resume(id));
+    bench.is_granted(id, 6);
+}
+
+#[test]
+fn a_writer_that_is_revoked_while_it_is_converted_is_no_reader() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    let token = bench.token_of(held);
+    bench.input(|session, cx| session.reserve(held, LEASE, cx));
+    let begun = bench.input(|session, cx| session.convert(held, cx));
+    let (conversion, _) = begun.unwrap();
+    bench.event(&StoreEvent::Revoked { token });
+    let reply = Ok(Reply::Convert(ConvertReply::Converted(grant(10))));
+    let converted = bench.input(|session, cx| session.convert_replied(conversion, reply, cx));
+    let is_lost = matches!(converted, Err(ConvertError::Lost(Loss::Revoked)));
+    assert!(is_lost, "{converted:?}");
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
 }
 
 #[test]

@@ -220,7 +220,7 @@ impl Chronicle {
     pub fn overlaps(&self) -> Vec<String> {
         let mut overlaps = Vec::new();
         for (lock, requests) in self.by_lock() {
-            let claim = |request: &Request| self.until_revoked(&lock, request.claim()?);
+            let claim = |it: &Request| self.until_revoked(&lock, it.asked, it.claim()?);
             let claims = requests
                 .into_iter()
                 .filter_map(|request| Some((claim(request)?, request)));
@@ -250,10 +250,19 @@ impl Chronicle {
     }
 
     /// The part of a claim before a revocation, of which its holder learns later. `None` if the
-    /// claim may have begun after a revocation that was not confirmed at once.
-    fn until_revoked(&self, lock: &Lock, claim: Range<Nanos>) -> Option<Range<Nanos>> {
+    /// lock may have been revoked before the grant arrived: it was asked for before the revocation,
+    /// and the lease of such a grant is not over when the claim begins.
+    fn until_revoked(
+        &self,
+        lock: &Lock,
+        asked: Nanos,
+        claim: Range<Nanos>,
+    ) -> Option<Range<Nanos>> {
         let revocations = self.revocations.iter();
-        let mut revoked = revocations.filter(|(of, time)| of == lock && meets(time, &claim));
+        let mut revoked = revocations.filter(|(of, time)| {
+            let leased = time.start..time.end + self.lease;
+            of == lock && asked < time.end && meets(&leased, &claim)
+        });
         let end = revoked.try_fold(claim.end, |end, (_, time)| {
             (time.start > claim.start).then(|| end.min(time.start))
         })?;

@@ -41,6 +41,10 @@ impl Session {
         let Some(attempt) = acquisition.in_flight.take() else {
             return self.go_on(id, cx);
         };
+        let answer = match attempt.is_revoked {
+            true => answer.map(Reply::revoked),
+            false => answer,
+        };
         match attempt.purpose {
             Purpose::Try => self.tried(id, attempt, answer, cx),
             Purpose::Ask => self.asked(id, attempt, answer, cx),

@@ -1,7 +1,8 @@
 //! A storm with all modes and options: exclusive and re-entrant locks, readers, downgraded writers,
 //! permits, several keys, requests that do not wait, minimum and maximum hold times, leases that
-//! are not renewed, strict order, dropped futures and dropped guards, in several clients of this
-//! process and in other processes.
+//! are not renewed, strict order, extended leases, revoked holders, dropped futures and dropped
+//! guards, in several clients of this process and in other processes; on PostgreSQL transactions
+//! with `lock_runtime.guard` as well.
 //!
 //! The records are checked as a whole:
 //!
@@ -19,14 +20,22 @@
 //! seed, but not their times.
 
 mod faults;
+mod guarded;
 mod noticed;
 mod processes;
 mod server;
 
-use std::{env, sync::Arc, time::Duration};
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::TryStreamExt as _;
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
 use lock_tests::{
     Proxy, RedisServer, SentinelSet, shared_cluster, shared_postgres, shared_sentinels,
@@ -37,6 +46,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::{
     faults::{Faults, Struck},
+    guarded::Guarded,
     processes::{Place, Processes, Records},
     server::Server,
 };
@@ -177,6 +187,15 @@ impl Site {
         self.workers.iter().enumerate().map(place).collect()
     }
 
+    /// The URL of the server itself, if it is PostgreSQL.
+    fn postgres_url(&self) -> Option<String> {
+        match (&self.servers[..], &self.shared) {
+            ([Server::Postgres(server)], _) => Some(server.url()),
+            (_, Some(url)) if url.starts_with("postgres") => Some(url.clone()),
+            _ => None,
+        }
+    }
+
     fn name(&self) -> String {
         match &self.shared {
             Some(url) => url
@@ -206,6 +225,18 @@ impl Site {
         };
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
+        let over = Arc::new(AtomicBool::new(false));
+        let guarded = async |url| {
+            let guarded = Guarded {
+                locks: self.client(0).await,
+                namespace: self.namespace.clone(),
+                url,
+                seed,
+                records: records.clone(),
+            };
+            tokio::spawn(guarded.work(over.clone()))
+        };
+        let guarded = OptionFuture::from(self.postgres_url().map(guarded)).await;
         let storm = async {
             let struck = Struck {
                 servers: &self.servers,
@@ -222,13 +253,26 @@ impl Site {
                 sleep(CALM).await;
                 struck.strike_for(STRUCK, seed.wrapping_add(round)).await;
             }
+            over.store(true, Ordering::Relaxed);
             timeout(LONG, async {
-                tokio::join!(processes.finish(), working.finish())
+                let (killed, (), guarded) = tokio::join!(
+                    processes.finish(),
+                    working.finish(),
+                    OptionFuture::from(guarded)
+                );
+                if let Some(committed) = guarded {
+                    let (committed, outlasted) = committed.expect("a task with transactions");
+                    println!(
+                        "{committed} guarded transactions, {outlasted} of them after the lease"
+                    );
+                    assert!(outlasted > 0, "no transaction outlasts the lease");
+                }
+                killed
             })
             .await
             .expect("a process of the storm hangs")
         };
-        let (killed, ()) = match &self.servers[..] {
+        let killed = match &self.servers[..] {
             [server] => tokio::select! {
                 killed = storm => killed,
                 () = records.watch(server) => unreachable!("it has no end"),

@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const THIS: usize = 0;
 /// The number that stands for the only server of a storm.
 const SERVER: usize = usize::MAX;
+/// The number that stands for the task of [`Guarded`](super::guarded::Guarded).
+pub(super) const GUARDED: usize = usize::MAX - 1;
 
 /// The records of all processes, each with the number of its process.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +70,7 @@ impl Records {
         }
     }
 
-    fn add(&self, process: usize, record: Record) {
+    pub(super) fn add(&self, process: usize, record: Record) {
         self.0.lock().unwrap().push((process, record));
     }
 
