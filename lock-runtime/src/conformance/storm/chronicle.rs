@@ -72,14 +72,16 @@ impl Chronicle {
         let mut requests: Vec<Request> = Vec::new();
         let (mut stalls, mut revocations) = (Vec::new(), Vec::new());
         let mut numbers: HashMap<(usize, u64), usize> = HashMap::new();
+        // Without a reply, it is executed within a call and the time of a straggler.
+        let latest = in_nanos(lease) * 2;
         for (process, Record { at, request, event }) in records {
             match event {
                 Event::Stalled { since } => stalls.push((process, since..at)),
-                Event::Revoked {
-                    key,
-                    permits,
-                    since,
-                } => revocations.push(((key, permits), since..at)),
+                Event::Revoking { key, permits } => {
+                    numbers.insert((process, request), revocations.len());
+                    revocations.push(((key, permits), at..at + latest));
+                }
+                Event::Revoked => revocations[numbers[&(process, request)]].1.end = at,
                 Event::Asked(ask) => {
                     numbers.insert((process, request), requests.len());
                     requests.push(Request::new(process, ask, at));
@@ -342,9 +344,10 @@ impl Chronicle {
                     && !self.is_revoked_within(&lock, *since..claim.start)
                 {
                     let micros = (end - claim.start) / 1_000;
+                    let about = self.about(&lock, &(*since..claim.start)).join("\n");
                     early.push(format!(
                         "{lock:?}: {:?} of process {} at {}, {micros} us before the end of the \
-                         min_hold of {:?} of process {} since {since}",
+                         min_hold of {:?} of process {} since {since}\n{about}",
                         request.ask.kind,
                         request.process,
                         claim.start,

@@ -66,15 +66,15 @@ pub enum Event {
         /// As in `Granted`.
         validity: u64,
     },
-    /// An operator revoked the holders of a lock, or tried to.
-    Revoked {
+    /// An operator is about to revoke the holders of a lock.
+    Revoking {
         /// The key.
         key: String,
-        /// Whether it was that of permits.
+        /// Whether it is that of permits.
         permits: bool,
-        /// Start of the call; the time of the record is the latest at which it was executed.
-        since: u64,
     },
+    /// The holders were revoked, according to the reply.
+    Revoked,
     /// The process did not run.
     Stalled {
         /// Start of the pause; the time of the record is its end.

@@ -197,27 +197,21 @@ impl Task {
         let name = KEYS[self.random.random_range(0..KEYS.len())];
         let key = format!("{}{name}", self.plan.prefix);
         let permits = self.plan.permits && self.random.random_bool(0.3);
-        let since = (self.plan.clock)();
+        let id = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        let revoking = Event::Revoking {
+            key: key.clone(),
+            permits,
+        };
+        self.say(id, revoking);
         let revoked = if permits {
             self.locks.revoke_permits(&key).await
         } else {
             self.locks.revoke(&key, RevokeScope::Leased).await
         };
-        let mut at = (self.plan.clock)();
-        if let Err(error) = revoked {
-            code(&error);
-            // It may be executed later.
-            at += in_nanos(self.plan.lease);
+        match revoked {
+            Ok(_) => self.say(id, Event::Revoked),
+            Err(error) => drop(code(&error)),
         }
-        (self.log)(Record {
-            at,
-            request: 0,
-            event: Event::Revoked {
-                key,
-                permits,
-                since,
-            },
-        });
     }
 
     /// Extends the lease, and records how long it is valid then.

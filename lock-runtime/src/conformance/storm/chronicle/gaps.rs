@@ -126,9 +126,9 @@ impl Chronicle {
         }
     }
 
-    /// The requests for a lock, and the stalls of all processes, from a second before `time` to its
-    /// end.
-    fn about(&self, lock: &Lock, time: &Range<Nanos>) -> Vec<String> {
+    /// The requests for a lock, its revocations, and the stalls of all processes, from a second
+    /// before `time` to its end.
+    pub(super) fn about(&self, lock: &Lock, time: &Range<Nanos>) -> Vec<String> {
         let since = time.start.saturating_sub(1_000_000_000);
         let millis = |at: Nanos| (at as f64 - time.start as f64) / 1e6;
         let of_lock = |request: &&Request| request.locks().any(|own| own == *lock);
@@ -165,8 +165,14 @@ impl Chronicle {
                 millis(stall.end)
             )
         });
+        let revoked = self.revocations.iter();
+        let revoked = revoked.filter(|(of, at)| of == lock && meets(at, &(since..time.end)));
+        let revoked = revoked.map(|(_, at)| {
+            let [start, end] = [at.start, at.end].map(millis);
+            format!("revoked from {start:?} to {end:?}")
+        });
         let requests = self.requests.iter().filter(of_lock).filter(near).map(text);
-        requests.chain(stalls).collect()
+        requests.chain(revoked).chain(stalls).collect()
     }
 }
 

@@ -131,7 +131,7 @@ impl Request {
             Event::Leaving => self.leaving = Some(at),
             Event::Released { code } => self.released = Some(code),
             Event::Refused { code } => (self.answered, self.refused) = (Some(at), Some(code)),
-            Event::Asked(_) | Event::Revoked { .. } | Event::Stalled { .. } => {
+            Event::Asked(_) | Event::Revoking { .. } | Event::Revoked | Event::Stalled { .. } => {
                 unreachable!("they begin a request, or belong to none")
             }
         }

@@ -1,6 +1,6 @@
 //! The random faults of a storm over all modes.
 
-use std::{sync::Mutex, time::Duration};
+use std::{mem, sync::Mutex, time::Duration};
 
 use lock_tests::{
     Proxy,
@@ -33,7 +33,7 @@ pub(super) struct Struck<'a> {
 pub(super) struct Faults(Mutex<Vec<Fault>>);
 
 impl Faults {
-    fn ended(&self, name: String, since: Nanos, loses: bool) {
+    pub(super) fn ended(&self, name: String, since: Nanos, loses: bool) {
         self.0.lock().unwrap().push(Fault {
             name,
             time: since..nanos(),
@@ -41,8 +41,8 @@ impl Faults {
         });
     }
 
-    pub(super) fn into_inner(self) -> Vec<Fault> {
-        self.0.into_inner().unwrap()
+    pub(super) fn take(&self) -> Vec<Fault> {
+        mem::take(&mut self.0.lock().unwrap())
     }
 }
 

@@ -20,6 +20,7 @@ use tokio_postgres::Client;
 
 use super::{
     LEASE,
+    faults::Faults,
     processes::{GUARDED, Records},
 };
 
@@ -35,6 +36,7 @@ pub(super) struct Guarded {
     pub(super) url: String,
     pub(super) seed: u64,
     pub(super) records: Records,
+    pub(super) faults: Arc<Faults>,
 }
 
 impl Guarded {
@@ -82,11 +84,14 @@ impl Guarded {
                 Some(db) => self.transaction(db, &guard, key, stay).await,
                 None => None,
             };
+            let outlasts = guard.validity().is_zero();
+            if outlasts {
+                // The store reports no end of a transaction, so that its waiters try again later.
+                let name = "a transaction outlasts the lease".to_owned();
+                self.faults.ended(name, at + validity, false);
+            }
             if let Some(at) = held_until {
-                (committed, outlasted) = (
-                    committed + 1,
-                    outlasted + u64::from(guard.validity().is_zero()),
-                );
+                (committed, outlasted) = (committed + 1, outlasted + u64::from(outlasts));
                 self.say(request, at, Event::Held { validity: 0 });
             }
             self.say(request, held_until.unwrap_or(at), Event::Leaving);

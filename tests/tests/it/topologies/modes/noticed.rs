@@ -267,19 +267,29 @@ fn an_extension_that_is_none_is_noticed() {
 
 #[test]
 fn a_revocation_ends_the_claims_of_its_lock() {
-    for (key, overlaps) in [("a", 0), ("b", 1)] {
+    // The time of the request and of the grant, and the end of the revocation if it was answered.
+    for (asked, granted, key, replied, overlaps) in [
+        (9, 10, "a", Some(35), 0),
+        (9, 10, "b", Some(35), 1),
+        (9, 10, "a", None, 0),
+        // The grant may have been revoked on its way, unless it was asked for afterwards.
+        (20, 40, "a", Some(35), 0),
+        (36, 40, "a", Some(35), 1),
+    ] {
         let chronicle = written(|written| {
-            written.hold(Kind::Exclusive, 10..100, 1);
-            let (key, permits, since) = (key.to_owned(), false, 30 * MILLI);
-            let revoked = Event::Revoked {
-                key,
-                permits,
-                since,
-            };
-            written.say(35, revoked);
-            written.hold(Kind::Exclusive, 40..60, 2);
+            written.requests += 1;
+            let (key, permits) = (key.to_owned(), false);
+            written.say(30, Event::Revoking { key, permits });
+            if let Some(at) = replied {
+                written.say(at, Event::Revoked);
+            }
+            written.ask_as(Kind::Exclusive, &["a"], Some(1000), asked);
+            let (fences, validity) = (vec![1], 100 * MILLI);
+            written.say(granted, Event::Granted { fences, validity });
+            written.say(100, Event::Leaving);
+            written.hold(Kind::Exclusive, 50..60, 2);
         });
-        assert_eq!(chronicle.overlaps().len(), overlaps);
+        assert_eq!(chronicle.overlaps().len(), overlaps, "{asked}, {replied:?}");
     }
 }
 
