@@ -45,7 +45,7 @@ pub async fn fenced(
 }
 
 /// Keeps a lock of the same database for the transaction, even if its lease ends, and refuses the
-/// transaction if another client has been granted the lock.
+/// transaction if the lock is no longer held, or by another client.
 ///
 /// It is for locks in the store for PostgreSQL, which creates the function `lock_runtime.guard`.
 /// `name` is the namespace and the key of the lock, such as `lock:order:42`. End the transaction
@@ -91,8 +91,9 @@ async fn call(
 pub struct FencingError(tokio_postgres::Error);
 
 impl FencingError {
-    /// Returns whether the token was refused because the resource has seen a larger one: the lock
-    /// was lost. Repeating the transaction is of no use.
+    /// Returns whether the token was refused because the resource has seen a larger one, or because
+    /// the lock is no longer held with it: the lock was lost. Repeating the transaction is of no
+    /// use.
     pub fn is_stale(&self) -> bool {
         self.0.code().is_some_and(|code| code.code() == STALE)
     }

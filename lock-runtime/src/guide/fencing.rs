@@ -52,7 +52,7 @@
 //! let locks = LockClient::connect("redis://127.0.0.1/").await?;
 //! let (mut db, connection) = tokio_postgres::connect("postgres://127.0.0.1/shop", NoTls).await?;
 //! tokio::spawn(connection);
-//! fencing::install(&db).await?; // once; other roles: grant usage on schema lock_runtime
+//! fencing::install(&db).await?; // once; its comment names the rights of other roles
 //!
 //! let guard = locks.exclusive("account:7").acquire().await?;
 //! match withdraw(&mut db, &guard, 10).await {
@@ -83,6 +83,9 @@
 //!   functions of the module [`fencing`] therefore take a `Transaction`.
 //! - **Called at the end**, it still stops a stale holder, but what the transaction has read before
 //!   may lack the writes of an earlier holder that was late.
+//! - **A token far ahead**: a token that is later than the clock of the database by more than a day
+//!   is an error with SQLSTATE 22023, as it would refuse all later holders. Tokens are times in
+//!   microseconds since 1970, of the clock of the store that keeps the locks.
 //! - **Several resources**: call it for each in a fixed order, such as that of their names;
 //!   otherwise two transactions may deadlock.
 //! - **A holder** may call it in many transactions, and re-entered guards share one token.
@@ -97,6 +100,23 @@
 //!     where fence < extract(epoch from now() - interval '7 days') * 1000000;
 //! ```
 //!
+//! Other roles need two rights, which the owner of the schema grants. Every role that has them can
+//! refuse the holders of every resource for up to a day, with a token of tomorrow. There are no
+//! rights to single resources or prefixes.
+//!
+//! ```sql
+//! grant usage on schema lock_runtime to my_service;
+//! grant execute on function lock_runtime.fenced to my_service;
+//! ```
+//!
+//! The owner repairs resources whose token is in the future, or one of them by its name. Holders of
+//! before are then refused, and those of later grants are not:
+//!
+//! ```sql
+//! update lock_runtime.seen set fence = extract(epoch from clock_timestamp()) * 1000000
+//!     where fence > extract(epoch from clock_timestamp() + interval '1 day') * 1000000;
+//! ```
+//!
 //! # Locks in the same database
 //!
 //! Where PostgreSQL also keeps the locks, `guard` compares with the lock itself:
@@ -106,7 +126,8 @@
 //! ```
 //!
 //! While the transaction is open, the lock is granted to no other client, even after its lease.
-//! After the next grant to another client, the stale holder is refused with `LK001`. Renewals pass.
+//! After the release, after the end of the lease, or after the next grant to another client, the
+//! holder is refused with `LK001`. Renewals pass.
 //! End the transaction before you release the lock; [`postgres`](super::postgres) has the details.
 //! In Rust: `fencing::guard(&transaction, name, token)`.
 //!

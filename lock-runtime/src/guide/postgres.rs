@@ -13,6 +13,7 @@
 //! | `sslcert=file`, `sslkey=file` | the certificate of the client and its private key (PEM) |
 //! | `target_session_attrs=read-write` | of several hosts, use the one that is no standby |
 //! | `connect_timeout=2` | in seconds; 2 by default |
+//! | `schema_owner=role` | also trust [the schema](#schema-and-rights) of this role |
 //!
 //! With TLS the certificate of the server is always verified, so `sslmode=verify-full` means the
 //! same as `require`.
@@ -68,14 +69,44 @@
 //! grant usage on schema lock_runtime to app;
 //! grant select on lock_runtime.format to app;
 //! grant select, insert, update, delete on lock_runtime.record to app;
+//! grant execute on all functions in schema lock_runtime to app;
 //! ```
 //!
-//! A role that only calls `guard` or `fenced` needs `usage on schema lock_runtime` alone. The
-//! encoding of the database must be UTF-8.
+//! A role that only calls `guard` needs less, and one that only calls `fenced` needs
+//! [as much](super::fencing#postgresql):
+//!
+//! ```sql
+//! grant usage on schema lock_runtime to holder;
+//! grant execute on function lock_runtime.guard to holder;
+//! ```
+//!
+//! No function can be executed by `PUBLIC`. The rights are those to all locks of all namespaces:
+//!
+//! - A role with `connect` alone can cost waiters a poll by notifications. If it knows the id of a
+//!   waiting client, it can read the messages to it, and forge a grant. `usage` on the schema adds
+//!   nothing.
+//! - With `execute` on `guard` it can keep a lock that is held, for as long as a transaction lasts,
+//!   if it knows or finds the fencing token. It cannot keep a lock that is free.
+//! - With `execute` on `fenced` it can refuse the holders of any resource, for up to a day.
+//! - With the rights of a client it can grant, revoke and keep all locks.
+//!
+//! There are no rights to single namespaces or prefixes. Services that must not touch the locks of
+//! each other need databases of their own.
+//!
+//! The owner of the schema, or of an object in it, can make its functions act with the rights of
+//! their callers. A client refuses a schema (`Forbidden`) unless each owner is its own user, the
+//! owner of the database, a superuser, or the role that
+//! [`PostgresOptions::schema_owner`](crate::store::postgres::PostgresOptions::schema_owner) or the
+//! parameter `schema_owner` of the URL names. A role with `create` on the database could otherwise
+//! create the schema first.
+//!
+//! The encoding of the database must be UTF-8.
 //!
 //! `lock_runtime.format` contains the version of the schema, and the oldest version whose clients
-//! work with it. A newer client brings the schema up to date, while older ones work with it. A
-//! client that is too old is refused with `IncompatibleFormat`.
+//! work with it. A newer client whose user owns the schema brings it up to date, while older ones
+//! work with it. Others use it as it is, and `doctor` reports the difference. A client that is too
+//! old is refused with `IncompatibleFormat`. Version 2 took the right to execute the functions from
+//! `PUBLIC`. Roles with `usage` on the schema at that time got it instead.
 //!
 //! The row of a lock is named `<namespace>:<key>`. It stays for a day after the last use of the
 //! lock. An hourly clean-up by one of the clients deletes it then, or
@@ -97,8 +128,9 @@
 //! ```
 //!
 //! `guard(name, token)` makes the lock more than a lease. While this transaction is open, the lock
-//! is granted to no other client, not even after its lease has ended. If the lock was granted to
-//! another client before, `guard` fails with SQLSTATE `LK001`, and the transaction cannot commit. A
+//! is granted to no other client, not even after its lease has ended. If the lock was released
+//! before the call, its lease has ended, or another client has got it, `guard` fails with SQLSTATE
+//! `LK001`, and the transaction cannot commit. A
 //! holder that was paused between the check and its write can do no harm: there is no time between
 //! them. The table of the orders needs no column for it.
 //!
@@ -112,8 +144,9 @@
 //!   and readers join a downgraded lock, also while the transaction is open. A task that is
 //!   cancelled drops both: its transaction ends when the server has processed the rollback.
 //! - Call `guard` first in a transaction with the isolation level `repeatable read` or
-//!   `serializable`. If the lock was granted after the snapshot of the transaction, it fails with
-//!   SQLSTATE 40001, as updates do there, and can be repeated. After `LK001` it cannot.
+//!   `serializable`. If the lock was granted after the snapshot of the transaction, or the lease
+//!   that the snapshot shows has ended, it fails with SQLSTATE 40001, as updates do there, and can
+//!   be repeated. After `LK001` it cannot.
 //! - After a revocation of all holders, `guard` refuses them at once, unless one of their
 //!   transactions with `guard` was open then. While readers overlap, the tokens of those that were
 //!   revoked or have released the lock still pass, and so does that of a writer that was

@@ -58,7 +58,7 @@ pub use self::settings::PostgresOptions;
 pub const MIGRATION: &str = include_str!("postgres/schema.sql");
 
 /// The version of [`MIGRATION`].
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 /// The records in one page of a list.
 const PAGE: i64 = 500;
 
@@ -107,7 +107,8 @@ impl PostgresRecords {
     /// - `NoRuntime`: the call is made outside of a Tokio runtime.
     /// - `Unavailable`: the server does not answer, or has no connection left.
     /// - `Unauthenticated`: the server refused the user or the password.
-    /// - `Forbidden`: the user may not use the schema, or not create it.
+    /// - `Forbidden`: the user may not use the schema, or not create it, or another role owns it
+    ///   ([`PostgresOptions::schema_owner`]).
     /// - `ReadOnly`: the server is a standby.
     /// - `IncompatibleFormat`: the schema is that of another version of this library.
     ///

@@ -3,9 +3,24 @@
 mod fencing;
 mod postgres;
 
+use lock_tests::{shared_postgres, unique};
 use tokio_postgres::Client;
 
 use crate::place::eventually;
+
+/// Creates a role without rights on the shared server.
+async fn role(owner: &Client) -> String {
+    let role = unique("role").replace('-', "_");
+    let create = format!("create role {role} login");
+    owner.batch_execute(&create).await.unwrap();
+    role
+}
+
+/// The URL of a database of the shared server, as another role.
+async fn url_as(role: &str, url: &str) -> String {
+    let (_, database) = url.rsplit_once('/').unwrap();
+    shared_postgres().await.url_as(role, "", database)
+}
 
 /// Waits until a connection of the database waits for a lock of the server.
 async fn one_waits(client: &Client) {

@@ -5,14 +5,40 @@ use std::ops::ControlFlow;
 use tokio_postgres::{
     Client, Error, Row,
     error::{DbError, SqlState},
+    types::Type,
 };
 
 use super::{MIGRATION, VERSION, error::failed};
 use crate::store::{StoreError, StoreErrorKind};
 
+/// Returns a role that owns the schema or a part of it and is not trusted with the rights of this
+/// user, and whether this user may bring the schema up to date. Reads nothing in the schema, which
+/// might execute code of its owner.
+///
+/// A role that this user is a member of is not trusted for that reason: before version 16, a role
+/// could make another one its member.
+const OWNERS: &str = "select (select r.rolname::text from pg_catalog.pg_roles r where r.oid in ( \
+        select n.nspowner from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime' \
+        union all select c.relowner from pg_catalog.pg_class c \
+            join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+            where n.nspname = 'lock_runtime' and c.relname in ('format', 'record') \
+        union all select p.proowner from pg_catalog.pg_proc p \
+            join pg_catalog.pg_namespace n on n.oid = p.pronamespace \
+            where n.nspname = 'lock_runtime' \
+            and p.proname in ('micros', 'swap', 'lock', 'remove', 'varint', 'is_held', 'guard')) \
+    and r.rolname <> current_user and not r.rolsuper and r.rolname <> 'pg_database_owner' \
+    and r.oid <> (select d.datdba from pg_catalog.pg_database d \
+        where d.datname = pg_catalog.current_database()) \
+    and r.rolname::text <> all ($1) limit 1), \
+    coalesce((select pg_catalog.pg_has_role(n.nspowner, 'usage') from pg_catalog.pg_namespace n \
+        where n.nspname = 'lock_runtime'), true)";
+
 const CHECK: &str = "select pg_postmaster_start_time()::text, pg_backend_pid(), \
     current_setting('server_encoding'), current_setting('transaction_read_only') = 'on', \
     version, since from lock_runtime.format";
+
+/// The oldest version of the schema that this version of the library can use.
+const OLDEST: i32 = 1;
 
 /// The server of a connection.
 pub(super) struct Server {
@@ -22,37 +48,80 @@ pub(super) struct Server {
     pub(super) process: i32,
 }
 
-/// Checks the database of a new connection. Creates the schema if it is missing or older.
-pub(super) async fn check(client: &Client) -> Result<Server, StoreError> {
-    if let ControlFlow::Break(checked) = check_version(client).await {
-        return checked;
+/// Checks the database of a new connection. Creates the schema if it is missing or older. `owners`
+/// may own it, besides this user, the owner of the database and superusers.
+pub(super) async fn check(client: &Client, owners: &[String]) -> Result<Server, StoreError> {
+    let may_create = check_owners(client, owners).await?;
+    let older = match check_version(client).await {
+        ControlFlow::Break(checked) => return checked,
+        ControlFlow::Continue(older) => older,
+    };
+    let usable = older.filter(|state| state.version >= OLDEST);
+    let created = match (may_create, &usable) {
+        (false, Some(_)) => Err(None),
+        _ => client.batch_execute(MIGRATION).await.map_err(Some),
+    };
+    match (created, usable) {
+        (Ok(()), _) => {}
+        // The owner of the schema can bring it up to date later.
+        (Err(cause), Some(state)) => {
+            let cause = cause.map(|error| error.to_string());
+            tracing::debug!(cause, "an older version of the schema lock_runtime is used");
+            return state.checked();
+        }
+        (Err(cause), None) => {
+            return Err(cause.map_or_else(StoreError::late, |error| not_created(&error)));
+        }
     }
-    client
-        .batch_execute(MIGRATION)
-        .await
-        .map_err(|error| not_created(&error))?;
+    check_owners(client, owners).await?;
     match check_version(client).await {
         ControlFlow::Break(checked) => checked,
-        ControlFlow::Continue(()) => Err(incompatible("the schema is still missing")),
+        ControlFlow::Continue(_) => Err(incompatible("the schema is still missing")),
     }
 }
 
+/// Returns whether this user may create the schema or bring it up to date.
+async fn check_owners(client: &Client, owners: &[String]) -> Result<bool, StoreError> {
+    let rows = client
+        .query_typed(OWNERS, &[(&owners, Type::TEXT_ARRAY)])
+        .await;
+    let rows = rows.map_err(|error| failed(&error))?;
+    let Some(row) = rows.first() else {
+        return Ok(false);
+    };
+    let read = |row: &Row| Ok::<(Option<String>, bool), Error>((row.try_get(0)?, row.try_get(1)?));
+    match read(row).map_err(|error| failed(&error))? {
+        (None, may_create) => Ok(may_create),
+        (Some(stranger), _) => Err(foreign(&stranger)),
+    }
+}
+
+fn foreign(stranger: &str) -> StoreError {
+    let message = format!(
+        "the schema lock_runtime, or a part of it, belongs to the role {stranger}, which could act \
+         with the rights of this user; if you trust the role, name it with \
+         PostgresOptions::schema_owner or the parameter schema_owner of the URL; otherwise drop \
+         the schema, and ask who created it"
+    );
+    StoreError::new(StoreErrorKind::Forbidden, message)
+}
+
 /// Continues if the schema has to be created or brought up to date.
-async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError>> {
+async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError>, Option<State>> {
     const MISSING: [SqlState; 2] = [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
     let rows = match client.query_typed(CHECK, &[]).await {
         Err(error) if error.code().is_some_and(|code| MISSING.contains(code)) => {
-            return ControlFlow::Continue(());
+            return ControlFlow::Continue(None);
         }
         rows => rows,
     };
     let state = rows.and_then(|rows| rows.first().map(State::read).transpose());
     match state {
         Ok(Some(state)) if state.version < VERSION && !state.is_read_only => {
-            ControlFlow::Continue(())
+            ControlFlow::Continue(Some(state))
         }
         Ok(Some(state)) => ControlFlow::Break(state.checked()),
-        Ok(None) => ControlFlow::Continue(()),
+        Ok(None) => ControlFlow::Continue(None),
         Err(error) => ControlFlow::Break(Err(failed(&error))),
     }
 }

@@ -45,7 +45,8 @@ fn remedy(kind: StoreErrorKind, code: Option<&SqlState>) -> Option<&'static str>
         (Kind::Forbidden, _) => Some(
             "as the owner of the schema: grant usage on schema lock_runtime to <user>; \
              grant select on lock_runtime.format to <user>; \
-             grant select, insert, update, delete on lock_runtime.record to <user>",
+             grant select, insert, update, delete on lock_runtime.record to <user>; \
+             grant execute on all functions in schema lock_runtime to <user>",
         ),
         (Kind::ReadOnly, _) => {
             Some("connect to the primary, or add target_session_attrs=read-write and its address")

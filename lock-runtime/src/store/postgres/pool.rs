@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     error::{LockError, LockErrorKind},
-    health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, is_answer},
+    health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
     store::{
         StoreError, StoreErrorKind,
         records::{Caller, Inbox, Timestamp},
@@ -138,6 +138,11 @@ impl Pool {
         self.connections.manager().target.address()
     }
 
+    /// The roles that may own the schema.
+    fn owners(&self) -> &[String] {
+        &self.connections.manager().target.owners
+    }
+
     /// Informs an inbox of outages from now on.
     pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
         let mut inboxes = lock(&self.inboxes);
@@ -210,7 +215,7 @@ impl Pool {
     async fn checked(&self, connection: Object) -> Result<Object, Unconnected> {
         let mut unchecked = Unreturned(Some(connection));
         let checked = match &unchecked.0 {
-            Some(connection) => timeout(CALL, check(connection)).await,
+            Some(connection) => timeout(CALL, check(connection, self.owners())).await,
             None => Ok(Err(StoreError::late())),
         };
         let checked = checked.unwrap_or_else(|_| Err(StoreError::timed_out(CALL)));
@@ -352,7 +357,9 @@ impl Pool {
             .map_err(Failure::into_store_error)
             .and_then(|row| facts(&row))
         {
-            Ok((now, version)) => {
+            Ok((now, version, public)) => {
+                let public = public.map(|it| public_functions(&it).about(&server.name));
+                findings.extend(public);
                 let round_trip = sent.elapsed();
                 let own = Timestamp::of_system().micros() as f64;
                 let middle = own - round_trip.as_micros() as f64 / 2.0;
@@ -400,9 +407,24 @@ impl Drop for Unreturned {
     }
 }
 
-const HEALTH: &str = "select lock_runtime.micros(), current_setting('server_version')";
+const HEALTH: &str = "select lock_runtime.micros(), current_setting('server_version'), \
+    (select string_agg(p.proname::text, ', ' order by p.proname) from pg_proc p \
+        where p.pronamespace = 'lock_runtime'::regnamespace \
+        and has_function_privilege('public', p.oid, 'execute'))";
 
-fn facts(row: &Row) -> Result<(i64, String), StoreError> {
-    let fact = row.try_get(0).and_then(|now| Ok((now, row.try_get(1)?)));
+fn facts(row: &Row) -> Result<(i64, String, Option<String>), StoreError> {
+    let fact = row
+        .try_get(0)
+        .and_then(|now| Ok((now, row.try_get(1)?, row.try_get(2)?)));
     fact.map_err(|error| failed(&error))
+}
+
+fn public_functions(functions: &str) -> Finding {
+    let message = format!(
+        "every role with the right `usage` on the schema lock_runtime may execute its functions \
+         {functions}"
+    );
+    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema, and \
+                  lock_runtime::fencing::MIGRATION where `fenced` is used";
+    Finding::new(Severity::Warning, "public_functions", message, remedy)
 }

@@ -3,22 +3,64 @@
 --   grant usage on schema lock_runtime to app;
 --   grant select on lock_runtime.format to app;
 --   grant select, insert, update, delete on lock_runtime.record to app;
+--   grant execute on all functions in schema lock_runtime to app;
+-- A role that only calls guard() needs:
+--   grant usage on schema lock_runtime to holder;
+--   grant execute on function lock_runtime.guard to holder;
 -- Repeating it is harmless, and so is executing it several times at once.
 do $install$
 declare
   installed int;
+  stranger text;
+  known text;
 begin
-  perform pg_advisory_xact_lock(7813573191325087086);
   -- A user that may not create schemas can then execute this in a schema that it owns.
-  if to_regnamespace('lock_runtime') is null then
-    create schema lock_runtime;
+  if pg_catalog.to_regnamespace('lock_runtime') is null then
+    begin
+      create schema lock_runtime;
+    exception when unique_violation or duplicate_schema then
+      -- Another process has created it in the meantime.
+      null;
+    end;
+  end if;
+  if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime') then
+    raise exception 'the schema lock_runtime is newer than the snapshot of the transaction; repeat it'
+      using errcode = 'serialization_failure';
+  end if;
+
+  -- The owner of an object can make it act with the rights of its users. A superuser and the owner
+  -- of the database may act so anyway.
+  select r.rolname into stranger from pg_catalog.pg_roles r
+    where r.oid in (
+        select n.nspowner from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime'
+        union all select c.relowner from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+          where n.nspname = 'lock_runtime' and c.relname in ('format', 'record')
+        union all select p.proowner from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+          where n.nspname = 'lock_runtime'
+            and p.proname in ('micros', 'swap', 'lock', 'remove', 'varint', 'is_held', 'guard'))
+      and r.rolname <> current_user and not r.rolsuper and r.rolname <> 'pg_database_owner'
+      and r.oid <> (select d.datdba from pg_catalog.pg_database d where d.datname = pg_catalog.current_database())
+    limit 1;
+  if found then
+    raise exception 'the schema lock_runtime, or a part of it, belongs to the role %', stranger
+      using errcode = 'insufficient_privilege',
+      hint = 'If you trust the role, execute this as that role, after `set role`. Otherwise drop the schema, and ask who created it.';
   end if;
 
   -- The version of this file, which grows with each change, and the oldest one whose clients work
   -- with it.
-  create table if not exists lock_runtime.format (version int not null, since int not null);
+  if pg_catalog.to_regclass('lock_runtime.format') is null then
+    begin
+      create table lock_runtime.format (version int not null, since int not null);
+    exception when unique_violation or duplicate_table or duplicate_object then
+      null;
+    end;
+  end if;
+  -- Processes that execute this at once follow one another. Clients need no right that suffices for
+  -- this lock, so they cannot delay it.
+  lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 1 then
+  if installed > 2 then
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -159,14 +201,73 @@ begin
     get diagnostics removed = row_count;
   end $f$;
 
+  -- Reads a number of a record that begins at a byte, and the place after it.
+  create or replace function lock_runtime.varint(body bytea, inout place int, out number bigint)
+    language plpgsql immutable set search_path = pg_catalog, pg_temp as $f$
+  declare
+    part int;
+  begin
+    number := 0;
+    for shift in 0 .. 63 by 7 loop
+      part := get_byte(body, place);
+      place := place + 1;
+      number := number | ((part & 127)::bigint << shift);
+      if part < 128 then
+        return;
+      end if;
+    end loop;
+    raise exception 'a record is damaged' using errcode = 'data_corrupted';
+  end $f$;
+
+  -- Whether the record of a lock contains a holder whose lease has not ended. Its layout is that of
+  -- `Body` in store/records/body.rs. An index beyond its end is an error, so no loop is longer than
+  -- the record.
+  create or replace function lock_runtime.is_held(stored bytea) returns boolean
+    language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
+  declare
+    now bigint := lock_runtime.micros();
+    -- In memory, where it was stored out of line.
+    body bytea := stored || ''::bytea;
+    place int := 1;
+    number bigint;
+    slots bigint;
+    is_reserved boolean;
+  begin
+    if get_byte(body, 0) <> 1 then
+      raise exception 'the record of the lock has a format of another version' using errcode = 'data_corrupted';
+    end if;
+    -- The fencing tokens, and the holders that were revoked.
+    select v.place into place from lock_runtime.varint(body, place) v;
+    select v.place into place from lock_runtime.varint(body, place) v;
+    select v.place, v.number into place, number from lock_runtime.varint(body, place) v;
+    place := place + 16 * number;
+    -- The mode, and the number of permits.
+    select v.place, v.number into place, number from lock_runtime.varint(body, place) v;
+    if number = 2 then
+      select v.place into place from lock_runtime.varint(body, place) v;
+    end if;
+    select v.place, v.number into place, slots from lock_runtime.varint(body, place) v;
+    for slot in 1 .. slots loop
+      is_reserved := get_byte(body, place + 16) <> 0;
+      select v.place, v.number into place, number from lock_runtime.varint(body, place + 17) v;
+      if number > now and not is_reserved then
+        return true;
+      end if;
+      select v.place into place from lock_runtime.varint(body, place) v;
+    end loop;
+    return false;
+  end $f$;
+
   -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
   -- is granted to no other client, not even after its lease has ended. Renewals are not delayed.
-  -- With the rights of its owner: callers need none on the table.
+  -- With the rights of its owner: callers need none on the table. No error contains another token
+  -- than that of the caller, as a token lets its bearer keep the lock from others.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $f$
   declare
     earliest bigint;
     latest bigint;
+    found_body bytea;
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
@@ -174,9 +275,31 @@ begin
     if token <= 0 then
       raise exception '% is not a fencing token', token using errcode = 'invalid_parameter_value';
     end if;
-    perform from lock_runtime.record r where r.name = lock_name and r.since <= token and token <= r.fence for key share;
+    if token > lock_runtime.micros() + 86400000000 then
+      raise exception '% is not a fencing token: it is later than the clock of the database by more than a day', token
+        using errcode = 'invalid_parameter_value',
+        hint = 'A fencing token is a time in microseconds since 1970. Pass the number of the grant as it is.';
+    end if;
+    select r.body into found_body from lock_runtime.record r
+      where r.name = lock_name and r.since <= token and token <= r.fence for key share;
     if found then
-      return;
+      if lock_runtime.is_held(found_body) then
+        return;
+      end if;
+      -- The holder may have renewed its lease since the snapshot. This waits for a renewal in
+      -- progress. In the other isolation levels it fails after a renewal, as a serialization
+      -- failure. It keeps no lock of the row.
+      begin
+        select r.body into found_body from lock_runtime.record r where r.name = lock_name for no key update;
+        raise exception using errcode = 'LK012';
+      exception when sqlstate 'LK012' then
+        null;
+      end;
+      if lock_runtime.is_held(found_body) then
+        return;
+      end if;
+      raise exception 'the fencing token % is stale: the lock % was released, or its lease has ended', token, lock_name
+        using errcode = 'LK001', hint = 'Call guard() while the lock is held. Do not repeat the transaction.';
     end if;
     -- The other isolation levels do not see a lock that was first granted after their snapshot.
     -- This fails then, as a serialization failure, and otherwise changes nothing.
@@ -193,14 +316,30 @@ begin
       raise exception 'the lock % is not known here', lock_name using errcode = 'LK001',
         hint = 'The name is "<namespace>:<key>", such as lock:order:42, of a lock that is kept in this database.';
     end if;
-    if earliest > latest and token <= latest then
+    -- The message does not depend on the order of the tokens, which would reveal the other one.
+    if earliest > latest then
       raise exception 'the fencing token % is stale: the lock % was revoked', token, lock_name using errcode = 'LK001',
         hint = 'An operator has revoked the lock. Do not repeat the transaction.';
     end if;
-    raise exception 'the fencing token % is stale: the lock % was granted with %', token, lock_name, latest using errcode = 'LK001',
-      hint = 'The holder has lost the lock. Do not repeat the transaction.';
+    raise exception 'the fencing token % is stale: the lock % was granted again, with another one', token, lock_name
+      using errcode = 'LK001', hint = 'The holder has lost the lock. Do not repeat the transaction.';
   end $f$;
 
-  delete from lock_runtime.format where version < 1;
-  insert into lock_runtime.format select 1, 1 where not exists (select from lock_runtime.format);
+  -- Before version 2, every role with `usage` on the schema could execute them. Such roles still
+  -- can.
+  if installed < 2 then
+    for known in
+      select r.rolname::text from pg_catalog.pg_namespace n
+        cross join lateral pg_catalog.aclexplode(n.nspacl) a join pg_catalog.pg_roles r on r.oid = a.grantee
+        where n.nspname = 'lock_runtime' and a.privilege_type = 'USAGE'
+    loop
+      execute 'grant execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, '
+        || 'lock_runtime.remove, lock_runtime.guard to ' || pg_catalog.quote_ident(known);
+    end loop;
+  end if;
+  revoke execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, lock_runtime.remove,
+    lock_runtime.varint, lock_runtime.is_held, lock_runtime.guard from public;
+
+  delete from lock_runtime.format where version < 2;
+  insert into lock_runtime.format select 2, 1 where not exists (select from lock_runtime.format);
 end $install$;

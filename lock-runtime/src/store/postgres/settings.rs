@@ -26,6 +26,8 @@ use crate::{
 /// The parameters of a URL that name files: of trusted authorities, of the certificate of the
 /// client, and of its private key.
 const FILES: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
+/// The parameter of a URL that names the owner of the schema.
+const OWNER: &str = "schema_owner";
 /// The limits of an attempt to connect, and of data without an acknowledgement.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
@@ -38,6 +40,7 @@ pub struct PostgresOptions {
     connections: NonZeroUsize,
     root_certificate: Option<Vec<u8>>,
     credentials: Option<Provider>,
+    schema_owner: Option<String>,
 }
 
 impl Default for PostgresOptions {
@@ -56,6 +59,7 @@ impl PostgresOptions {
             connections: Self::DEFAULT_CONNECTIONS,
             root_certificate: None,
             credentials: None,
+            schema_owner: None,
         }
     }
 
@@ -102,6 +106,17 @@ impl PostgresOptions {
         self
     }
 
+    /// Trusts the schema `lock_runtime` of this role as well. The parameter `schema_owner` of a URL
+    /// does the same.
+    ///
+    /// The owner of the schema can make its functions act with the rights of their callers. So by
+    /// default it must be this user, the owner of the database, or a superuser.
+    #[must_use]
+    pub fn schema_owner(mut self, role: impl Into<String>) -> Self {
+        self.schema_owner = Some(role.into());
+        self
+    }
+
     pub(super) fn pool_size(&self) -> usize {
         self.connections.get()
     }
@@ -115,6 +130,8 @@ pub(super) struct Target {
     /// Certificates that are read for each connection.
     certificates: Option<Arc<Certificates>>,
     credentials: Option<Provider>,
+    /// The roles that may own the schema, besides those that may do anything anyway.
+    pub(super) owners: Vec<String>,
     /// The server has accepted the client before, on any connection.
     pub(super) accepted: Arc<AtomicBool>,
 }
@@ -129,7 +146,7 @@ pub(super) struct Settings {
 
 impl Target {
     pub(super) fn new(url: &str, options: &PostgresOptions) -> Result<Self, LockError> {
-        let (url, files) = without_files(url);
+        let Parameters { url, files, owner } = Parameters::of(url);
         let mut config = Config::from_str(&url).map_err(|error| invalid(&cause(&error)))?;
         if config.get_hosts().is_empty() {
             return Err(invalid(
@@ -175,6 +192,12 @@ impl Target {
             config,
             certificates: certificates.change().then(|| Arc::new(certificates)),
             credentials: options.credentials.clone(),
+            owners: options
+                .schema_owner
+                .clone()
+                .into_iter()
+                .chain(owner)
+                .collect(),
             accepted: Arc::default(),
         })
     }
@@ -225,23 +248,35 @@ impl Target {
     }
 }
 
-/// Takes the parameters out that the driver does not know, and `sslmode` values whose meaning is
-/// that of `require` here: the certificate of the server is always verified.
-fn without_files(url: &str) -> (String, [Option<String>; 3]) {
-    let mut files = [None, None, None];
-    let Some((base, query)) = url.split_once('?') else {
-        return (url.to_owned(), files);
-    };
-    let mut kept = Vec::new();
-    for parameter in query.split('&') {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        match (FILES.iter().position(|file| *file == name), name, value) {
-            (Some(index), ..) => files[index] = Some(decoded(value)),
-            (None, "sslmode", "verify-ca" | "verify-full") => kept.push("sslmode=require"),
-            _ => kept.push(parameter),
+/// The parameters of a URL that the driver does not know, and the URL without them.
+struct Parameters {
+    url: String,
+    files: [Option<String>; 3],
+    owner: Option<String>,
+}
+
+impl Parameters {
+    /// Takes them out, and values of `sslmode` that mean the same as `require` here: the
+    /// certificate of the server is always verified.
+    fn of(url: &str) -> Self {
+        let (mut files, mut owner) = ([None, None, None], None);
+        let Some((base, query)) = url.split_once('?') else {
+            let url = url.to_owned();
+            return Self { url, files, owner };
+        };
+        let mut kept = Vec::new();
+        for parameter in query.split('&') {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            match (FILES.iter().position(|file| *file == name), name, value) {
+                (Some(index), ..) => files[index] = Some(decoded(value)),
+                (None, OWNER, _) => owner = Some(decoded(value)),
+                (None, "sslmode", "verify-ca" | "verify-full") => kept.push("sslmode=require"),
+                _ => kept.push(parameter),
+            }
         }
+        let url = format!("{base}?{}", kept.join("&"));
+        Self { url, files, owner }
     }
-    (format!("{base}?{}", kept.join("&")), files)
 }
 
 fn decoded(text: &str) -> String {

@@ -7,6 +7,8 @@ mod page;
 mod refusals;
 mod rights;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use lock_runtime::{FencingToken, fencing};
 use lock_tests::{postgres, shared_postgres};
 use tokio_postgres::{Client, Error};
@@ -29,6 +31,12 @@ async fn client() -> Client {
 
 fn token(number: u64) -> FencingToken {
     FencingToken::new(number).unwrap()
+}
+
+/// The time, as in a fencing token.
+fn micros() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    i64::try_from(now.as_micros()).unwrap()
 }
 
 /// A transaction of one call.

@@ -9,6 +9,7 @@ mod credentials;
 mod faults;
 mod guard;
 mod names;
+mod roles;
 mod schema;
 mod standby;
 

@@ -1,11 +1,9 @@
 //! The SQL of the page on fencing, executed as the page shows it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use super::{client, code, fenced, seen};
+use super::{client, code, fenced, micros, seen};
 
 const PAGE: &str = include_str!("../../../../../lock-runtime/src/guide/fencing.rs");
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: i64 = 24 * 60 * 60 * 1_000_000;
 
 /// The blocks of SQL in which `text` occurs.
 fn block(text: &str) -> String {
@@ -40,9 +38,8 @@ async fn the_transaction_of_the_page_compares_and_writes() {
 #[tokio::test]
 async fn the_deletion_of_the_page_leaves_the_tokens_of_a_week() {
     let client = client().await;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     for days in [0, 6, 8] {
-        let granted = i64::try_from((now - DAY * days).as_micros()).unwrap();
+        let granted = micros() - DAY * days;
         fenced(&client, &days.to_string(), granted).await.unwrap();
     }
     client.batch_execute(&block("delete from")).await.unwrap();
@@ -50,4 +47,24 @@ async fn the_deletion_of_the_page_leaves_the_tokens_of_a_week() {
     let rows = client.query(query, &[]).await.unwrap();
     let left: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
     assert_eq!(left, ["0", "6"]);
+}
+
+#[tokio::test]
+async fn the_repair_of_the_page_lets_later_holders_write_and_no_earlier_ones() {
+    let client = client().await;
+    let far = "insert into lock_runtime.seen values ('account:7', 9223372036854775807)";
+    client.batch_execute(far).await.unwrap();
+    let before = micros();
+    fenced(&client, "account:8", before + DAY / 2)
+        .await
+        .unwrap();
+    let stale = lock_runtime::fencing::STALE;
+    assert_eq!(code(fenced(&client, "account:7", before).await), stale);
+    client
+        .batch_execute(&block("update lock_runtime.seen"))
+        .await
+        .unwrap();
+    assert_eq!(code(fenced(&client, "account:7", before).await), stale);
+    fenced(&client, "account:7", micros()).await.unwrap();
+    assert_eq!(seen(&client, "account:8").await, Some(before + DAY / 2));
 }

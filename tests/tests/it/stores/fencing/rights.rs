@@ -1,46 +1,50 @@
 //! The rights of roles, and objects by which a role could mislead the function.
 
 use lock_runtime::fencing::{MIGRATION, STALE};
-use lock_tests::{postgres, shared_postgres, unique};
+use lock_tests::{postgres, shared_postgres};
 use tokio_postgres::{Client, Error};
 
-use super::{code, database, fenced, seen};
-
-/// A role of the server.
-async fn role(owner: &Client) -> String {
-    let role = unique("role").replace('-', "_");
-    let create = format!("create role {role} login");
-    owner.batch_execute(&create).await.unwrap();
-    role
-}
+use super::{
+    super::{role, url_as},
+    code, database, fenced, seen,
+};
 
 async fn connect_as(role: &str, url: &str) -> Client {
-    let (_, database) = url.rsplit_once('/').unwrap();
-    let server = shared_postgres().await;
-    postgres::connect(&server.url_as(role, "", database)).await
+    postgres::connect(&url_as(role, url).await).await
+}
+
+/// The statements that the migration names for another role.
+fn grants(role: &str) -> Vec<String> {
+    let grants = MIGRATION
+        .lines()
+        .filter(|line| line.starts_with("--     grant "));
+    let grants = grants.map(|line| line.trim_start_matches(['-', ' ']));
+    grants
+        .map(|grant| grant.replace("my_service", role))
+        .collect()
 }
 
 #[tokio::test]
-async fn a_role_needs_the_right_that_the_migration_names_and_cannot_lower_a_token() {
+async fn a_role_needs_the_rights_that_the_migration_names_and_cannot_lower_a_token() {
     let url = database().await;
     let owner = postgres::connect(&url).await;
     let role = role(&owner).await;
     let service = connect_as(&role, &url).await;
     fenced(&owner, "account:7", 7).await.unwrap();
 
-    let refused = fenced(&service, "account:7", 8).await.unwrap_err();
-    let refused = refused.as_db_error().unwrap();
-    assert_eq!(refused.code().code(), "42501");
-    assert_eq!(
-        refused.message(),
-        "permission denied for schema lock_runtime"
-    );
-
-    let mut grants = MIGRATION.lines().filter(|line| line.contains(" grant "));
-    let grant = grants.next().unwrap().trim_start_matches(['-', ' ']);
-    assert_eq!(grants.next(), None);
-    let grant = grant.replace("my_service", &role);
-    owner.batch_execute(&grant).await.unwrap();
+    let grants = grants(&role);
+    for (grant, missing) in grants
+        .iter()
+        .zip(["schema lock_runtime", "function fenced"])
+    {
+        let refused = fenced(&service, "account:7", 8).await.unwrap_err();
+        let refused = refused.as_db_error().unwrap();
+        assert_eq!(refused.code().code(), "42501");
+        let message = format!("permission denied for {missing}");
+        assert_eq!(refused.message(), message);
+        owner.batch_execute(grant).await.unwrap();
+    }
+    assert_eq!(grants.len(), 2);
     fenced(&service, "account:7", 8).await.unwrap();
     assert_eq!(code(fenced(&service, "account:7", 7).await), STALE);
     for statement in [
@@ -49,13 +53,39 @@ async fn a_role_needs_the_right_that_the_migration_names_and_cannot_lower_a_toke
         "truncate lock_runtime.seen",
         "insert into lock_runtime.seen values ('a', 1)",
         "select from lock_runtime.seen",
+        "begin; lock table lock_runtime.seen in share update exclusive mode",
         "drop function lock_runtime.fenced",
         "create table lock_runtime.t ()",
     ] {
         let result = service.batch_execute(statement).await;
         assert_eq!(code(result), "42501", "{statement}");
+        service.batch_execute("rollback").await.unwrap();
     }
     assert_eq!(seen(&owner, "account:7").await, Some(8));
+}
+
+/// In an earlier version every role with `usage` could call the function.
+#[tokio::test]
+async fn a_second_installation_keeps_the_callers_and_no_others() {
+    let url = database().await;
+    let owner = postgres::connect(&url).await;
+    let (caller, stranger) = (role(&owner).await, role(&owner).await);
+    owner
+        .batch_execute(&format!(
+            "grant execute on function lock_runtime.fenced to public; \
+             grant usage on schema lock_runtime to {caller}"
+        ))
+        .await
+        .unwrap();
+    owner.batch_execute(MIGRATION).await.unwrap();
+    let usage = format!("grant usage on schema lock_runtime to {stranger}");
+    owner.batch_execute(&usage).await.unwrap();
+    // And not those that are granted the right on the schema by then.
+    owner.batch_execute(MIGRATION).await.unwrap();
+    let caller = connect_as(&caller, &url).await;
+    fenced(&caller, "account:7", 7).await.unwrap();
+    let stranger = connect_as(&stranger, &url).await;
+    assert_eq!(code(fenced(&stranger, "account:7", 7).await), "42501");
 }
 
 #[tokio::test]

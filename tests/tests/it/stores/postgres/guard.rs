@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use super::{client_of_new_database, held, one_waits, waiters};
-use crate::place::{LONG, Stopwatch, begun, in_time};
+use crate::place::{LONG, Stopwatch, begun, eventually, in_time};
 
 const KEY: &str = "order:42";
 const NAME: &str = "lock:order:42";
@@ -133,7 +133,7 @@ async fn a_paused_holder_cannot_commit_after_the_next_grant() {
                 "was refused: the fencing token",
                 &late.fence().to_string(),
                 NAME,
-                &next.fence().to_string(),
+                "was granted again",
             ] {
                 assert!(message.contains(part), "{message}");
             }
@@ -171,6 +171,157 @@ async fn a_lock_is_renewed_during_the_transaction() {
         }
         assert!(other.exclusive(KEY).try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
+    })
+    .await;
+}
+
+/// Otherwise the token of the last holder would keep a lock for ever that is free.
+#[tokio::test]
+async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() {
+    in_time(async {
+        let (one, other, mut db) = two().await;
+        for isolation in [
+            IsolationLevel::ReadCommitted,
+            IsolationLevel::RepeatableRead,
+            IsolationLevel::Serializable,
+        ] {
+            let released = one.exclusive(KEY).acquire().await.unwrap();
+            let fence = released.fence();
+            released.release().await.unwrap();
+            refused_as_not_held(&mut db, isolation, fence).await;
+            // The reservation is not a hold.
+            let reserved = one.exclusive(KEY).min_hold(QUIET).acquire().await.unwrap();
+            let fence = reserved.fence();
+            reserved.release().await.unwrap();
+            refused_as_not_held(&mut db, isolation, fence).await;
+
+            let late = other.exclusive(KEY).wait(LONG).lease(MIN_LEASE).no_renew();
+            let late = late.acquire().await.unwrap();
+            eventually("the lease has ended", async || {
+                one.inspect(KEY).await.unwrap().holders.is_empty()
+            })
+            .await;
+            refused_as_not_held(&mut db, isolation, late.fence()).await;
+            // Of readers, each is refused once all have left.
+            let (first, second) = (
+                one.read(KEY).acquire().await.unwrap(),
+                other.read(KEY).acquire().await.unwrap(),
+            );
+            let fence = second.fence();
+            second.release().await.unwrap();
+            guarded(&mut db, NAME, first.fence()).await;
+            first.release().await.unwrap();
+            refused_as_not_held(&mut db, isolation, fence).await;
+        }
+    })
+    .await;
+}
+
+async fn refused_as_not_held(db: &mut Client, isolation: IsolationLevel, fence: FencingToken) {
+    let transaction = db.build_transaction().isolation_level(isolation);
+    let transaction = transaction.start().await.unwrap();
+    let refused = fencing::guard(&transaction, NAME, fence).await;
+    let refused = refused.unwrap_err();
+    assert!(refused.is_stale(), "{isolation:?}: {refused:#}");
+    let message = format!("{refused:#}");
+    let said = "was released, or its lease has ended";
+    assert!(message.contains(said), "{message}");
+}
+
+/// The lease in the snapshot has ended, but it was renewed.
+#[tokio::test]
+async fn a_renewal_after_the_snapshot_is_no_loss() {
+    in_time(async {
+        let (one, _other, mut db) = two().await;
+        let lease = Duration::from_millis(400);
+        for isolation in [
+            IsolationLevel::ReadCommitted,
+            IsolationLevel::RepeatableRead,
+            IsolationLevel::Serializable,
+        ] {
+            let guard = one.exclusive(KEY).lease(lease).acquire().await.unwrap();
+            let begin = db.build_transaction().isolation_level(isolation);
+            let transaction = begin.start().await.unwrap();
+            transaction.query("select from orders", &[]).await.unwrap();
+            timeout(lease * 2, guard.lost())
+                .await
+                .expect_err("it is renewed");
+            let guarded = fencing::guard(&transaction, NAME, guard.fence()).await;
+            let code = guarded.err().map(|refused| {
+                let error = tokio_postgres::Error::from(refused);
+                error.code().unwrap().code().to_owned()
+            });
+            let expected = match isolation {
+                IsolationLevel::ReadCommitted => None,
+                _ => Some("40001"),
+            };
+            assert_eq!(code.as_deref(), expected, "{isolation:?}");
+            drop(transaction);
+            guard.release().await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// A record of many waiters, which the server stores out of line, and of many revoked holders.
+#[tokio::test]
+async fn the_holder_of_a_long_record_is_found() {
+    in_time(async {
+        let (url, one, mut db) = client_of_new_database().await;
+        for _ in 0..10 {
+            let _guard = held(&one, KEY).await;
+            one.revoke(KEY, RevokeScope::AlsoEndless).await.unwrap();
+        }
+        let guard = held(&one, KEY).await;
+        let mut waiting = Vec::new();
+        for _ in 0..12 {
+            let locks = LockClient::connect(&url).await.unwrap();
+            let request = locks.exclusive(KEY).wait(LONG);
+            waiting.push(begun(request.acquire()).await);
+        }
+        waiters(&one, KEY, waiting.len()).await;
+        db.batch_execute(
+            "alter table lock_runtime.record alter body set storage external; \
+             update lock_runtime.record set body = body || decode(repeat('00', 4000), 'hex')",
+        )
+        .await
+        .unwrap();
+        guarded(&mut db, NAME, guard.fence()).await;
+        // Permits have a number more.
+        let permit = one.permits("mailer", NonZeroU32::new(300).unwrap());
+        let permit = permit.acquire().await.unwrap();
+        guarded(&mut db, "lock:permits:mailer", permit.fence()).await;
+    })
+    .await;
+}
+
+/// A body that no client has written does not make the function loop, and is no success.
+#[tokio::test]
+async fn a_damaged_record_is_an_error_of_guard() {
+    in_time(async {
+        let (one, _other, db) = two().await;
+        let guard = held(&one, KEY).await;
+        for body in [
+            "",
+            "01",
+            "02ffffff",
+            "01ffffffffffffffffffffffffffffff",
+            "010101ffffffffffffffff7f00",
+            "010101ffffffff0f00",
+            "0101010000ffffffffffffffff7f",
+            "01010100000100",
+        ] {
+            let damage = format!("update lock_runtime.record set body = '\\x{body}'");
+            db.batch_execute(&damage).await.unwrap();
+            let call = "select lock_runtime.guard($1, $2)";
+            let fence = i64::from(guard.fence());
+            let refused = db.execute(call, &[&NAME, &fence]).await.unwrap_err();
+            let code = refused.code().unwrap().code();
+            assert!(
+                ["XX001", "2202E", "22003"].contains(&code),
+                "{body}: {refused:?}"
+            );
+        }
     })
     .await;
 }
@@ -413,7 +564,7 @@ async fn a_name_or_a_token_that_is_missing_is_no_success() {
             "not known here",
         ),
         (Some(NAME), Some(0), "22023", "not a fencing token"),
-        (Some(NAME), Some(i64::MAX), "LK001", "stale"),
+        (Some(NAME), Some(i64::MAX), "22023", "later than the clock"),
         (
             Some("lock:mailer"),
             Some(permit.fence().into()),

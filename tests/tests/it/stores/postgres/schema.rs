@@ -30,7 +30,7 @@ async fn four_processes_create_it_at_once() {
                 once(locks.as_ref().unwrap().exclusive("a")).await.unwrap();
             }
             let admin = postgres::connect(&url).await;
-            assert_eq!(number(&admin, FORMAT).await, 1);
+            assert_eq!(number(&admin, FORMAT).await, 2);
             assert_eq!(
                 number(&admin, "select count(*) from lock_runtime.format").await,
                 1
@@ -50,7 +50,7 @@ async fn clients_of_two_versions_use_one_schema() {
         let guard = held(&old, "a").await;
         let newer = "alter table lock_runtime.record add column extra text not null default 'new'";
         admin.batch_execute(newer).await.unwrap();
-        set_format(&admin, 2, 1).await;
+        set_format(&admin, 3, 1).await;
         let other = LockClient::connect(&url).await.unwrap();
         assert!(other.exclusive("a").try_acquire().await.unwrap().is_none());
         let fence = guard.fence();
@@ -61,7 +61,7 @@ async fn clients_of_two_versions_use_one_schema() {
         guard.release().await.unwrap();
         // An older migration changes nothing.
         admin.batch_execute(MIGRATION).await.unwrap();
-        assert_eq!(number(&admin, FORMAT).await, 2);
+        assert_eq!(number(&admin, FORMAT).await, 3);
     })
     .await;
 }
@@ -71,11 +71,11 @@ async fn a_client_that_is_too_old_is_refused() {
     in_time(async {
         let (url, old, admin) = client_of_new_database().await;
         once(old.exclusive("a")).await.unwrap();
-        set_format(&admin, 3, 2).await;
+        set_format(&admin, 4, 3).await;
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::IncompatibleFormat);
         let message = chain(&error);
-        for word in ["version 3", "knows 1", "use versions of one format"] {
+        for word in ["version 4", "knows 2", "use versions of one format"] {
             assert!(message.contains(word), "{message}");
         }
         let lazy = LockClient::connect_lazy(&url).unwrap();
@@ -111,7 +111,7 @@ async fn an_older_schema_is_brought_up_to_date_and_keeps_its_locks() {
             .await
             .unwrap();
         let locks = LockClient::connect(&url).await.unwrap();
-        assert_eq!(number(&admin, FORMAT).await, 1);
+        assert_eq!(number(&admin, FORMAT).await, 2);
         assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
         let mut db = postgres::connect(&url).await;
         let transaction = db.transaction().await.unwrap();
@@ -176,7 +176,7 @@ async fn old_records_are_removed_and_others_stay() {
             lock_runtime::store::postgres::PostgresRecords::connect(&url, "lock", options);
         let records = connect.await.unwrap();
         assert_eq!(records.remove_old().await.unwrap(), 2499);
-        drop(locking);
+        locking.rollback().await.unwrap();
         let left = "select count(*) from lock_runtime.record \
             where name in ('lock:held', 'lock:free', 'lock:old:7')";
         assert_eq!(number(&admin, left).await, 3);
