@@ -28,6 +28,12 @@
 //! it, or serve it on an address that only operators reach. The [recipe](crate::recipes) has an
 //! example.
 //!
+//! Each request has to name an allowed host: an IP address, `localhost`, or one that is set by
+//! [`allow_host`](Inspector::allow_host) or [`allow_revoke`](Inspector::allow_revoke). Any other is
+//! refused with 421 (Misdirected Request) and logged at level warn: a page in the browser of an
+//! operator, whose own name was made to resolve to the address of this service (DNS rebinding),
+//! could read the locks otherwise.
+//!
 //! The pages are read only unless [`allow_revoke`](Inspector::allow_revoke) is called. They contain
 //! no tokens of holders, load nothing from elsewhere, cannot be framed, and allow no inline script.
 //! Tables and buttons work without JavaScript, which only refreshes them.
@@ -51,6 +57,7 @@
 mod assets;
 mod content;
 mod events;
+mod hosts;
 mod html;
 mod query;
 mod revoke;
@@ -65,10 +72,10 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
-use lock_runtime::LockClient;
+use lock_runtime::{LockClient, log, text::visible};
 use pin_project::pin_project;
 use tower_service::Service;
 
@@ -76,6 +83,7 @@ use self::{
     assets::Asset,
     content::Content,
     events::{Events, Streams},
+    hosts::Hosts,
     query::{Format, Query, View},
 };
 use crate::body::BoxError;
@@ -96,7 +104,8 @@ type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 #[derive(Clone)]
 pub struct Inspector {
     locks: LockClient,
-    may_revoke: bool,
+    hosts: Hosts,
+    /// Those whose pages may revoke. None if the pages are read only.
     origins: Vec<HeaderValue>,
     caller: Arc<Caller>,
     streams: Arc<Streams>,
@@ -107,11 +116,25 @@ impl Inspector {
     pub fn new(locks: LockClient) -> Self {
         Self {
             locks,
-            may_revoke: false,
+            hosts: Hosts::default(),
             origins: Vec::new(),
             caller: Arc::new(peer),
             streams: Arc::new(Streams::new(DEFAULT_MAX_STREAMS)),
         }
+    }
+
+    /// Accepts requests that name this host, without a port, such as `ops.example.com`, in addition
+    /// to IP addresses, `localhost` and other hosts that are set.
+    ///
+    /// # Panics
+    /// If it is no name of a host.
+    #[must_use]
+    pub fn allow_host(mut self, host: &str) -> Self {
+        assert!(
+            self.hosts.allow(host),
+            "{host:?} is no name of a host such as ops.example.com, without a scheme and a port"
+        );
+        self
     }
 
     /// Adds a button to revoke the lock of a holder, which calls
@@ -120,32 +143,26 @@ impl Inspector {
     ///
     /// Tasks of one client that hand the lock to each other are one holder.
     ///
-    /// The request is a `POST` whose header `Origin` names the host that it was sent to, or, if any
-    /// are set, one of the [allowed origins](Self::allow_origin), so that no other site can send it
-    /// through the browser of an operator. Other pages of the same origin can. Set the origin where
-    /// the page is reached without a login: the comparison with the host alone does not protect
-    /// against a site whose name is made to resolve to the address of this service (DNS rebinding).
+    /// `origin` is that of the pages as the browsers of the operators see it, such as
+    /// `https://ops.example.com` or `http://127.0.0.1:8080`; call this for each one. A revocation
+    /// is accepted only if its header `Origin` is one of them, so that no other site can send it
+    /// through the browser of an operator. Other pages of the same origin can. The host of the
+    /// origin is [allowed](Self::allow_host) as well. Behind a proxy that changes the header `Host`
+    /// to another name, allow that name, too.
     ///
-    /// Each revocation is logged at level warn, with the address of the caller.
-    #[must_use]
-    pub fn allow_revoke(mut self) -> Self {
-        self.may_revoke = true;
-        self
-    }
-
-    /// Accepts revocations only from pages of this origin, such as `https://ops.example.com`, and
-    /// of others that are set. Needed behind a proxy that changes the header `Host`.
+    /// Each revocation is logged at level warn, with the address of the caller. Requests that are
+    /// refused for their origin are summarised: the first at once, then one line in ten seconds.
     ///
     /// # Panics
     /// If it is no origin: a scheme, a host, and a port if it is not that of the scheme.
     #[must_use]
-    pub fn allow_origin(mut self, origin: &str) -> Self {
+    pub fn allow_revoke(mut self, origin: &str) -> Self {
         let lower_case = origin.trim_end_matches('/').to_ascii_lowercase();
-        let is_origin = lower_case.parse().is_ok_and(|uri: http::Uri| {
-            uri.scheme().is_some() && uri.authority().is_some() && uri.path() == "/"
-        });
+        let uri: Uri = lower_case.parse().unwrap_or_default();
+        let is_origin = uri.scheme().is_some() && uri.path() == "/";
+        let allowed = is_origin && uri.host().is_some_and(|host| self.hosts.allow(host));
         match HeaderValue::from_str(&lower_case) {
-            Ok(header) if is_origin => self.origins.push(header),
+            Ok(header) if allowed => self.origins.push(header),
             _ => panic!("{origin:?} is no origin such as https://ops.example.com"),
         }
         self
@@ -178,6 +195,11 @@ impl Inspector {
         B::Error: Into<BoxError>,
     {
         let (parts, body) = request.into_parts();
+        if !self.hosts.allow_request(&parts) {
+            self.warn("host", "request refused: its host is not allowed", &parts);
+            let message = "this host is not allowed; `allow_host` of the service changes that";
+            return text(StatusCode::MISDIRECTED_REQUEST, message);
+        }
         match parts.method {
             Method::GET | Method::HEAD => self.show(&parts).await,
             Method::POST => revoke::respond(&self, &parts, body).await,
@@ -188,6 +210,28 @@ impl Inspector {
                 response
             }
         }
+    }
+
+    /// Logs a refused request. Others of the same kind are summarised.
+    fn warn(&self, code: &'static str, message: &'static str, parts: &Parts) {
+        log::summarise(message, code, None, || {
+            let caller = self.caller_of(parts);
+            let [host, origin] =
+                [header::HOST, header::ORIGIN].map(|name| parts.headers.get(name).cloned());
+            let authority = parts
+                .uri
+                .authority()
+                .map(|authority| visible(authority.as_str()));
+            move |left_out| {
+                tracing::warn!(caller, ?host, authority, ?origin, left_out, "{message}");
+            }
+        });
+    }
+
+    /// The name of the caller in the log.
+    fn caller_of(&self, parts: &Parts) -> String {
+        let caller = (self.caller)(parts);
+        visible(caller.as_deref().unwrap_or("unknown"))
     }
 
     async fn show(self, parts: &Parts) -> Response<InspectorBody> {
@@ -227,6 +271,10 @@ impl Inspector {
         }
     }
 
+    fn may_revoke(&self) -> bool {
+        !self.origins.is_empty()
+    }
+
     /// A whole page, with a message about a revocation.
     fn page(
         &self,
@@ -236,7 +284,7 @@ impl Inspector {
     ) -> Response<InspectorBody> {
         let status = outcome.map_or_else(|| content.status(), |(status, _)| status);
         let message = outcome.map(|(_, message)| message);
-        let page = html::page(view, content, message, self.may_revoke);
+        let page = html::page(view, content, message, self.may_revoke());
         respond(status, "text/html; charset=utf-8", page.into_string())
     }
 }
@@ -244,7 +292,8 @@ impl Inspector {
 impl fmt::Debug for Inspector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inspector")
-            .field("may_revoke", &self.may_revoke)
+            .field("hosts", &self.hosts)
+            .field("origins", &self.origins)
             .finish_non_exhaustive()
     }
 }

@@ -319,12 +319,12 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory();
 //! let inspector = Inspector::new(locks)
-//!     .allow_revoke()
+//!     .allow_revoke("https://ops.example.com")
 //!     .caller(|request| Some(request.extensions.get::<Operator>()?.0.into()));
 //! let operators: Router = Router::new()
 //!     .nest_service("/locks", inspector)
 //!     .layer(middleware::from_fn(operators_only));
-//! # let get = || Request::get("/locks");
+//! # let get = || Request::get("/locks").header("host", "ops.example.com");
 //! # let response = operators.clone().oneshot(get().body(Body::empty())?).await?;
 //! # assert_eq!(response.status(), 401);
 //! # let request = get().header("authorization", "Basic YWxpY2U6bmlnaHQtc2hpZnQ=");
@@ -333,5 +333,6 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Behind a proxy that changes the header `Host`, add
-//! `.allow_origin("https://ops.example.com")`.
+//! The origin is that of the page as the browsers of the operators see it. Requests that name
+//! another host are refused, so behind a proxy that changes the header `Host` to another name, add
+//! `.allow_host("orders.internal")`.

@@ -214,7 +214,7 @@ async fn event(inspector: Inspector, view: View, until: Instant) -> Option<Strin
         .streams
         .load_in_turn(&inspector.locks, &view)
         .await;
-    let html = html::live(&view, &content, inspector.may_revoke).into_string();
+    let html = html::live(&view, &content, inspector.may_revoke()).into_string();
     let mut event = String::with_capacity(html.len() + 8);
     for line in html.split(['\r', '\n']) {
         let _ = writeln!(event, "data:{line}");

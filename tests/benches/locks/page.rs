@@ -72,7 +72,7 @@ pub(crate) async fn measure() -> Vec<Row> {
 /// Times requests up to the first byte of the response, each on a new connection.
 async fn first_bytes(address: &str, path: &str) -> Histogram<u64> {
     let mut taken = Histogram::new(3).expect("three digits are allowed");
-    let request = format!("GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     for number in 0..REQUESTS + 5 {
         let mut connection = TcpStream::connect(address).await.expect("it listens");
         let before = Instant::now();
@@ -120,7 +120,8 @@ async fn open((inspector, _guards, pages): &mut (Inspector, Vec<lock_runtime::Lo
 }
 
 async fn opened(inspector: &Inspector) -> lock_tower::inspector::InspectorBody {
-    let request = Request::get("/?format=events").body(Body::empty());
+    let request = Request::get("/?format=events").header("host", "localhost");
+    let request = request.body(Body::empty());
     let request = request.expect("a valid request");
     let Ok(response) = inspector.clone().oneshot(request).await;
     assert_eq!(response.status(), 200);

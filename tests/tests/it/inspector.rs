@@ -1,6 +1,7 @@
 //! The pages for operators, without a browser: their content, and the requests that they refuse.
 
 mod events;
+mod hosts;
 
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ async fn send(inspector: &Inspector, request: Request<Body>) -> Page {
 }
 
 async fn get(inspector: &Inspector, query: &str) -> Page {
-    let request = Request::get(format!("/locks{query}"));
+    let request = Request::get(format!("/locks{query}")).header(HOST.0, HOST.1);
     send(inspector, request.body(Body::empty()).unwrap()).await
 }
 
@@ -91,7 +92,7 @@ fn named(name: &str) -> LockClientBuilder {
 async fn a_held_lock_is_shown_with_its_holder_and_waiter(place: Place) {
     let locks = place.client_of(named("orders@web-1")).await;
     let other = place.client_of(named("orders@web-2")).await;
-    let inspector = Inspector::new(place.client().await);
+    let inspector = Inspector::new(place.client().await).allow_host(HOST.1);
     assert!(get(&inspector, "").await.text.contains("No lock is held"));
 
     let guard = locks.exclusive("order:42").acquire().await.unwrap();
@@ -142,7 +143,7 @@ async fn a_held_lock_is_shown_with_its_holder_and_waiter(place: Place) {
 
 async fn only_the_holder_that_was_shown_is_revoked(place: Place) {
     let locks = place.client().await;
-    let inspector = Inspector::new(place.client().await).allow_revoke();
+    let inspector = Inspector::new(place.client().await).allow_revoke(ORIGIN.1);
     let guard = locks.exclusive("a").acquire().await.unwrap();
     let seen = form(&inspector, "?key=a").await;
     let page = revoke(&inspector, &seen).await;
@@ -171,7 +172,7 @@ async fn only_the_holder_that_was_shown_is_revoked(place: Place) {
 
 async fn one_permit_is_revoked(place: Place) {
     let locks = place.client().await;
-    let inspector = Inspector::new(place.client().await).allow_revoke();
+    let inspector = Inspector::new(place.client().await).allow_revoke(ORIGIN.1);
     let permits = 3.try_into().unwrap();
     let one = locks.permits("p", permits).acquire().await.unwrap();
     let seen = form(&inspector, "?key=p&kind=permits").await;
@@ -189,7 +190,7 @@ async fn one_permit_is_revoked(place: Place) {
 
 async fn many_locks_have_pages(place: Place) {
     let locks = place.client().await;
-    let inspector = Inspector::new(place.client().await);
+    let inspector = Inspector::new(place.client().await).allow_host(HOST.1);
     let mut guards = Vec::new();
     for number in 0..230 {
         let key = format!("k:{number:04}");
@@ -228,7 +229,7 @@ async fn hostile_names_are_text() {
     let locks = place
         .client_of(named(&format!("{script}\u{202e}\"'")))
         .await;
-    let inspector = Inspector::new(place.client().await).allow_revoke();
+    let inspector = Inspector::new(place.client().await).allow_revoke(ORIGIN.1);
     let keys = [
         script.to_owned(),
         "\"><img src=x onerror=alert(1)>'".to_owned(),
@@ -286,8 +287,8 @@ async fn a_revocation_has_to_be_allowed_and_sent_by_the_page_itself() {
     let _here = traces.set_default();
     let locks = LockClient::in_memory();
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    let read_only = Inspector::new(locks.clone());
-    let inspector = read_only.clone().allow_revoke().caller(|parts| {
+    let read_only = Inspector::new(locks.clone()).allow_host(HOST.1);
+    let inspector = read_only.clone().allow_revoke(ORIGIN.1).caller(|parts| {
         let user = parts.headers.get("x-user")?;
         Some(user.to_str().ok()?.to_owned())
     });
@@ -303,8 +304,8 @@ async fn a_revocation_has_to_be_allowed_and_sent_by_the_page_itself() {
 
     let user = ("x-user", "alice");
     for headers in [
-        &[FORM, HOST][..],
-        &[FORM, HOST, ("origin", "https://evil.example"), user],
+        &[FORM, HOST, ("origin", "https://evil.example"), user][..],
+        &[FORM, HOST],
         &[FORM, HOST, ("origin", "null")],
     ] {
         let page = post(&inspector, &seen, headers).await;
@@ -357,7 +358,7 @@ async fn a_revocation_has_to_be_allowed_and_sent_by_the_page_itself() {
 
 #[tokio::test]
 async fn every_response_has_the_headers_that_confine_it() {
-    let inspector = Inspector::new(LockClient::in_memory()).allow_revoke();
+    let inspector = Inspector::new(LockClient::in_memory()).allow_revoke(ORIGIN.1);
     let asset = |page: &Page, before: &str| {
         let (_, rest) = page.text.split_once(before).unwrap();
         rest.split('"').next().unwrap().replace("&amp;", "&")
@@ -392,7 +393,8 @@ async fn every_response_has_the_headers_that_confine_it() {
             );
         }
     }
-    let put = Request::put("/locks").body(Body::empty()).unwrap();
+    let put = Request::put("/locks").header(HOST.0, HOST.1);
+    let put = put.body(Body::empty()).unwrap();
     let refused = send(&inspector, put).await;
     assert_eq!(refused.status, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(refused.headers["allow"], "GET, HEAD, POST");
@@ -414,7 +416,7 @@ async fn no_view_shows_a_token() {
     let guard = locks.exclusive("a").acquire().await.unwrap();
     let waiting = begun(locks.exclusive("f").wait(LONG).acquire()).await;
     let token: String = server.query(&["GET", &format!("{namespace}:a")]).await;
-    let inspector = Inspector::new(locks.clone()).allow_revoke();
+    let inspector = Inspector::new(locks.clone()).allow_revoke(ORIGIN.1);
     let mut is_foreign_shown = false;
     for query in ["?", "?key=a", "?key=f", "?view=activity", "?view=health"] {
         for format in ["", "&format=json"] {
@@ -435,7 +437,7 @@ async fn while_the_store_is_away_the_page_says_so() {
     let server = RedisServer::builder().start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    let inspector = Inspector::new(locks.clone()).allow_revoke();
+    let inspector = Inspector::new(locks.clone()).allow_revoke(ORIGIN.1);
     let seen = form(&inspector, "?key=a").await;
     server.kill();
     eventually("the store is away", || async {
@@ -467,7 +469,7 @@ async fn while_the_store_is_away_the_page_says_so() {
 #[tokio::test]
 async fn contention_and_losses_of_this_process_are_shown() {
     let locks = LockClient::in_memory();
-    let inspector = Inspector::new(locks.clone()).allow_revoke();
+    let inspector = Inspector::new(locks.clone()).allow_revoke(ORIGIN.1);
     let page = get(&inspector, "?view=activity").await.text;
     assert!(page.contains("no lock was lost"), "{page}");
     let guard = locks

@@ -177,7 +177,8 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Account> {
         // In production, behind a middleware that admits operators only.
-        let inspector = Inspector::new(self.locks.clone()).allow_revoke();
+        let origin = format!("http://{}", listener.local_addr()?);
+        let inspector = Inspector::new(self.locks.clone()).allow_revoke(&origin);
         let app = routes(self.shop.clone()).nest_service("/locks", inspector);
         #[cfg(feature = "observed")]
         let app = app.merge(observed::routes(self.metrics, &self.locks));

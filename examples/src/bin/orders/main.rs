@@ -100,7 +100,7 @@ async fn serve(
         Err(error) => eprintln!("orders: the policies were not changed:\n{error}"),
     })?;
     // In production, behind a middleware that admits operators only.
-    let inspector = Inspector::new(locks.clone()).allow_revoke();
+    let inspector = Inspector::new(locks.clone()).allow_revoke(&format!("http://{address}"));
     let app = app(Orders::default(), locks, policies).nest_service("/locks", inspector);
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, app)

@@ -20,7 +20,9 @@ use tower::ServiceExt as _;
 use crate::place::LONG;
 
 async fn stream(inspector: &Inspector) -> Response<InspectorBody> {
-    let request = Request::get("/locks?format=events").body(Body::empty());
+    let request = Request::get("/locks?format=events")
+        .header("host", "localhost")
+        .body(Body::empty());
     inspector.clone().oneshot(request.unwrap()).await.unwrap()
 }
 
@@ -124,7 +126,7 @@ async fn a_reader_that_stops_delays_no_other_page() {
     let mut stopped = Vec::new();
     for _ in 0..2 {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        let request = b"GET /locks?format=events HTTP/1.1\r\nhost: test\r\n\r\n";
+        let request = b"GET /locks?format=events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         connection.write_all(request).await.unwrap();
         let mut begin = [0; 15];
         connection.read_exact(&mut begin).await.unwrap();
