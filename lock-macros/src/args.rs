@@ -151,8 +151,8 @@ impl Draft {
                 let duration = value::duration(&name, input)?;
                 self.set(name, Setting::Duration(duration))?;
             }
-            "no_wait" | "renew" | "no_renew" | "reentrant" | "no_reentrant" | "strict_order"
-            | "no_strict_order" => {
+            "no_wait" | "no_max_hold" | "renew" | "no_renew" | "reentrant" | "no_reentrant"
+            | "strict_order" | "no_strict_order" => {
                 value::flag(&name, input)?;
                 self.set(name, Setting::Flag)?;
             }

@@ -68,7 +68,7 @@ mod spec;
 /// | `read`, `shared` | one of many readers | one holder |
 /// | `permits = 3` | at most this many holders, across all processes | one holder |
 /// | `min_hold = "5s"` | keep the lock at least this long, even if the body ends earlier | |
-/// | `max_hold = "5m"` | the lock is lost after this long | no limit |
+/// | `max_hold = "5m"`, `no_max_hold` | the lock is lost after this long | no limit |
 /// | `no_renew`, `renew` | the lock ends with its lease | renewed every third of the lease |
 /// | `strict_order`, `no_strict_order` | processes take turns | local hand-offs |
 /// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |

@@ -117,6 +117,12 @@ impl LockClient {
         Self::with_store(Arc::new(MemoryStore::new()))
     }
 
+    /// Returns the defaults for options that a request leaves unset.
+    #[doc(hidden)]
+    pub fn defaults(&self) -> &LockSpec {
+        &self.core.defaults
+    }
+
     /// Connects to the store at `url` with default settings.
     ///
     /// Use [`builder`](Self::builder) to change the settings. The form of the URL selects the

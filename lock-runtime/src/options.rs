@@ -65,8 +65,13 @@ macro_rules! __lock_options {
                 /// Ends renewal after `max_hold`; 365 days at most. The lock is then lost with
                 /// `MaxHold`, so that a holder that hangs does not hold it forever (ShedLock's
                 /// `lockAtMostFor`). It counts from the sending of the request that was granted
-                /// or, after a wait, from the hand-off.
-                max_hold(max_hold: ::core::time::Duration) { max_hold: max_hold }
+                /// or, after a wait, from the hand-off. There is none by default; in a layer of
+                /// lock-tower, it is a minute.
+                max_hold(max_hold: ::core::time::Duration) { max_hold: MaxHold::AtMost(max_hold) }
+
+                /// Removes the `max_hold` of the defaults: the lock is renewed for as long as it
+                /// is held.
+                no_max_hold() { max_hold: MaxHold::No }
 
                 /// Gives other processes a turn between any two holders of this process.
                 ///

@@ -140,6 +140,14 @@ pub(crate) enum Wait {
     AtMost(Duration),
 }
 
+/// How long a lock is held at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum MaxHold {
+    /// For as long as it is renewed.
+    No,
+    AtMost(Duration),
+}
+
 /// The options of a lock. Unset options come from the client's defaults.
 ///
 /// The setters are `const`, so that a spec can be a constant. They do not validate: an invalid
@@ -167,7 +175,7 @@ pub(crate) enum Wait {
 /// renew = false
 /// reentrant = true
 /// min_hold = "500ms"
-/// max_hold = "1h"
+/// max_hold = "1h" # or no_max_hold = true
 /// strict_order = true
 /// max_waiters = 100
 /// on_lost = "cancel" # or "error" or "ignore"
@@ -186,7 +194,7 @@ pub struct LockSpec {
     strict_order: Option<bool>,
     reentrant: Option<bool>,
     min_hold: Option<Duration>,
-    max_hold: Option<Duration>,
+    max_hold: Option<MaxHold>,
     max_waiters: Option<usize>,
     on_lost: Option<OnLost>,
 }
@@ -286,6 +294,25 @@ impl LockSpec {
         }
     }
 
+    /// Sets a `max_hold` if none is set and none was removed: `max_hold`, or the lease or the
+    /// `min_hold` if that is longer, as these say that the lock may be held for that long.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn or_max_hold(self, max_hold: Duration) -> Self {
+        let (lease, min_hold) = (self.lease, self.min_hold);
+        let max_hold = [lease, min_hold]
+            .into_iter()
+            .flatten()
+            .fold(max_hold, Duration::max);
+        self.or(&Self::exclusive().max_hold(max_hold))
+    }
+
+    /// Returns whether a `max_hold` was removed.
+    #[doc(hidden)]
+    pub fn is_unlimited(&self) -> bool {
+        self.max_hold == Some(MaxHold::No)
+    }
+
     /// Returns the mode.
     pub const fn mode(&self) -> Mode {
         self.mode
@@ -320,7 +347,10 @@ impl LockSpec {
             strict_order: filled.strict_order.unwrap_or(false),
             reentrant: filled.reentrant.unwrap_or(false),
             min_hold: filled.min_hold,
-            max_hold: filled.max_hold,
+            max_hold: match filled.max_hold {
+                Some(MaxHold::AtMost(max_hold)) => Some(max_hold),
+                Some(MaxHold::No) | None => None,
+            },
             max_waiters: filled.max_waiters.unwrap_or(usize::MAX),
             on_lost: filled.on_lost.unwrap_or_default(),
         };
@@ -376,7 +406,7 @@ impl Terms {
             let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
             return Some(message);
         }
-        let a_year = "365 days, or leave it out for no limit";
+        let a_year = "365 days, or leave it out (in a layer: `no_max_hold`) for no limit";
         for (option, length, longest, remedy) in [
             ("wait", wait, MAX_LEASE, "24 h"),
             ("min_hold", min_hold, MAX_LEASE, "24 h"),
@@ -391,7 +421,8 @@ impl Terms {
         }
         match (min_hold, max_hold) {
             (_, Some(Duration::ZERO)) => {
-                Some("a max_hold of zero holds nothing; leave it out for no limit".into())
+                let message = "a max_hold of zero holds nothing; leave it out (in a layer: `no_max_hold`) for no limit";
+                Some(message.into())
             }
             (Some(min_hold), Some(max_hold)) if min_hold > max_hold => Some(format!(
                 "a min_hold of {} is longer than the max_hold of {}; swap them",

@@ -291,7 +291,6 @@ fn lost_frame(error: LockError, policy: &Policy, wire: Wire) -> Result<Frame<Byt
         &reason,
         Caller {
             wire,
-            http2: true,
             hurried: false,
         },
         policy,

@@ -57,6 +57,7 @@ pub(crate) enum State<S: Service<Req>, Req> {
     Skipped {
         #[pin]
         inner: Oneshot<S, Req>,
+        is_meant: bool,
     },
     Refused(Option<Reason>),
     Done,
@@ -70,9 +71,11 @@ impl<S: Service<Req>, Req> State<S, Req> {
         }
     }
 
-    pub(crate) fn skipped(inner: S, req: Req) -> Self {
+    /// A request that is served without a lock. `is_meant` is false if no route has matched it.
+    pub(crate) fn skipped(inner: S, req: Req, is_meant: bool) -> Self {
         Self::Skipped {
             inner: Oneshot::new(inner, req),
+            is_meant,
         }
     }
 
@@ -136,7 +139,7 @@ where
                             continue;
                         };
                         P::leave(&mut req);
-                        State::skipped(inner, req)
+                        State::skipped(inner, req, true)
                     }
                     Err(error) => {
                         this.watch.refused(&error, false);
@@ -193,8 +196,11 @@ where
                         }
                     }
                 }
-                Stage::Skipped { inner } => {
+                Stage::Skipped { inner, is_meant } => {
                     let result = ready!(inner.poll(cx));
+                    if !*is_meant && P::has_route(&result) {
+                        this.watch.unlocked();
+                    }
                     this.state.set(State::Done);
                     return Poll::Ready(this.protocol.served(result, None, *this.caller));
                 }

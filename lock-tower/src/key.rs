@@ -22,6 +22,10 @@ pub enum Target {
     Lock(LockKey),
     /// The request is served without a lock.
     Skip,
+    /// The same, as no route has matched the request: the inner service has to answer it with 404
+    /// or 405.
+    #[doc(hidden)]
+    Unrouted,
 }
 
 impl From<LockKey> for Target {
@@ -257,6 +261,34 @@ pub(crate) fn matched_path<B>(req: &Request<B>) -> Option<&str> {
 /// Returns the path of a gRPC method, if the request has one.
 pub(crate) fn grpc_method<B>(req: &Request<B>) -> Option<&str> {
     template::source::grpc(req).ok().map(|_| req.uri().path())
+}
+
+/// Returns whether the route of the request can be that of a gRPC method. If axum has matched it,
+/// its pattern decides, which no caller chooses: tonic's are `/package.Service/{*rest}`. Otherwise
+/// its path does.
+pub(crate) fn is_grpc_route<B>(req: &Request<B>) -> bool {
+    let pattern = matched_path(req);
+    let path = pattern.unwrap_or_else(|| req.uri().path());
+    let mut parts = path.rsplit('/');
+    let (Some(method), Some(service)) = (parts.next(), parts.next()) else {
+        return false;
+    };
+    let has_package = service.contains('.');
+    let is_method = match pattern {
+        // Others are usual over HTTP, such as `/Users/{id}`.
+        Some(_) => has_package || method.starts_with("{*"),
+        None => is_identifier(method) && parts.next() == Some("") && parts.next().is_none(),
+    };
+    // Services without a package are distinguished from other paths by the style guide of Protobuf.
+    is_method
+        && service.split('.').all(is_identifier)
+        && (has_package || service.starts_with(|first: char| first.is_ascii_uppercase()))
+}
+
+/// Returns whether the text is an identifier of Protobuf, unlike the parts of `v1.0`.
+fn is_identifier(text: &str) -> bool {
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.bytes().all(named) && text.starts_with(|first: char| !first.is_ascii_digit())
 }
 
 /// The route that matched a request.

@@ -24,6 +24,14 @@ use crate::{
 /// such as a lease under 100 ms, each request is refused with 500 (`invalid_spec`), and an error
 /// event is emitted when the layer is put on a service. A request waits 2 s by default. Keep the
 /// wait below the time-out of the callers: a request whose caller has given up need not be served.
+///
+/// A lock is held for a minute at most ([`max_hold`](Self::max_hold)), or for the lease or the
+/// `min_hold` if that is longer: the handler is then cancelled with `lost_max_hold`, and other
+/// clients get the lock. A request is locked before its body has been read, so a caller that sends
+/// it slowly, or not at all, could otherwise hold the lock without end. Set it to the longest time
+/// that the handler needs, or remove it with [`no_max_hold`](Self::no_max_hold) where callers are
+/// trusted. See [what a caller can do to a
+/// lock](crate::recipes#what-a-caller-can-do-to-a-lock).
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {
@@ -105,7 +113,8 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Replaces the lock options with `spec`. Options that it leaves unset come from the client's
-    /// defaults, except the wait, which is then 2 s.
+    /// defaults, except the wait, which is then 2 s. If these set no `max_hold` either, it is a
+    /// minute.
     pub fn spec(self, spec: LockSpec) -> Self {
         self.set(|policy| policy.spec(spec))
     }
@@ -165,7 +174,8 @@ impl<S, K: Clone, P: Clone> Layer<S> for LockLayer<K, P> {
 
     fn layer(&self, inner: S) -> Self::Service {
         let policy = &self.selector.policy;
-        if let Err(error) = policy.lock_spec().check() {
+        let checked = policy.spec_for(&self.locks);
+        if let Err(error) = checked.and_then(|spec| Ok(spec.check()?)) {
             let policy = policy.name();
             tracing::error!(policy, %error, "the options of the lock are invalid: every request will be refused with 500");
         }

@@ -41,6 +41,9 @@
 //!    [`KeyExtractor`].
 //! 2. It acquires the lock, waiting up to 2 s by default ([`LockLayer::wait`]). If that fails,
 //!    the request is refused as described in [Refusals](#refusals).
+//!    From then on it is held for a minute at most ([`LockLayer::max_hold`]), so that no caller
+//!    keeps it without end; see [what a caller can do to a
+//!    lock](recipes#what-a-caller-can-do-to-a-lock).
 //! 3. It waits until the inner service is ready and calls it. The handler finds a
 //!    [`HeldLock`](runtime::HeldLock) in the request's extensions (in axum, it is also an
 //!    extractor). Within the handler, `#[distributed_lock(.., reentrant)]` and
@@ -75,8 +78,9 @@
 //! - Around a finished router, `ServiceBuilder::new().layer(lock).service(app)`, no request is
 //!   routed yet: a template with path parameters responds with 500 and emits an error event.
 //!   Templates of headers, query, method and gRPC path work everywhere.
-//! - Around a `nest_service`, the parameters of the inner routes are not visible; see
-//!   [`KeyTemplate`].
+//! - Around a `nest_service`, the parameters of the inner routes are not visible, and their
+//!   requests pass without a lock. The first that is answered with anything but 404 or 405 emits an
+//!   error event; see [`KeyTemplate`].
 //!
 //! The key does not depend on how the routers are nested or merged.
 //!
@@ -130,9 +134,15 @@
 //! # Refusals
 //!
 //! A refused request receives an [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem
-//! document with a stable `code`, or a trailers-only gRPC status if its content type is
-//! `application/grpc`. [`LockLayer::on_reject`] customizes these responses. Services that do not
-//! speak HTTP return errors instead: [`LockLayer::plain`].
+//! document with a stable `code`, or a trailers-only gRPC status if it is a gRPC call.
+//! [`LockLayer::on_reject`] customizes these responses. Services that do not speak HTTP return
+//! errors instead: [`LockLayer::plain`].
+//!
+//! A gRPC call is a `POST` over HTTP/2 with the content type `application/grpc`, on a route of
+//! gRPC. If axum has matched the request, that is a route such as `/package.Service/{*rest}`, as
+//! tonic registers it; otherwise a path such as `/package.Service/Method`. A caller of another
+//! route cannot have its refusal look like a success, with the status 200. (A service without a
+//! package is one of gRPC if it begins with a capital, as the style guide of Protobuf says.)
 //!
 //! | error | HTTP | gRPC |
 //! |---|---|---|
@@ -209,7 +219,7 @@ pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateE
 pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
-pub use policy::{DEFAULT_WAIT, Policy};
+pub use policy::{DEFAULT_MAX_HOLD, DEFAULT_WAIT, Policy};
 pub use protocol::{HoldUntil, Http, Plain, Protocol, ServiceError, Wire};
 pub use reject::{OnReject, Reason, Refusal, StandardReject};
 pub use selector::{Keyed, Selector};

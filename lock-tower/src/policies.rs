@@ -90,7 +90,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `permits = 3` | at most three holders |
 /// | `reentrant = true` | re-enters the lock of an outer layer |
 /// | `min_hold = "5s"` | keeps the lock for at least this long |
-/// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost |
+/// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost; a minute by default |
+/// | `no_max_hold = true` | no `max_hold`; a mistake with `hold_until = "body"` |
 /// | `renew = false`, `no_renew = true` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
@@ -102,7 +103,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// `reentrant`, `renew` and `strict_order` are `true` or `false`, so that a route can override
 /// its group, `[defaults]` and the client's defaults in both directions. `wait` and `no_wait`
-/// override each other.
+/// override each other, and so do `max_hold` and `no_max_hold`.
 ///
 /// The key may contain the parameters of the route (as text, `:int` or `:uuid`), headers, query
 /// parameters, the method, and the gRPC service and method; `{matched_path}` is the path of the
@@ -126,9 +127,10 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// otherwise a request can pass under a path that has no policy.
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
-/// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. A path such as the
-/// former is refused with 400 (`bad_request`) if a lock depends on it. For the latter, write both
-/// routes, or `nest` the router.
+/// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
+/// empty segment, `//`, is therefore refused with 400 (`bad_request`), unless
+/// [`allow_empty_segments`](Self::allow_empty_segments) is set. For `/api/`, write both routes, or
+/// `nest` the router.
 ///
 /// [`OnLost`]: lock_runtime::OnLost
 /// [`LockLayer::fail_open`]: crate::LockLayer::fail_open
@@ -137,6 +139,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 #[derive(Clone)]
 pub struct LockPolicies {
     shared: Arc<Shared>,
+    allows_empty_segments: bool,
 }
 
 struct Shared {
@@ -174,6 +177,21 @@ impl LockPolicies {
                 unrouted: Arc::new(Policy::unrouted()),
                 replacing: Mutex::default(),
             }),
+            allows_empty_segments: false,
+        }
+    }
+
+    /// Accepts paths with empty segments, such as `/files//a`. They are refused with 400 by
+    /// default, also where no route of the file matches.
+    ///
+    /// Only for applications without axum's `nest_service`, or another router that strips slashes:
+    /// such a router serves `/api//orders` like `/api/orders`, and a request can reach its handler
+    /// without the lock. It applies to this value and to clones of it that are made later.
+    #[must_use]
+    pub fn allow_empty_segments(self) -> Self {
+        Self {
+            allows_empty_segments: true,
+            ..self
         }
     }
 
@@ -257,10 +275,9 @@ impl<B> Selector<Request<B>> for LockPolicies {
         let unrouted = |target| (self.shared.unrouted.clone(), target);
         let table = self.shared.table.load();
         let path = whole_path(req);
-        if table.is_ambiguous(req.method(), path) {
-            return unrouted(Err(KeyError::bad_request(
-                "The path has an empty segment, which makes it ambiguous.",
-            )));
+        if !self.allows_empty_segments && path.contains("//") {
+            let detail = "The path has an empty segment, which makes it ambiguous.";
+            return unrouted(Err(KeyError::bad_request(detail)));
         }
         let Some(found) = table.find(req.method(), path) else {
             tracing::debug!("no policy matched; request served without a lock");

@@ -4,15 +4,23 @@ use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
 use lock_runtime::{
-    LockSpec,
+    LockClient, LockSpec,
     web::{DEFAULT_RETRY_AFTER, ErrorClass},
 };
 
-use crate::protocol::HoldUntil;
+use crate::{key::KeyError, protocol::HoldUntil};
 
 /// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
 /// waits for the response.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
+
+/// The `max_hold` if none is configured, unless the lease or the `min_hold` is longer. It bounds
+/// how long a caller that sends its request slowly, or does not read the response, holds a lock.
+pub const DEFAULT_MAX_HOLD: Duration = Duration::from_secs(60);
+
+/// A mistake, as a caller that does not read would hold the lock without end.
+pub(crate) const ENDLESS: &str = "a lock that is held until the end of the body needs a max_hold, as a caller that does not read would hold it \
+                                  without end; set one, or hold the lock until the response";
 
 /// A configuration of locks and refusals: the lock options, how long the lock is held, and how
 /// requests are refused.
@@ -33,7 +41,8 @@ pub struct Policy {
 
 impl Policy {
     /// Creates a new [`Policy`] with a name for metrics and refusals. It acquires an exclusive
-    /// lock, waits up to 2 s, and holds the lock until the inner service has responded.
+    /// lock, waits up to 2 s, and holds the lock until the inner service has responded, for a
+    /// minute at most.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         let name = name.into();
         Self {
@@ -74,8 +83,7 @@ impl Policy {
         }
     }
 
-    /// Replaces the lock options with `spec`. Options that it leaves unset come from the client's
-    /// defaults, except the wait, which is then 2 s.
+    /// See [`LockLayer::spec`](crate::LockLayer::spec).
     #[must_use]
     pub fn spec(self, spec: LockSpec) -> Self {
         Self {
@@ -132,6 +140,16 @@ impl Policy {
     /// Returns the lock options.
     pub fn lock_spec(&self) -> &LockSpec {
         &self.spec
+    }
+
+    /// Returns the options of a request by this client, with the defaults of the client and then
+    /// of this crate.
+    pub(crate) fn spec_for(&self, locks: &LockClient) -> Result<LockSpec, KeyError> {
+        let spec = self.spec.clone().or(locks.defaults());
+        if spec.is_unlimited() && self.is_held_for_the_body() {
+            return Err(KeyError::misconfigured(ENDLESS));
+        }
+        Ok(spec.or_max_hold(DEFAULT_MAX_HOLD))
     }
 
     #[cfg(feature = "metrics")]

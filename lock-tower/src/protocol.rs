@@ -4,7 +4,9 @@
 use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, Version, header::CONTENT_TYPE};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header::CONTENT_TYPE,
+};
 use http_body::Body;
 use lock_runtime::{HeldLock, LockError, LockGuard};
 
@@ -29,7 +31,7 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     fn caller(&self, req: &Req) -> Caller;
     /// Returns how long the caller waits for the response, if the request contains it.
     #[doc(hidden)]
-    fn patience(&self, req: &Req) -> Option<Duration>;
+    fn patience(&self, req: &Req, caller: Caller) -> Option<Duration>;
     /// Returns the route of the request, for the name of a layer without one.
     #[doc(hidden)]
     fn route(req: &Req) -> Option<&str>;
@@ -40,6 +42,9 @@ pub trait Protocol<Req, Res, Err>: sealed::Sealed {
     /// is worth more to the caller than the loss of the lock.
     #[doc(hidden)]
     fn is_failure(result: &Result<Res, Err>) -> bool;
+    /// Returns whether the response is that of a route: neither 404 nor 405.
+    #[doc(hidden)]
+    fn has_route(result: &Result<Res, Err>) -> bool;
     /// Returns whether the lock is held until the body of this response has been sent.
     #[doc(hidden)]
     fn keeps(&self, response: &Res, policy: &Policy) -> bool;
@@ -76,8 +81,8 @@ mod sealed {
 pub enum Wire {
     /// Status codes and response bodies.
     Http,
-    /// gRPC: the content type of the request is `application/grpc`, and statuses are sent in
-    /// trailers.
+    /// gRPC: statuses are sent in trailers. The request is a `POST` over HTTP/2 with the content
+    /// type `application/grpc`, and its route that of a gRPC method: `/package.Service/Method`.
     Grpc,
 }
 
@@ -86,8 +91,6 @@ pub enum Wire {
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub(crate) wire: Wire,
-    /// The connection carries trailers.
-    pub(crate) http2: bool,
     /// The wait for the lock was cut short, because the caller's deadline is earlier.
     pub(crate) hurried: bool,
 }
@@ -167,9 +170,11 @@ pub enum HoldUntil {
     /// A response that switches protocols (101, WebSockets) has no body, and its lock is released
     /// with the head of the response.
     ///
-    /// A client that stops reading keeps the lock, so combine this with
-    /// [`max_hold`](crate::LockLayer::max_hold). While the client does not read, the server does
-    /// not poll the body, so the loss of the lock is noticed only with the next frame as well.
+    /// A client that does not read keeps the lock until [`max_hold`](crate::LockLayer::max_hold),
+    /// a minute by default. Without one, each request is refused with 500, and an error event is
+    /// emitted when the layer is put on a service. While the client does not read, the server does
+    /// not poll the body: other clients get the lock, and the body ends as above with the next
+    /// frame.
     /// Over HTTP/1.0, where the end of the connection is the end of the body, a client cannot
     /// distinguish an error from the end.
     Body,
@@ -202,23 +207,21 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     type Error = Err;
 
     fn caller(&self, req: &Request<ReqBody>) -> Caller {
-        let wire = if is_grpc(req.headers()) {
-            Wire::Grpc
-        } else {
-            Wire::Http
-        };
+        let is_grpc = is_grpc(req.headers())
+            && req.version() >= Version::HTTP_2
+            && req.method() == Method::POST
+            && key::is_grpc_route(req);
         Caller {
-            wire,
-            http2: req.version() == Version::HTTP_2,
+            wire: if is_grpc { Wire::Grpc } else { Wire::Http },
             hurried: false,
         }
     }
 
-    fn patience(&self, req: &Request<ReqBody>) -> Option<Duration> {
+    fn patience(&self, req: &Request<ReqBody>, caller: Caller) -> Option<Duration> {
         let deadline = req
             .headers()
             .get("grpc-timeout")
-            .filter(|_| is_grpc(req.headers()))
+            .filter(|_| caller.wire == Wire::Grpc)
             .and_then(grpc_timeout);
         deadline.map(|deadline| deadline - (deadline / 10).min(WAY_BACK))
     }
@@ -245,6 +248,13 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
         })
     }
 
+    fn has_route(result: &Result<Response<ResBody>, Err>) -> bool {
+        let none = [StatusCode::NOT_FOUND, StatusCode::METHOD_NOT_ALLOWED];
+        result
+            .as_ref()
+            .is_ok_and(|response| !none.contains(&response.status()))
+    }
+
     fn keeps(&self, response: &Response<ResBody>, policy: &Policy) -> bool {
         policy.is_held_for_the_body() && !response.body().is_end_stream()
     }
@@ -257,7 +267,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     ) -> Result<Self::Response, Err> {
         result.map(|response| {
             // After another content type, a gRPC caller would take trailers for a clean end.
-            let is_grpc = caller.http2 && caller.wire == Wire::Grpc && is_grpc(response.headers());
+            let is_grpc = caller.wire == Wire::Grpc && is_grpc(response.headers());
             let wire = if is_grpc { Wire::Grpc } else { Wire::Http };
             response.map(|body| match guard {
                 Some((guard, watch)) => LockBody::held(body, guard, watch, wire),
@@ -293,12 +303,11 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
     fn caller(&self, _req: &Req) -> Caller {
         Caller {
             wire: Wire::Http,
-            http2: false,
             hurried: false,
         }
     }
 
-    fn patience(&self, _req: &Req) -> Option<Duration> {
+    fn patience(&self, _req: &Req, _caller: Caller) -> Option<Duration> {
         None
     }
 
@@ -312,6 +321,10 @@ impl<Req, Res, Err> Protocol<Req, Res, Err> for Plain {
 
     fn is_failure(result: &Result<Res, Err>) -> bool {
         result.is_err()
+    }
+
+    fn has_route(_result: &Result<Res, Err>) -> bool {
+        false
     }
 
     fn keeps(&self, _response: &Res, _policy: &Policy) -> bool {

@@ -5,6 +5,7 @@
 //! | [A key from a JSON body](#a-key-from-a-json-body) | [`LockRequest::run`] in the handler |
 //! | [A key from a cookie](#a-key-from-a-cookie) | [`LockLayer::with_key`] |
 //! | [A key from an authenticated user](#a-key-from-an-authenticated-user) | [`from_extension`] |
+//! | [What a caller can do](#what-a-caller-can-do-to-a-lock) | [`max_hold`], [`permits`] |
 //! | [Graceful shutdown of axum](#graceful-shutdown-of-axum) | [`LockClient::shutdown`] |
 //! | [Graceful shutdown of tonic](#graceful-shutdown-of-tonic) | [`LockClient::shutdown`] |
 //! | [Readiness and liveness](#readiness-and-liveness) | [`readiness`], [`LockClient::health`] |
@@ -16,6 +17,8 @@
 //! [`LockRequest::run`]: crate::runtime::LockRequest::run
 //! [`LockLayer::with_key`]: crate::LockLayer::with_key
 //! [`from_extension`]: crate::key::from_extension
+//! [`max_hold`]: crate::LockLayer::max_hold
+//! [`permits`]: crate::LockLayer::permits
 //! [`LockClient::shutdown`]: crate::runtime::LockClient::shutdown
 //! [`LockClient::health`]: crate::runtime::LockClient::health
 //! [`readiness`]: crate::runtime::web::readiness
@@ -176,6 +179,116 @@
 //!
 //! **Caveat:** the authentication must be outside of the lock. A request without the extension is
 //! answered with 500 and an error event.
+//!
+//! # What a caller can do to a lock
+//!
+//! A request takes its lock before its body has been read, with a key whose values the caller
+//! chooses. So a caller can
+//!
+//! - hold the lock while it sends the body slowly, or never, and under `HoldUntil::Body` while it
+//!   does not read the response: for `max_hold`, a minute by default;
+//! - send many requests for one key, so that others wait or are refused: up to
+//!   [`max_waiters`](crate::LockLayer::max_waiters), 10,000 by default, wait in a process;
+//! - hold the locks of many keys at once;
+//! - ask for ever new keys, which fills the store: each leaves its fencing token for a day, in
+//!   Redis 150 bytes and more for a long key. `{id:int}` and `{id:uuid}` accept no other text.
+//!
+//! After `max_hold` other clients get the lock, also while the caller stays connected. The handler
+//! is cancelled; with [`OnLost`](crate::runtime::OnLost) set to `Error` or `Ignore` it runs on
+//! *beside the next holder*, for as long as the caller likes.
+//!
+//! Layers outside of the lock bound the rest. This route reads the body before it locks, within
+//! 5 s, and serves at most two requests of a user at a time:
+//!
+//! ```
+//! use std::{num::NonZeroU32, time::Duration};
+//! use axum::{
+//!     Router,
+//!     body::{Bytes, to_bytes},
+//!     extract::Request,
+//!     http::StatusCode,
+//!     middleware::{Next, from_fn},
+//!     response::Response,
+//!     routing::post,
+//! };
+//! use lock_tower::{
+//!     IntoTarget, KeyError, LockLayer, Target, key,
+//!     runtime::{KeyWriter, LockClient, web::ErrorClass},
+//! };
+//! use tokio::time::timeout;
+//! # use axum::body::Body;
+//! # use futures_util::stream;
+//! # use tower::ServiceExt;
+//!
+//! #[derive(Clone)]
+//! struct User(u64);
+//!
+//! impl IntoTarget for User {
+//!     fn into_target(self) -> Result<Target, KeyError> {
+//!         Ok(KeyWriter::new().lit("user:").arg(format_args!("{}", self.0)).finish()?.into())
+//!     }
+//! }
+//!
+//! async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+//! #   fn user_of(request: &Request) -> Option<User> {
+//! #       request.headers().contains_key("authorization").then_some(User(7))
+//! #   }
+//!     let user = user_of(&request).ok_or(StatusCode::UNAUTHORIZED)?;
+//!     request.extensions_mut().insert(user);
+//!     Ok(next.run(request).await)
+//! }
+//!
+//! async fn read_body(request: Request, next: Next) -> Result<Response, StatusCode> {
+//!     let (parts, body) = request.into_parts();
+//!     let body = timeout(Duration::from_secs(5), to_bytes(body, 64 * 1024)).await;
+//!     let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT)?;
+//!     let body = body.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
+//!     Ok(next.run(Request::from_parts(parts, body.into())).await)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # tokio::time::pause();
+//! let locks = LockClient::in_memory();
+//! // Counted in this process, without a call to a store.
+//! let each_user = LockLayer::with_key(LockClient::in_memory(), key::from_extension::<User>())
+//!     .permits(NonZeroU32::new(2).unwrap())
+//!     .no_wait()
+//!     .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS);
+//! let lock = LockLayer::new(locks.clone(), "order:{id:int}")?
+//!     .max_waiters(100)
+//!     .max_hold(Duration::from_secs(10));
+//! // The first layer of a tuple is the outer one.
+//! let layers = (from_fn(authenticate), each_user, from_fn(read_body), lock);
+//! let pay = post(async |order: Bytes| order).layer(layers);
+//! let app: Router = Router::new().route("/orders/{id}/pay", pay);
+//! # let never = || Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
+//! # let request = |body| {
+//! #     Request::post("/orders/7/pay").header("authorization", "Bearer t").body(body).unwrap()
+//! # };
+//! # let ask = |body| tokio::spawn(app.clone().oneshot(request(body)));
+//! # let slow = [ask(never()), ask(never())];
+//! # tokio::time::sleep(Duration::from_secs(1)).await;
+//! # assert_eq!(ask(Body::empty()).await??.status(), 429);
+//! # let free = locks.exclusive("order:7").no_wait().acquire().await?;
+//! # free.release().await?;
+//! # for slow in slow {
+//! #     assert_eq!(slow.await??.status(), 408);
+//! # }
+//! # assert_eq!(ask(Body::from("all of it")).await??.status(), 200);
+//! # assert_eq!(ask(Body::from(vec![7; 65 * 1024])).await??.status(), 413);
+//! # let anonymous = Request::post("/orders/7/pay").body(Body::empty())?;
+//! # assert_eq!(app.oneshot(anonymous).await?.status(), 401);
+//! # Ok(()) }
+//! ```
+//!
+//! tonic reads the message of a call within its service, so under the lock: what bounds it is
+//! `max_hold`, or a time-out of the server that is shorter. The same goes for streams: a stream of
+//! requests is cut off after `max_hold`, and with `HoldUntil::Body` so is one of responses, with
+//! the status `ABORTED`. Set `max_hold` to the longest that a stream may take.
+//!
+//! **Caveat:** a time-out for the body that is inside of the lock, such as that of tower-http for
+//! each frame, does not bound the hold: a caller that sends a byte in each period never exceeds it.
 //!
 //! # Graceful shutdown of axum
 //!

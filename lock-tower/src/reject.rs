@@ -255,7 +255,6 @@ mod tests {
         let reason = Reason::Key(KeyError::bad_request("100 % \u{e9}t\u{e9}\n"));
         let caller = Caller {
             wire: Wire::Grpc,
-            http2: true,
             hurried: false,
         };
         let policy = Policy::new("test");

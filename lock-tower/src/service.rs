@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use lock_runtime::LockClient;
+use lock_runtime::{LockClient, LockSpec};
 use tower_service::Service;
 
 use crate::{
@@ -66,10 +66,14 @@ where
         let mut caller = protocol.caller(&req);
         let (policy, target) = selector.select(&mut req, P::route);
         let mut watch = Watch::new(policy.clone());
-        let state = match target {
-            Ok(Target::Lock(key)) => {
-                let mut spec = policy.lock_spec().clone();
-                if let Some(patience) = protocol.patience(&req) {
+        // The options of a request that takes no lock do not matter.
+        let spec = match target {
+            Ok(Target::Lock(_)) => policy.spec_for(locks),
+            _ => Ok(LockSpec::default()),
+        };
+        let state = match target.and_then(|target| Ok((target, spec?))) {
+            Ok((Target::Lock(key), mut spec)) => {
+                if let Some(patience) = protocol.patience(&req, caller) {
                     let hurried = spec.clone().wait_at_most(patience);
                     caller.hurried = hurried != spec;
                     spec = hurried;
@@ -81,7 +85,8 @@ where
                     .acquire();
                 State::acquiring(acquire, inner.clone(), req)
             }
-            Ok(Target::Skip) => State::skipped(inner.clone(), req),
+            Ok((Target::Skip, _)) => State::skipped(inner.clone(), req, true),
+            Ok((Target::Unrouted, _)) => State::skipped(inner.clone(), req, false),
             Err(error) => State::refused(error),
         };
         ResponseFuture::new(state, protocol.clone(), watch, caller)

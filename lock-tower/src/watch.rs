@@ -5,7 +5,11 @@
 mod meter;
 mod span;
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use lock_runtime::{HeldLock, LockError, LockKey};
 use tracing::span::EnteredSpan;
@@ -66,6 +70,23 @@ impl Watch {
         #[cfg(not(feature = "metrics"))]
         let _ = served;
         self.span.ended(error);
+    }
+
+    /// Records that a request without a route was answered as if it had one, once for each name.
+    pub(crate) fn unlocked(&self) {
+        static SAID: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+        let name = self.policy.shared_name();
+        let is_first = SAID
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.clone());
+        if is_first {
+            tracing::error!(
+                name = &*name,
+                "served without its lock: no route has matched, and the response is neither 404 nor 405; if a router \
+                 behind `nest_service` or the fallback needs the lock, put the layer on its routes"
+            );
+        }
     }
 
     /// Records that the lock was released or lost.

@@ -3,7 +3,7 @@
 use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-pub(super) const KNOWN: [&str; 28] = [
+pub(super) const KNOWN: [&str; 29] = [
     "key",
     "keys",
     "global",
@@ -20,6 +20,7 @@ pub(super) const KNOWN: [&str; 28] = [
     "permits",
     "min_hold",
     "max_hold",
+    "no_max_hold",
     "renew",
     "no_renew",
     "strict_order",

@@ -134,9 +134,10 @@
 //! `exclusive` (or `write`), `read` (or `shared`) and `permits = n` are the
 //! [modes](super::modes). All options of [`LockSpec`](crate::LockSpec) are arguments of the same
 //! name: `lease`, `wait`, `no_wait`, `renew`, `no_renew`, `reentrant`, `no_reentrant`, `min_hold`,
-//! `max_hold`, `strict_order`, `no_strict_order` and `max_waiters`. `spec = ..` takes all of them
-//! from configuration, which the feature `serde` can deserialize. Options beside `spec` override
-//! it. A mode beside `spec` does not compile, because the mode is a part of the spec.
+//! `max_hold`, `no_max_hold`, `strict_order`, `no_strict_order` and `max_waiters`. `spec = ..`
+//! takes all of them from configuration, which the feature `serde` can deserialize. Options beside
+//! `spec` override it. A mode beside `spec` does not compile, because the mode is a part of the
+//! spec.
 //!
 //! ```
 //! use std::time::Duration;

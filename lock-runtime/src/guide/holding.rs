@@ -10,7 +10,10 @@
 //! is out of reach.
 //!
 //! - [`max_hold`](crate::LockRequest::max_hold) ends the renewal for a holder that hangs. Without
-//!   it the client logs one warning for a lock that was held for ten leases.
+//!   it the client logs one warning for a lock that was held for ten leases. A layer of lock-tower
+//!   sets it to a minute, as a caller who sends the body of its request slowly, or does not read
+//!   the response, would hold the lock without end;
+//!   [`no_max_hold`](crate::LockRequest::no_max_hold) removes it.
 //! - [`min_hold`](crate::LockRequest::min_hold) keeps the lock after an early release, for jobs
 //!   that start on all replicas at almost the same time. It counts from the grant. No other holder
 //!   gets the lock before its end, also if replies to the release are lost, unless the store is out

@@ -5,7 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{LockSpec, Mode, OnLost, Wait, parse_duration};
+use super::{LockSpec, MaxHold, Mode, OnLost, Wait, parse_duration};
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -30,6 +30,8 @@ pub(super) struct Fields {
     min_hold: Option<Duration>,
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     max_hold: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_max_hold: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     strict_order: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,6 +61,11 @@ impl From<LockSpec> for Fields {
             Some(Wait::No) => (None, Some(true)),
             Some(Wait::AtMost(wait)) => (Some(wait), None),
         };
+        let (max_hold, no_max_hold) = match spec.max_hold {
+            None => (None, None),
+            Some(MaxHold::No) => (None, Some(true)),
+            Some(MaxHold::AtMost(max_hold)) => (Some(max_hold), None),
+        };
         Self {
             mode,
             permits,
@@ -69,7 +76,8 @@ impl From<LockSpec> for Fields {
             no_renew: None,
             reentrant: spec.reentrant,
             min_hold: spec.min_hold,
-            max_hold: spec.max_hold,
+            max_hold,
+            no_max_hold,
             strict_order: spec.strict_order,
             max_waiters: spec.max_waiters,
             on_lost: spec.on_lost,
@@ -108,7 +116,16 @@ impl TryFrom<Fields> for LockSpec {
             strict_order: fields.strict_order,
             reentrant: fields.reentrant,
             min_hold: fields.min_hold,
-            max_hold: fields.max_hold,
+            max_hold: match (fields.max_hold, fields.no_max_hold) {
+                (Some(_), Some(_)) => return twice("max_hold", "no_max_hold"),
+                (None, Some(false)) => {
+                    return Err(
+                        "set the max_hold instead of `no_max_hold`, to \"1m\" for example".into(),
+                    );
+                }
+                (None, Some(true)) => Some(MaxHold::No),
+                (max_hold, None) => max_hold.map(MaxHold::AtMost),
+            },
             max_waiters: fields.max_waiters,
             on_lost: fields.on_lost,
         };

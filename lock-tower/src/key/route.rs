@@ -43,11 +43,6 @@ impl Route {
             _ => true,
         };
         let matched = route.pattern.is_some() || sources.all(has);
-        if !matched {
-            // Usually a 404. Around a `nest_service` whose inner router has the parameters, the
-            // request is served without its lock.
-            tracing::debug!("no route matched; request served without a lock");
-        }
         Ok(matched.then_some(route))
     }
 

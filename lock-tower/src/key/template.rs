@@ -51,7 +51,8 @@ use super::{KeyError, KeyExtractor, Target, route::Route};
 /// route of another router, the request counts as routed and the response is 500 instead.) The
 /// key of a route does not depend on how the routers are nested or merged. A layer *around* a
 /// `nest_service` cannot see the inner route: with a template that needs parameters of that
-/// route, or `{matched_path}`, it treats the request as a 404 and does not lock. Put the layer on
+/// route, or `{matched_path}`, it treats the request as a 404 and does not lock. If the response is
+/// neither 404 nor 405, an error event is emitted, once for each name of a layer. Put the layer on
 /// the route itself.
 #[derive(Clone)]
 pub struct KeyTemplate {
@@ -179,7 +180,7 @@ impl<B> KeyExtractor<Request<B>> for KeyTemplate {
     fn target(&self, req: &mut Request<B>) -> Result<Target, KeyError> {
         let route = if self.sources().any(Source::is_of_the_route) {
             match Route::of(req, self.sources())? {
-                None => return Ok(Target::Skip),
+                None => return Ok(Target::Unrouted),
                 route => route,
             }
         } else {

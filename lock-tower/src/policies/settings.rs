@@ -6,7 +6,10 @@ use http::StatusCode;
 use lock_runtime::{LockSpec, web::ErrorClass};
 
 use super::{mistake::Mistakes, read::ROWS};
-use crate::{policy::Policy, protocol::HoldUntil};
+use crate::{
+    policy::{ENDLESS, Policy},
+    protocol::HoldUntil,
+};
 
 /// A value in the text. `at` is its offset, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +29,10 @@ pub(super) struct Settings<'t> {
     pub(super) mode: Option<LockSpec>,
     /// The other options of the lock.
     pub(super) options: LockSpec,
-    /// The offsets of `min_hold` and `max_hold`.
+    /// The offsets of `min_hold`, and of `max_hold` or its removal.
     pub(super) min_hold: Option<usize>,
     pub(super) max_hold: Option<usize>,
-    pub(super) hold_until: Option<HoldUntil>,
+    pub(super) hold_until: Option<Said<HoldUntil>>,
     pub(super) retry_after: Option<Duration>,
     pub(super) fail_open: Option<bool>,
     pub(super) statuses: Vec<(ErrorClass, StatusCode)>,
@@ -75,9 +78,16 @@ impl<'t> Settings<'t> {
         {
             mistakes.add(min_hold.max(max_hold), error.to_string());
         }
+        let is_unlimited = spec.is_unlimited();
         let mut policy = Policy::new(Arc::from(name)).spec(spec);
         if let Some(hold_until) = self.hold_until {
-            policy = policy.hold_until(hold_until);
+            policy = policy.hold_until(hold_until.value);
+            if is_unlimited && policy.is_held_for_the_body() {
+                let at = self
+                    .max_hold
+                    .map_or(hold_until.at, |at| at.max(hold_until.at));
+                mistakes.add(at, ENDLESS);
+            }
         }
         if let Some(retry_after) = self.retry_after {
             policy = policy.retry_after(retry_after);

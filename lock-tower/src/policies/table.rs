@@ -62,41 +62,6 @@ impl Table {
         self.entries.len()
     }
 
-    /// Returns whether a router that is nested as a service might serve the request by another
-    /// route than the one found here. axum strips one slash when it nests a service, so such a
-    /// router serves `/api//orders` like `/api/orders`.
-    pub(super) fn is_ambiguous(&self, method: &Method, path: &str) -> bool {
-        /// Enough, because services are nested near the start of a path.
-        const RUNS: usize = 8;
-        let mut runs = path
-            .match_indices("//")
-            .map(|(at, _)| at)
-            .filter(|at| !path[..*at].ends_with('/'))
-            .peekable();
-        if runs.peek().is_none() {
-            return false;
-        }
-        let plain = self.find(method, path);
-        let locks = |found: &Option<Found<'_, '_>>| {
-            found.as_ref().is_some_and(|found| found.lock().is_some())
-        };
-        let differs = |other: &str| {
-            let other = self.find(method, other);
-            let same = match (&plain, &other) {
-                (Some(plain), Some(other)) => std::ptr::eq(plain.entry, other.entry),
-                (_, None) => true,
-                (None, Some(_)) => false,
-            };
-            !same && (locks(&plain) || locks(&other))
-        };
-        // Nested services may each strip a slash.
-        let full = path.split('/').filter(|segment| !segment.is_empty());
-        let all: String = full.flat_map(|segment| ["/", segment]).collect();
-        runs.take(RUNS)
-            .any(|at| differs(&format!("{}{}", &path[..at], &path[at + 1..])))
-            || differs(&all)
-    }
-
     /// Returns the most specific route for a request: literal text precedes parameters, and of
     /// two routes with the same path the one that names the method precedes the one without
     /// methods.

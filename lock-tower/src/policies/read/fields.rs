@@ -10,12 +10,15 @@ use super::{
     Reader,
     values::{Value, at},
 };
-use crate::{policies::settings::Settings, protocol::HoldUntil};
+use crate::{
+    policies::settings::{Said, Settings},
+    protocol::HoldUntil,
+};
 
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 19] = [
+pub(super) const FIELDS: [&str; 20] = [
     "key",
     "global",
     "lease",
@@ -26,6 +29,7 @@ pub(super) const FIELDS: [&str; 19] = [
     "reentrant",
     "min_hold",
     "max_hold",
+    "no_max_hold",
     "renew",
     "no_renew",
     "strict_order",
@@ -70,6 +74,7 @@ impl Reader<'_> {
         for (one, other) in [
             ("wait", "no_wait"),
             ("mode", "permits"),
+            ("max_hold", "no_max_hold"),
             ("renew", "no_renew"),
         ] {
             if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other))
@@ -106,13 +111,10 @@ impl Reader<'_> {
             "global" => settings.global = self.flag(name, value),
             "lease" => drop(self.duration_of(settings, name, value, LockSpec::lease)),
             "wait" => drop(self.duration_of(settings, name, value, LockSpec::wait)),
-            "no_wait" => match self.flag(name, value) {
-                Some(true) => settings.set(LockSpec::no_wait),
-                Some(false) => self
-                    .mistakes
-                    .add(at(value), "set the wait instead: write wait = \"2s\""),
-                None => {}
-            },
+            "no_wait" => {
+                let instead = "set the wait instead: write wait = \"2s\"";
+                let _ = self.removal(settings, name, value, LockSpec::no_wait, instead);
+            }
             "mode" => {
                 let modes: [(_, fn() -> LockSpec); 4] = [
                     ("exclusive", LockSpec::exclusive),
@@ -134,6 +136,11 @@ impl Reader<'_> {
             }
             "max_hold" => {
                 settings.max_hold = self.duration_of(settings, name, value, LockSpec::max_hold);
+            }
+            "no_max_hold" => {
+                let instead = "set the max_hold instead: write max_hold = \"1m\"";
+                settings.max_hold =
+                    self.removal(settings, name, value, LockSpec::no_max_hold, instead);
             }
             "reentrant" => {
                 self.switch(
@@ -167,11 +174,12 @@ impl Reader<'_> {
                 }
             }
             "hold_until" => {
-                settings.hold_until = self.word(
-                    name,
-                    value,
-                    [("response", HoldUntil::Response), ("body", HoldUntil::Body)],
-                );
+                let words = [("response", HoldUntil::Response), ("body", HoldUntil::Body)];
+                let hold_until = self.word(name, value, words);
+                settings.hold_until = hold_until.map(|hold_until| Said {
+                    at: at(value),
+                    value: hold_until,
+                });
             }
             "retry_after" => {
                 settings.retry_after = self.duration(name, value, |_| LockSpec::exclusive());
@@ -208,6 +216,24 @@ impl Reader<'_> {
         let alone = |duration| set(LockSpec::exclusive(), duration);
         let duration = self.duration(name, value, alone)?;
         settings.set(|spec| set(spec, duration));
+        Some(at(value))
+    }
+
+    /// Removes an option of the lock. `instead` is the advice about `false`. Returns the offset of
+    /// a valid value.
+    fn removal(
+        &mut self,
+        settings: &mut Settings<'_>,
+        name: &str,
+        value: &Value<'_>,
+        remove: fn(LockSpec) -> LockSpec,
+        instead: &str,
+    ) -> Option<usize> {
+        if !self.flag(name, value)? {
+            self.mistakes.add(at(value), instead);
+            return None;
+        }
+        settings.set(remove);
         Some(at(value))
     }
 

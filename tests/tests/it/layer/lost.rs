@@ -32,7 +32,7 @@ fn layer(locks: &LockClient, on_lost: OnLost) -> LockLayer {
 }
 
 fn request() -> Request<Body> {
-    Request::post("/orders/7").body(Body::empty()).unwrap()
+    Request::post("/shop.Orders/7").body(Body::empty()).unwrap()
 }
 
 fn grpc() -> Request<Body> {
@@ -63,8 +63,10 @@ async fn a_handler_that_responds_after_the_loss_does_not_succeed() {
                 outlive(&lock);
                 (status, "done")
             };
-            let app: Router =
-                Router::new().route("/orders/{id}", post(handler).layer(layer(&locks, on_lost)));
+            let app: Router = Router::new().route(
+                "/shop.Orders/{id}",
+                post(handler).layer(layer(&locks, on_lost)),
+            );
             let response = app.oneshot(request()).await.unwrap();
             if on_lost == OnLost::Ignore || status != StatusCode::OK {
                 assert_eq!(response.status(), status, "{on_lost:?}");
@@ -93,8 +95,10 @@ async fn a_grpc_service_that_responds_after_the_loss_does_not_succeed() {
                 }
                 headers
             };
-            let app: Router =
-                Router::new().route("/orders/{id}", post(handler).layer(layer(&locks, on_lost)));
+            let app: Router = Router::new().route(
+                "/shop.Orders/{id}",
+                post(handler).layer(layer(&locks, on_lost)),
+            );
             let response = app.oneshot(grpc()).await.unwrap();
             let expected = match status {
                 None if on_lost != OnLost::Ignore => Some("10"),
@@ -147,7 +151,7 @@ async fn a_release_that_finds_the_lock_gone_is_no_success() {
             let locks = LockClient::with_store(store);
             let layer = layer(&locks, on_lost).hold_until(hold_until);
             let handler = async || Body::from_stream(stream::iter([Ok::<_, String>("done")]));
-            let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer));
+            let app: Router = Router::new().route("/shop.Orders/{id}", post(handler).layer(layer));
             let response = app.oneshot(request()).await.unwrap();
             let is_response = hold_until == HoldUntil::Response;
             if on_lost == OnLost::Ignore {
@@ -184,7 +188,7 @@ async fn a_body_whose_lock_was_lost_is_sent_to_its_end_if_the_layer_says_so() {
         let locks = LockClient::in_memory();
         let layer = layer(&locks, on_lost).hold_until(HoldUntil::Body);
         let handler = async move |lock: HeldLock| two_frames(lock, locks, None);
-        let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer));
+        let app: Router = Router::new().route("/shop.Orders/{id}", post(handler).layer(layer));
         let mut body = app.oneshot(request()).await.unwrap().into_body();
         let (mut sent, mut failed) = (String::new(), false);
         while let Some(frame) = body.frame().await {
@@ -224,7 +228,7 @@ async fn a_grpc_stream_keeps_its_own_error_and_not_its_success() {
             response.headers_mut().insert(CONTENT_TYPE, grpc);
             response
         };
-        let app: Router = Router::new().route("/orders/{id}", post(handler).layer(layer));
+        let app: Router = Router::new().route("/shop.Orders/{id}", post(handler).layer(layer));
         let body = app.oneshot(grpc()).await.unwrap().into_body();
         let trailers = body.collect().await.unwrap();
         assert_eq!(trailers.trailers().unwrap()["grpc-status"], expected);
@@ -238,12 +242,12 @@ async fn a_policy_file_sets_what_a_loss_does() {
         ("on_lost = 'error'", 500),
         ("on_lost = 'ignore'", 200),
     ] {
-        let policies = format!("[routes.'/orders/{{id}}']\nkey = 'order:{{id}}'\n{setting}");
+        let policies = format!("[routes.'/shop.Orders/{{id}}']\nkey = 'order:{{id}}'\n{setting}");
         let policies = LockPolicies::from_toml_str(&policies).unwrap();
         let layer = PolicyLayer::new(LockClient::in_memory(), policies);
         let handler = async |lock: HeldLock| outlive(&lock);
         let app: Router = Router::new()
-            .route("/orders/{id}", post(handler))
+            .route("/shop.Orders/{id}", post(handler))
             .layer(layer);
         assert_eq!(
             app.oneshot(request()).await.unwrap().status(),
@@ -260,9 +264,9 @@ async fn a_handler_that_blocks_for_longer_than_its_lease_does_not_succeed() {
     let locks = Place::redis().await.client().await;
     let layer = layer(&locks, OnLost::default()).lease(LEASE).no_renew();
     let handler = async || thread::sleep(LEASE);
-    let app = Router::new().route("/orders/{id}", post(handler).layer(layer));
+    let app = Router::new().route("/shop.Orders/{id}", post(handler).layer(layer));
     let server = Server::start(app).await;
-    let response = server.post("/orders/7").await;
+    let response = server.post("/shop.Orders/7").await;
     assert_eq!(
         (response.status, response.problem().as_str()),
         (500, "lost_expired")

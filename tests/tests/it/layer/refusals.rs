@@ -5,20 +5,20 @@ use std::{pin::pin, time::Duration};
 use axum::{
     Router,
     body::{Body, Bytes},
-    http::{Request, Response, StatusCode},
+    http::{Request, Response, StatusCode, Version, request},
     response::IntoResponse,
     routing::post,
 };
 use futures_util::future;
 use lock_runtime::{HeldLock, LockClient, web::ErrorClass};
 use lock_tests::{Captured, RedisServer, traces::Event};
-use lock_tower::{LockLayer, Refusal};
+use lock_tower::{LockLayer, Refusal, key};
 use tower::{Layer, ServiceExt};
 use tracing::Level;
 
 use super::server::Server;
 
-const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc+proto")];
+const GRPC: (&str, &str) = ("content-type", "application/grpc+proto");
 
 fn orders(locks: &LockClient) -> LockLayer {
     LockLayer::new(locks.clone(), "order:{id}")
@@ -27,7 +27,9 @@ fn orders(locks: &LockClient) -> LockLayer {
 }
 
 async fn serve(layer: LockLayer) -> Server {
-    Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer))).await
+    let paid = post(async || "paid").layer(layer);
+    let app = Router::new().route("/orders/{id}", paid.clone());
+    Server::start(app.route("/shop.Orders/{id}", paid)).await
 }
 
 #[tokio::test]
@@ -220,7 +222,7 @@ async fn a_grpc_caller_gets_a_status_in_the_headers() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let server = serve(orders(&locks)).await;
-    let response = server.post_with("/orders/7", GRPC).await;
+    let response = server.grpc("/shop.Orders/7", &[]).await;
     assert_eq!((response.status, response.body.as_str()), (200, ""));
     assert_eq!(response.header("content-type"), Some("application/grpc"));
     assert_eq!(response.header("grpc-status"), Some("10"));
@@ -230,13 +232,71 @@ async fn a_grpc_caller_gets_a_status_in_the_headers() {
     );
 }
 
+/// A caller chooses its headers, and must not choose the protocol by them: a refusal with the status
+/// 200 is not counted as one.
+#[tokio::test]
+async fn a_refusal_is_that_of_grpc_on_a_route_of_grpc_only() {
+    let locks = LockClient::in_memory();
+    let _guard = locks.exclusive("a").acquire().await.unwrap();
+    let layer = || {
+        let key = key::global("a").unwrap();
+        LockLayer::with_key(locks.clone(), key).no_wait()
+    };
+    let pay = || post(async || "paid").layer(layer());
+    let routed = Router::new()
+        .route("/orders/{id}", pay())
+        .route("/{tenant}/pay", pay())
+        .route("/orders/pay", pay())
+        .route("/Users/{id}", pay())
+        .route("/v1.0/pay", pay())
+        .route("/files/{*rest}", pay())
+        .route("/shop.Orders/{*rest}", pay())
+        .route("/Greeter/{*rest}", pay())
+        .nest("/grpc", Router::new().route("/shop.Orders/{*rest}", pay()));
+    let around = Router::new().fallback_service(layer().layer(Router::new()));
+    let headers = |request: request::Builder| {
+        let request = request.header(GRPC.0, GRPC.1).header("te", "trailers");
+        request.body(Body::empty()).unwrap()
+    };
+    for (app, path, is_grpc) in [
+        (&routed, "/orders/7", false),
+        (&routed, "/shop.Tenant/pay", false),
+        (&routed, "/orders/pay", false),
+        (&routed, "/Users/me", false),
+        (&routed, "/v1.0/pay", false),
+        (&routed, "/files/shop.Orders/Pay", false),
+        (&routed, "/shop.Orders/Pay", true),
+        (&routed, "/Greeter/Greet", true),
+        (&routed, "/grpc/shop.Orders/Pay", true),
+        (&around, "/shop.Orders/Pay", true),
+        (&around, "/Greeter/Greet", true),
+        (&around, "/orders/pay", false),
+        (&around, "/Users/7", false),
+        (&around, "/api/shop.Orders/Pay", false),
+        (&around, "/", false),
+    ] {
+        let request = headers(Request::post(path).version(Version::HTTP_2));
+        let response = app.clone().oneshot(request).await.unwrap();
+        let status = if is_grpc { 200 } else { 409 };
+        assert_eq!(response.status(), status, "{path}");
+        assert_eq!(response.headers().contains_key("grpc-status"), is_grpc);
+        for request in [
+            Request::post(path),
+            Request::put(path).version(Version::HTTP_2),
+        ] {
+            let response = around.clone().oneshot(headers(request)).await.unwrap();
+            assert_eq!(response.status(), 409, "{path}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;
     let deadline = ("grpc-timeout", "50m");
-    let response = server.post_with("/orders/7", &[GRPC[0], deadline]).await;
+    let response = server.grpc("/shop.Orders/7", &[deadline]).await;
     assert_eq!(
         response.header("grpc-status"),
         Some("4"),
@@ -246,7 +306,7 @@ async fn a_grpc_caller_waits_no_longer_than_its_own_deadline() {
     // A longer deadline has no effect, and neither has `grpc-timeout` without gRPC.
     let server = serve(orders(&locks).wait(Duration::from_millis(20))).await;
     let response = server
-        .post_with("/orders/7", &[GRPC[0], ("grpc-timeout", "1M")])
+        .grpc("/shop.Orders/7", &[("grpc-timeout", "1M")])
         .await;
     assert_eq!(response.header("grpc-status"), Some("10"));
     let response = server
@@ -260,15 +320,16 @@ async fn a_grpc_caller_is_answered_before_its_deadline() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let app = Router::new().route(
-        "/orders/{id}",
+        "/shop.Orders/{id}",
         post(async || "paid").layer(orders(&locks).wait(Duration::from_secs(60))),
     );
     for (text, deadline) in [
         ("1S", Duration::from_secs(1)),
         ("10m", Duration::from_millis(10)),
     ] {
-        let request = Request::post("/orders/7")
-            .header(GRPC[0].0, GRPC[0].1)
+        let request = Request::post("/shop.Orders/7")
+            .version(Version::HTTP_2)
+            .header(GRPC.0, GRPC.1)
             .header("grpc-timeout", text);
         let answer = app.clone().oneshot(request.body(Body::empty()).unwrap());
         let response = tokio::time::timeout(deadline, answer)
@@ -297,17 +358,17 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     let app = Router::new()
         .route("/orders/{id}", handler.clone().layer(layer.clone()))
         .route(
-            "/open/{id}",
+            "/shop.Open/{id}",
             handler.clone().layer(layer.clone().fail_open()),
         )
         .route("/both/{id}", handler.layer((outer, layer.fail_open())));
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let server = Server::start(app).await;
-    assert_eq!(server.post("/open/1").await.body, "locked");
+    assert_eq!(server.post("/shop.Open/1").await.body, "locked");
     let guard = locks.exclusive("order:2").acquire().await.unwrap();
     assert_eq!(
-        server.post("/open/2").await.problem(),
+        server.post("/shop.Open/2").await.problem(),
         "wait_timeout",
         "a held lock is not an outage"
     );
@@ -316,9 +377,7 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
     // A slow store is not an outage, however short the deadline of the caller.
     let held = locks.exclusive("order:4").acquire().await.unwrap();
     redis.command(&["CLIENT", "PAUSE", "200", "ALL"]).await;
-    let response = server
-        .post_with("/open/4", &[GRPC[0], ("grpc-timeout", "1n")])
-        .await;
+    let response = server.grpc("/shop.Open/4", &[("grpc-timeout", "1n")]).await;
     assert_eq!(
         (response.body.as_str(), response.header("grpc-status")),
         ("", Some("4"))
@@ -332,7 +391,7 @@ async fn a_store_out_of_reach_refuses_unless_the_layer_fails_open() {
         (503, "unavailable")
     );
     for _ in 0..2 {
-        assert_eq!(server.post("/open/3").await.body, "not locked");
+        assert_eq!(server.post("/shop.Open/3").await.body, "not locked");
     }
     // The handler does not see the lock of an outer layer instead.
     assert_eq!(server.post("/both/3").await.body, "not locked");

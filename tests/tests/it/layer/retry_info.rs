@@ -14,10 +14,9 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::server::{Response, Server};
 
-const GRPC: (&str, &str) = ("content-type", "application/grpc");
-
 async fn serve(layer: LockLayer) -> Server {
-    Server::start(Router::new().route("/orders/{id}", post(async || "paid").layer(layer))).await
+    Server::start(Router::new().route("/shop.Orders/{id}", post(async || "paid").layer(layer)))
+        .await
 }
 
 fn orders(locks: &LockClient) -> LockLayer {
@@ -55,7 +54,7 @@ async fn a_refusal_says_when_to_try_again() {
         (waits, second),
         (often, second / 4),
     ] {
-        let response = serve(layer).await.post_with("/orders/7", &[GRPC]).await;
+        let response = serve(layer).await.grpc("/shop.Orders/7", &[]).await;
         let status = status(&response);
         assert_eq!(
             (status.code(), delay(&status)),
@@ -70,7 +69,7 @@ async fn a_refusal_says_when_to_try_again() {
     }
     // The delay is at most the remaining lease of the holder.
     let seldom = serve(orders(&locks).retry_after(Duration::from_secs(60))).await;
-    let after = delay(&status(&seldom.post_with("/orders/7", &[GRPC]).await)).unwrap();
+    let after = delay(&status(&seldom.grpc("/shop.Orders/7", &[]).await)).unwrap();
     assert!(after > second && after <= second * 5, "{after:?}");
 }
 
@@ -81,7 +80,7 @@ async fn a_full_line_may_be_tried_again() {
         .build_in_memory()
         .unwrap();
     let server = serve(orders(&full).wait(Duration::from_secs(10))).await;
-    let status = status(&server.post_with("/orders/7", &[GRPC]).await);
+    let status = status(&server.grpc("/shop.Orders/7", &[]).await);
     assert_eq!(
         (status.code(), delay(&status)),
         (Code::ResourceExhausted, Some(Duration::from_secs(1)))
@@ -95,7 +94,7 @@ async fn nobody_is_invited_whose_call_is_over() {
     let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;
     let late = status(
         &server
-            .post_with("/orders/7", &[GRPC, ("grpc-timeout", "50m")])
+            .grpc("/shop.Orders/7", &[("grpc-timeout", "50m")])
             .await,
     );
     assert_eq!(
@@ -113,15 +112,16 @@ async fn nobody_is_invited_whose_call_is_over() {
         std::future::pending::<()>().await
     });
     let server =
-        Server::start(Router::new().route("/orders/{id}", handler.layer(orders(&locks)))).await;
-    let lost = status(&server.post_with("/orders/8", &[GRPC]).await);
+        Server::start(Router::new().route("/shop.Orders/{id}", handler.layer(orders(&locks))))
+            .await;
+    let lost = status(&server.grpc("/shop.Orders/8", &[]).await);
     assert_eq!(
         (lost.code(), lost.details()),
         (Code::Aborted, [].as_slice())
     );
 
     locks.shutdown().await;
-    let ended = status(&server.post_with("/orders/8", &[GRPC]).await);
+    let ended = status(&server.grpc("/shop.Orders/8", &[]).await);
     assert_eq!(
         (ended.code(), ended.details()),
         (Code::Unavailable, [].as_slice())

@@ -50,6 +50,23 @@ impl Server {
         self.post_with(path, &[]).await
     }
 
+    /// Sends a gRPC call without a message.
+    pub(super) async fn grpc(&self, path: &str, headers: &[(&str, &str)]) -> Response {
+        let client = reqwest::Client::builder().no_proxy();
+        let client = client.http2_prior_knowledge().build().unwrap();
+        let call = client.post(self.url(path));
+        let call = call.header("content-type", "application/grpc+proto");
+        let call = headers
+            .iter()
+            .fold(call, |call, (name, value)| call.header(*name, *value));
+        let response = call.send().await.unwrap();
+        Response {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            body: response.text().await.unwrap(),
+        }
+    }
+
     pub(super) async fn post_with(&self, path: &str, headers: &[(&str, &str)]) -> Response {
         self.send("POST", path, headers)
             .await

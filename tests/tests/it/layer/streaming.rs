@@ -81,13 +81,13 @@ fn streaming(locks: &LockClient, hold: HoldUntil) -> (Router, mpsc::UnboundedRec
         response
     };
     (
-        Router::new().route("/orders/{id}", post(handler).layer(layer(locks, hold))),
+        Router::new().route("/shop.Orders/{id}", post(handler).layer(layer(locks, hold))),
         receiver,
     )
 }
 
 fn request() -> Request<Body> {
-    Request::post("/orders/7").body(Body::empty()).unwrap()
+    Request::post("/shop.Orders/7").body(Body::empty()).unwrap()
 }
 
 async fn next(body: &mut Body) -> Option<Result<Frame<Bytes>, axum::Error>> {
@@ -150,7 +150,7 @@ async fn a_whole_body_is_sent_when_the_lock_is_free() {
     for text in ["paid", ""] {
         let route = post(async move || text).layer(layer(&locks, HoldUntil::Body));
         let response = Router::new()
-            .route("/orders/{id}", route)
+            .route("/shop.Orders/{id}", route)
             .oneshot(request())
             .await
             .unwrap();
@@ -188,7 +188,7 @@ async fn a_body_that_is_dropped_gives_its_lock_back() {
     let locks = LockClient::in_memory();
     let (app, mut entered) = streaming(&locks, HoldUntil::Body);
     let server = Server::start(app).await;
-    let sent = server.send("POST", "/orders/7", &[]).await;
+    let sent = server.send("POST", "/shop.Orders/7", &[]).await;
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
     drop(sent);
@@ -216,7 +216,7 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
     assert!(frames.is_closed(), "the inner body is dropped");
 
     let server = Server::start(app).await;
-    let sent = server.send("POST", "/orders/7", &[]).await;
+    let sent = server.send("POST", "/shop.Orders/7", &[]).await;
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
     locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
@@ -281,7 +281,7 @@ async fn a_caller_who_only_says_that_it_speaks_grpc_gets_no_clean_end() {
     let locks = LockClient::in_memory();
     let handler = async || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let app: Router = Router::new().route(
-        "/orders/{id}",
+        "/shop.Orders/{id}",
         post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app
@@ -307,7 +307,7 @@ async fn a_loss_in_the_last_moment_is_no_clean_end() {
         Body::from_stream(body.filter_map(async |_| None::<Result<Bytes, Infallible>>))
     };
     let app: Router = Router::new().route(
-        "/orders/{id}",
+        "/shop.Orders/{id}",
         post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
@@ -327,7 +327,7 @@ async fn an_error_of_the_body_is_passed_on_and_frees_the_lock() {
             .into_response()
     };
     let app: Router = Router::new().route(
-        "/orders/{id}",
+        "/shop.Orders/{id}",
         post(handler).layer(layer(&locks, HoldUntil::Body)),
     );
     let mut body = app.oneshot(request()).await.unwrap().into_body();
@@ -368,7 +368,11 @@ fn slow(
         DetachLayer::new(),
         layer(locks, HoldUntil::Response).wait(PROMPTLY),
     ));
-    (Router::new().route("/orders/{id}", route), entries, ends)
+    (
+        Router::new().route("/shop.Orders/{id}", route),
+        entries,
+        ends,
+    )
 }
 
 #[tokio::test]
@@ -377,7 +381,7 @@ async fn layer_detached_finishes_under_its_lock_without_its_caller() {
     let (app, mut entries, mut ends) = slow(&locks);
     let (app, mut arrivals) = watched(app);
     let server = Server::start(app).await;
-    let sent = server.send("POST", "/orders/7", &[]).await;
+    let sent = server.send("POST", "/shop.Orders/7", &[]).await;
     let (_, go_on) = entries.recv().await.unwrap();
     drop(sent);
     assert!(
@@ -407,7 +411,7 @@ async fn a_panic_of_a_detached_handler_is_the_callers() {
     let locks = LockClient::in_memory();
     let handler = async |lock: HeldLock| assert!(lock.is_lost(), "as the test wants it");
     let route = post(handler).layer((DetachLayer::new(), layer(&locks, HoldUntil::Response)));
-    let app: Router = Router::new().route("/orders/{id}", route);
+    let app: Router = Router::new().route("/shop.Orders/{id}", route);
     let panic = tokio::spawn(app.oneshot(request()))
         .await
         .unwrap_err()

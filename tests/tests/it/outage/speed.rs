@@ -4,7 +4,7 @@
 //! figures of twelve restarts.
 
 use axum::{Router, body::Body, routing::post};
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, Version};
 use lock_runtime::LockClient;
 use lock_tests::RedisServer;
 use lock_tower::LockLayer;
@@ -89,11 +89,15 @@ async fn a_layer_that_fails_open_serves_at_once() {
         let waits = LockLayer::new(locks.clone(), "order:{id}")
             .unwrap()
             .fail_open();
-        let app = Router::new().route("/{id}", post(async || "served").layer(waits.wait(LONG)));
+        let app = Router::new().route(
+            "/shop.Orders/{id}",
+            post(async || "served").layer(waits.wait(LONG)),
+        );
         server.stop();
         let serve = async |timeout: &str| {
             let begun = Instant::now();
-            let request = Request::post("/1").header("content-type", "application/grpc");
+            let request = Request::post("/shop.Orders/1").version(Version::HTTP_2);
+            let request = request.header("content-type", "application/grpc");
             let request = request.header("grpc-timeout", timeout);
             let request = request.body(Body::empty()).unwrap();
             let response = app.clone().oneshot(request).await.unwrap();

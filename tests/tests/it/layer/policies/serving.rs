@@ -22,7 +22,6 @@ use crate::layer::server::{Response, Server};
 
 /// Longer than any of these tests takes, and shorter than the default lease.
 const PROMPTLY: Duration = Duration::from_secs(10);
-const GRPC: &[(&str, &str)] = &[("content-type", "application/grpc")];
 
 /// Responds with the key of the lock of the request.
 async fn named(lock: Option<HeldLock>) -> String {
@@ -56,6 +55,7 @@ async fn a_refusal_has_the_status_of_its_policy() {
         "/locked/{id}" = { status = { busy = 423 } }
         "/many/{id}" = { status = { busy = 429, bad_request = 422 }, retry_after = "7s" }
         "/tenant/{id}" = { key = "{header.x-tenant}", status = { bad_request = 422 } }
+        "/shop.Orders/Pay" = { key = "order:7", global = true, status = { busy = 423 } }
     "#;
     let server = serve(&locks, text).await;
     let _held = locks.exclusive("order:7").acquire().await.unwrap();
@@ -73,13 +73,13 @@ async fn a_refusal_has_the_status_of_its_policy() {
             (title(&response).as_str(), response.header("retry-after")),
             (phrase, Some(after))
         );
-        // The status of a gRPC response does not change.
-        let response = server.post_with(path, GRPC).await;
-        assert_eq!(
-            (response.status, response.header("grpc-status")),
-            (200, Some("10"))
-        );
     }
+    // The status of a gRPC response does not change.
+    let response = server.grpc("/shop.Orders/Pay", &[]).await;
+    assert_eq!(
+        (response.status, response.header("grpc-status")),
+        (200, Some("10"))
+    );
     // The policy applies even if the request lacks a part of its key.
     let response = server.post("/tenant/7").await;
     assert_eq!(
@@ -372,30 +372,24 @@ async fn a_method_of_grpc_has_its_policy() {
         .route("/shop.Inventory/{method}", any(named))
         .layer(layer(&locks, text));
     let server = Server::start(app).await;
-    let item = [GRPC[0], ("x-item", "42")];
+    let item = [("x-item", "42")];
     assert_eq!(
-        server
-            .post_with("/shop.Inventory/Reserve", &item)
-            .await
-            .body,
+        server.grpc("/shop.Inventory/Reserve", &item).await.body,
         "item:42"
     );
     assert_eq!(
-        server.post_with("/shop.Inventory/Release", GRPC).await.body,
+        server.grpc("/shop.Inventory/Release", &[]).await.body,
         "shop.Inventory:Release"
     );
-    assert_eq!(
-        server.post_with("/shop.Inventory/Watch", GRPC).await.body,
-        "none"
-    );
-    let response = server.post_with("/shop.Inventory/Reserve", GRPC).await;
+    assert_eq!(server.grpc("/shop.Inventory/Watch", &[]).await.body, "none");
+    let response = server.grpc("/shop.Inventory/Reserve", &[]).await;
     assert_eq!(
         (response.status, response.header("grpc-status")),
         (200, Some("3")),
         "INVALID_ARGUMENT"
     );
     let _held = locks.exclusive("item:42").acquire().await.unwrap();
-    let response = server.post_with("/shop.Inventory/Reserve", &item).await;
+    let response = server.grpc("/shop.Inventory/Reserve", &item).await;
     assert_eq!(
         (response.status, response.header("grpc-status")),
         (200, Some("10")),
@@ -495,4 +489,48 @@ async fn policy_file_locks_a_path_however_it_is_written() {
             .unwrap();
         assert_eq!(response.header("x-lock"), Some("order:7"));
     }
+}
+
+/// Also where no route of the file matches: a nested service may serve the path by another one.
+#[tokio::test]
+async fn policy_file_refuses_empty_segments_unless_they_are_allowed() {
+    let text = r#"
+        [routes]
+        "/files/{*rest}" = { key = "file:{rest}" }
+        "/health" = { skip = true }
+    "#;
+    let locks = LockClient::in_memory();
+    let policies = LockPolicies::from_toml_str(text).unwrap();
+    let serve = async |policies| {
+        let layer = PolicyLayer::new(locks.clone(), policies);
+        Server::start(Router::new().fallback(named).layer(layer)).await
+    };
+    let (strict, lenient) = (
+        serve(policies.clone()).await,
+        serve(policies.clone().allow_empty_segments()).await,
+    );
+    for (path, body) in [
+        ("/files//a", "file:%2Fa"),
+        ("/files/a//", "file:a%2F%2F"),
+        ("/nowhere//", "none"),
+        ("//health", "none"),
+        ("//", "none"),
+        ("http://test//files/a", "none"),
+    ] {
+        let response = strict.post(path).await;
+        assert_eq!(
+            (response.status, &*response.problem()),
+            (400, "bad_request"),
+            "{path}"
+        );
+        assert_eq!(lenient.post(path).await.body, body, "{path}");
+    }
+    for path in ["/files/a", "/files/a/", "/nowhere/", "/", "/health?to=//"] {
+        assert_eq!(strict.post(path).await.status, 200, "{path}");
+    }
+    // The policies themselves are shared.
+    policies
+        .replace("[routes.'/a']\nkey = '{header.x}'")
+        .unwrap();
+    assert_eq!(lenient.post("/files//a").await.body, "none");
 }
