@@ -128,16 +128,17 @@ impl Provider {
     /// # Errors
     /// `Unavailable`, with the error of the application.
     pub(crate) async fn credentials(&self) -> Result<Credentials, StoreError> {
-        let call = {
+        // The earlier call, a future of the application, is dropped without the mutex.
+        let (call, _earlier) = {
             let mut latest = lock(&self.0.call);
             match &*latest {
                 Some((call, since)) if call.peek().is_none() && since.elapsed() < LONGEST => {
-                    call.clone()
+                    (call.clone(), None)
                 }
                 _ => {
                     let call = self.call();
-                    *latest = Some((call.clone(), Instant::now()));
-                    call
+                    let earlier = latest.replace((call.clone(), Instant::now()));
+                    (call, earlier)
                 }
             }
         };

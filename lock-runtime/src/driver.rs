@@ -70,7 +70,7 @@ pub(crate) fn start(core: &Arc<Core>) {
 pub(crate) async fn relieve(core: Arc<Core>) {
     let makes_calls = core.store.serves_any_runtime();
     let overdue = core.visit(|state, cx| state.session.take_overdue(makes_calls, cx));
-    if overdue.is_driver_late {
+    if overdue.is_driver_late && core.with_state(|state| state.driver_runs) {
         log::summarise("blocked", "blocked", None, || {
             move |left_out| {
                 tracing::warn!(

@@ -103,7 +103,9 @@ pub(crate) fn watch(core: &Arc<Core>) {
     match started {
         Ok(()) => keeper.thread = Some(notified),
         Err(error) => {
+            let clients = std::mem::take(&mut keeper.clients);
             drop(keeper);
+            forget(clients);
             log::summarise("no keeper", "keeper", None, || {
                 move |left_out| {
                     tracing::warn!(left_out, %error, "cannot start the thread that renews locks while tasks block their runtime");
@@ -118,13 +120,26 @@ fn start(notified: Arc<Notify>) -> std::io::Result<()> {
     let thread = thread::Builder::new().name("lock-keeper".into());
     thread.spawn(move || {
         IS_KEEPER.set(true);
-        let ended = OnDrop::new(|| lock(&KEEPER).thread = None);
+        let ended = OnDrop::new(|| {
+            let mut keeper = lock(&KEEPER);
+            keeper.thread = None;
+            let clients = std::mem::take(&mut keeper.clients);
+            drop(keeper);
+            forget(clients);
+        });
         run(&runtime, &notified);
         ended.disarm();
         // Connections end without a wait for calls in flight.
         runtime.shutdown_background();
     })?;
     Ok(())
+}
+
+/// Lets the clients ask for a keeper again with the next lock, as there is none.
+fn forget(clients: Vec<Weak<Core>>) {
+    for core in clients.iter().filter_map(Weak::upgrade) {
+        core.with_state(|state| state.session.is_forgotten());
+    }
 }
 
 fn run(runtime: &Runtime, notified: &Notify) {
@@ -162,6 +177,8 @@ fn run(runtime: &Runtime, notified: &Notify) {
             return;
         }
         drop(keeper);
+        // Also before the pause: a client that the application drops ends.
+        drop(looked_at);
         let next = next.unwrap_or(now + IDLE);
         // Meanwhile the calls that were late are made.
         let _ = runtime.block_on(async { timeout_at(next, notified.notified()).await });

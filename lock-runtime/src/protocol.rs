@@ -269,6 +269,8 @@ pub(crate) struct Session {
     jobs: Schedule<Job>,
     /// The latest time at which the store may have lost data.
     data_lost_at: Option<Instant>,
+    /// Whether the driver had room for more background calls when it checked last.
+    has_room: bool,
     /// When the keeper looks at this client. `None` if it does not.
     look_at: Option<Instant>,
     closed: bool,
@@ -278,6 +280,7 @@ impl Session {
     pub(crate) fn new(limits: WaiterLimits) -> Self {
         Self {
             limits,
+            has_room: true,
             ..Self::default()
         }
     }
@@ -348,13 +351,15 @@ impl Session {
     /// Returns the time of the driver's next check, or `None` if nothing is planned. Without room
     /// for more jobs, the driver checks them when one ends.
     pub(crate) fn check_at(&mut self, has_room: bool) -> Option<Instant> {
+        self.has_room = has_room;
         let jobs = self.jobs.check_at().filter(|_| has_room);
         self.leases.check_at().into_iter().chain(jobs).min()
     }
 
     /// Returns whether the driver has work, now or later.
     pub(crate) fn needs_driver(&self) -> bool {
-        !(self.held.is_empty() && self.is_drained())
+        let is_idle = self.held.is_empty() && self.abandonments.is_empty();
+        !(is_idle && self.background_releases().next().is_none())
     }
 
     /// Records that the driver has ended, and with it the calls in flight.
@@ -379,9 +384,10 @@ impl Session {
         self.acquisitions.is_empty()
     }
 
-    /// Returns whether no background call is left.
+    /// Returns whether no background call is left that the store has never confirmed.
     pub(crate) fn is_drained(&self) -> bool {
-        self.abandonments.is_empty() && self.background_releases().next().is_none()
+        let mut endings = self.abandonments.values();
+        endings.all(Abandonment::is_repeated) && self.background_releases().next().is_none()
     }
 }
 

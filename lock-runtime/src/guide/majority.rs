@@ -62,7 +62,7 @@
 //! would vote too early for the clients with longer leases. Each server keeps the settings of its
 //! clients under `f:<namespace>:settings`, such as `30000 ms, server 1 of 3`. A client with other
 //! settings is refused as `InvalidSpec` when it connects, and the clients that run are not
-//! affected. A server that does not vote yet accepts new settings.
+//! affected.
 //!
 //! To change them:
 //!

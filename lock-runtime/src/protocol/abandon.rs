@@ -4,7 +4,7 @@
 use std::{mem, time::Duration};
 
 use super::{
-    AbandonId, Cx, Job, Mutation, Note, Session,
+    ASK_WITHIN, AbandonId, Cx, Job, Mutation, Note, Session,
     keeping::LATE,
     message::{Answer, Call, Request},
 };
@@ -78,6 +78,8 @@ pub(crate) struct Abandonment {
     give_up_at: Instant,
     pause: Duration,
     timeout: Duration,
+    /// The store had confirmed the ending before it may have lost data.
+    is_repeated: bool,
     /// When the next call is due. `None` while a call is in flight.
     due: Option<Instant>,
     sent: Instant,
@@ -111,9 +113,23 @@ impl Abandonment {
             give_up_at: straggler_until.unwrap_or(now) + lease,
             pause: FIRST_PAUSE,
             timeout,
+            is_repeated: false,
             due: Some(now),
             sent: now,
         }
+    }
+
+    /// Ends the hold again at `at`, as the store may have forgotten that it has ended.
+    pub(crate) fn again(self, at: Instant) -> Self {
+        Self {
+            is_repeated: true,
+            due: Some(at),
+            ..self
+        }
+    }
+
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.is_repeated
     }
 
     /// Ends other holds, one after the other, once this one has ended.
@@ -243,8 +259,27 @@ impl Session {
     ) {
         let timeout = call_timeout(DEFAULT_LEASE);
         let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
-        let id = self.abandonments.insert(abandonment.then(afterwards));
-        self.plan_job(cx.now, Job::Abandon(id), cx);
+        self.add(abandonment.then(afterwards), cx.now, cx);
+    }
+
+    /// Ends a hold again within [`ASK_WITHIN`], so that not all clients do so at once.
+    pub(super) fn end_once_more(&mut self, ending: Ending, lease: Duration, cx: &mut Cx<'_>) {
+        let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
+        let timeout = call_timeout(DEFAULT_LEASE);
+        let abandonment = Abandonment::new(ending, lease, None, timeout, cx.now);
+        self.add(abandonment.again(at), at, cx);
+    }
+
+    fn add(&mut self, abandonment: Abandonment, at: Instant, cx: &mut Cx<'_>) {
+        let id = self.abandonments.insert(abandonment);
+        self.plan_job(at, Job::Abandon(id), cx);
+    }
+
+    /// Gives an abandonment whose call is sent again another number: a late answer to the earlier
+    /// call must not count for the next ending.
+    pub(super) fn sent_again(&mut self, id: AbandonId) -> Option<AbandonId> {
+        let abandonment = self.abandonments.remove(id)?;
+        Some(self.abandonments.insert(abandonment))
     }
 
     pub(super) fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
@@ -253,7 +288,7 @@ impl Session {
         };
         let ending = abandonment.ending.clone();
         let (sent, until) = (abandonment.sent, abandonment.give_up_at);
-        let is_release = abandonment.is_release();
+        let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {
             Some(at) => self.plan_job(at, Job::Abandon(id), cx),
@@ -265,6 +300,7 @@ impl Session {
         }
         match latest {
             Latest::Unconfirmed => return,
+            _ if is_repeated => {}
             Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
             Latest::Confirmed => {}
             Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),

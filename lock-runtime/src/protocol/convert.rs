@@ -66,13 +66,16 @@ impl Session {
         let Some(Conversion { writer, sent }) = self.conversions.get(id) else {
             return Err(ConvertError::Lost(Loss::Taken));
         };
+        if let Some(loss) = writer.loss {
+            self.convert_dropped(id, cx);
+            return Err(ConvertError::Lost(loss));
+        }
         let mut terms = writer.terms;
         // The limits of the writer continue for the reader; they do not start again.
         let held_for = sent.saturating_duration_since(writer.lease.since());
         terms.mode = Mode::Shared;
         terms.max_hold = (terms.max_hold).map(|limit| limit.saturating_sub(held_for));
         let error = match answer {
-            Ok(_) if let Some(loss) = writer.loss => ConvertError::Lost(loss),
             Ok(Reply::Convert(ConvertReply::Converted(grant))) => {
                 let ttl = grant.ttl.min(writer.longest_lease);
                 let lease = Lease::granted(terms.lease, terms.renew, *sent, ttl, cx.fraction());

@@ -37,7 +37,7 @@ impl Session {
         for it in std::mem::take(&mut self.ended.0) {
             let left = it.until.saturating_duration_since(cx.now);
             if !left.is_zero() {
-                self.end(it.ending, left, None, None, cx);
+                self.end_once_more(it.ending, left, cx);
             }
         }
     }

@@ -57,7 +57,8 @@ impl Session {
         }
         let held = self.held.values().filter(|held| held.loss.is_none());
         let leases = held.map(|held| (held.lease.late_at(), held.lease.length()));
-        let jobs = self.jobs.first().map(|at| (at + LATE, LATE));
+        let jobs = self.jobs.first().filter(|_| self.has_room);
+        let jobs = jobs.map(|at| (at + LATE, LATE));
         let stuck = self.abandonments.values().any(|it| it.is_stuck(now));
         let stuck = stuck.then_some((now, LATE));
         let (mut next, mut pause, mut is_late) = (now + LONGEST_PAUSE, LONGEST_PAUSE, false);
@@ -79,6 +80,17 @@ impl Session {
         }
     }
 
+    /// Returns when a background call was due that is late at `now`. With as many in flight as it
+    /// may have, the driver has to leave the others.
+    fn jobs_late_by(&self, now: Instant) -> Option<Instant> {
+        now.checked_sub(LATE).filter(|_| self.has_room)
+    }
+
+    /// Forgets that the keeper looks at this client, whose thread is gone.
+    pub(crate) fn is_forgotten(&mut self) {
+        self.look_at = None;
+    }
+
     /// Takes over the work that is late. If the keeper `calls` no store, it notices losses only.
     pub(crate) fn take_overdue(&mut self, calls: bool, cx: &mut Cx<'_>) -> Overdue {
         let mut overdue = Overdue::default();
@@ -98,13 +110,15 @@ impl Session {
         if !calls {
             return overdue;
         }
-        for (id, it) in &mut self.abandonments {
-            if it.is_stuck(cx.now) {
-                it.interrupted(cx.now);
-                overdue.jobs.push((Job::Abandon(id), it.call(cx.now)));
+        let stuck = self.abandonments.iter();
+        let stuck = stuck.filter(|(_, it)| it.is_stuck(cx.now));
+        for id in stuck.map(|(id, _)| id).collect::<Vec<_>>() {
+            if let Some(id) = self.sent_again(id) {
+                let call = self.abandonments[id].call(cx.now);
+                overdue.jobs.push((Job::Abandon(id), call));
             }
         }
-        if let Some(until) = cx.now.checked_sub(LATE) {
+        if let Some(until) = self.jobs_late_by(cx.now) {
             let jobs = std::iter::from_fn(|| self.job_due_by(until, cx));
             overdue.jobs.extend(jobs.take(JOBS));
         }

@@ -341,10 +341,11 @@ impl Session {
     /// Plans again every background call whose answer will not arrive.
     pub(super) fn jobs_interrupted(&mut self, cx: &mut Cx<'_>) {
         self.jobs.unchecked();
-        for id in self.abandonments.keys().collect::<Vec<_>>() {
-            let abandonment = &mut self.abandonments[id];
-            if abandonment.due().is_none() {
-                abandonment.interrupted(cx.now);
+        let sent = self.abandonments.iter();
+        let sent = sent.filter(|(_, it)| it.due().is_none());
+        for id in sent.map(|(id, _)| id).collect::<Vec<_>>() {
+            if let Some(id) = self.sent_again(id) {
+                self.abandonments[id].interrupted(cx.now);
                 self.plan_job(cx.now, Job::Abandon(id), cx);
             }
         }

@@ -1141,6 +1141,41 @@ fn silent() -> StoreError {
 
 /// `min_hold` counts from the grant, and not from the release that reaches the store.
 #[test]
+fn a_late_answer_to_a_call_that_was_repeated_ends_nothing_else() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    bench.behind(&WRITER);
+    let held = bench.is_granted(holder, 5);
+    let (release, next) = bench.hands_back(held);
+    bench.input(|session, cx| session.release_dropped(release, cx));
+    let (first, _) = bench.due_job().unwrap();
+    // The driver's task does not run, and the keeper sends the call again.
+    bench.now += Duration::from_secs(2);
+    let overdue = bench.input(|session, cx| session.take_overdue(true, cx));
+    let [(second, _)] = &overdue.jobs[..] else {
+        panic!("{:?}", overdue.jobs)
+    };
+    let released = || Ok(Reply::Release(ReleaseReply::Released));
+    bench.job_reply(*second, released());
+    bench.job_reply(first, released());
+    assert_eq!(bench.endings(), [Ended::Abandoned(next)]);
+}
+
+#[test]
+fn endings_are_repeated_at_different_times_and_keep_no_client() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    let token = bench.token_of(held);
+    let (release, _) = bench.releases(held).unwrap();
+    bench.release_reply(release, ReleaseReply::Released);
+    bench.event(&StoreEvent::Disconnected);
+    assert!(bench.session.is_drained() && bench.session.needs_driver());
+    assert_eq!(bench.endings(), []);
+    bench.now += ASK_WITHIN;
+    assert_eq!(bench.endings(), [Ended::Released(token)]);
+}
+
+#[test]
 fn a_repeated_release_reserves_what_is_left_of_min_hold() {
     let min_hold = LEASE / 2;
     let mut bench = Bench::new();

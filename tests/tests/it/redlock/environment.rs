@@ -450,6 +450,9 @@ async fn clients_with_other_settings_are_refused_at_the_start() {
         let request = locks.exclusive("a").lease(LONGEST_LEASE / 2);
         request.wait(LONG).acquire()
     };
+    // Also while the servers do not vote yet, as the first client would not learn of it.
+    let error = connect(in_order, LONGEST_LEASE * 2).await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec, "{error}");
     let guard = request(&locks).await.unwrap();
 
     // Both longer and shorter: one of the two would be too short for the other's leases.

@@ -1,7 +1,7 @@
 -- The marker of a server's data: the time at which it was written, by the server's clock
 -- (microseconds), and a name. It is written if it is missing: the server is then new here, or has
--- lost its data. Also the settings that all clients share: those of the first client, or of the
--- latest one that came while no server with these data can have voted.
+-- lost its data. Also the settings that all clients share: those of the first client. They are not
+-- replaced, as a client that has found them may be connected still.
 -- KEYS: marker, settings. ARGV: a name; the settings, which begin with the longest lease (ms).
 -- Returns {'marked', server time, marker, microseconds since it was written, settings}
 local marker, settings = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2])
@@ -11,8 +11,7 @@ if not since or since > micros then
   marker = whole(micros) .. ' ' .. ARGV[1]
   redis.call('SET', KEYS[1], marker)
 end
-local longest = tonumber(string.match(settings or '0', '^(%d+)') or 0)
-if not settings or micros - since < longest * 1000 then
+if not settings then
   settings = ARGV[2]
   redis.call('SET', KEYS[2], settings)
 end

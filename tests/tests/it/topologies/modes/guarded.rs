@@ -88,7 +88,7 @@ impl Guarded {
             if outlasts {
                 // The store reports no end of a transaction, so that its waiters try again later.
                 let name = "a transaction outlasts the lease".to_owned();
-                self.faults.ended(name, at + validity, false);
+                self.faults.ended(name, nanos().min(at + validity), false);
             }
             if let Some(at) = held_until {
                 (committed, outlasted) = (committed + 1, outlasted + u64::from(outlasts));
