@@ -164,7 +164,7 @@ impl Acquiring<'_> {
         };
         let entry = Entry::again(view)?;
         if entry.is_some() {
-            tracing::debug!(%key, "re-entered");
+            tracing::debug!(key = %key.shown(), "re-entered");
         }
         Ok(entry)
     }
@@ -206,7 +206,7 @@ impl Acquiring<'_> {
             }
         };
         entry.begun(self.attempt);
-        tracing::debug!(%key, fence = %entry.fence(), waited = ?self.since.elapsed(), "acquired");
+        tracing::debug!(key = %key.shown(), fence = %entry.fence(), waited = ?self.since.elapsed(), "acquired");
         Ok(entry)
     }
 
@@ -245,7 +245,7 @@ impl Acquiring<'_> {
         let entries = outcome.map_err(refused)?;
         for (key, entry) in keys.iter().zip(&entries) {
             entry.begun(self.attempt);
-            tracing::debug!(%key, fence = %entry.fence(), "acquired");
+            tracing::debug!(key = %key.shown(), fence = %entry.fence(), "acquired");
         }
         Ok(entries)
     }
@@ -299,7 +299,7 @@ impl Acquiring<'_> {
     /// The error of a request whose wait has ended.
     fn timed_out(&self, key: &LockKey, last: Refusal) -> LockError {
         let waited = self.since.elapsed();
-        tracing::debug!(%key, ?waited, "wait timed out");
+        tracing::debug!(key = %key.shown(), ?waited, "wait timed out");
         let (holder_ttl, hint) = match last {
             Refusal::None => (None, ""),
             Refusal::Busy(None) => (

@@ -353,28 +353,34 @@ impl State {
 
 fn write(note: Note, name: Option<&str>) {
     match note {
-        Note::Behind(key) => tracing::debug!(%key, "waiting behind others in this process"),
+        Note::Behind(key) => {
+            tracing::debug!(key = %key.shown(), "waiting behind others in this process")
+        }
         Note::Queued(key, holder_ttl) => {
-            tracing::debug!(%key, ?holder_ttl, in_line = true, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = true, "waiting for its holder");
         }
         Note::Waiting(key, holder_ttl) => {
-            tracing::debug!(%key, ?holder_ttl, in_line = false, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = false, "waiting for its holder");
         }
-        Note::Unavailable(key, error) => tracing::debug!(%key, %error, "waiting for the store"),
+        Note::Unavailable(key, error) => {
+            tracing::debug!(key = %key.shown(), %error, "waiting for the store")
+        }
         Note::HandedOff(key, fence) => {
-            tracing::debug!(%key, %fence, "handed off in this process");
+            tracing::debug!(key = %key.shown(), %fence, "handed off in this process");
         }
-        Note::Renewed(key, fence, ttl) => tracing::trace!(%key, %fence, ?ttl, "renewed"),
+        Note::Renewed(key, fence, ttl) => {
+            tracing::trace!(key = %key.shown(), %fence, ?ttl, "renewed")
+        }
         Note::Lost(key, fence, loss) => log_loss("lost", name, &key, fence, loss),
         Note::HeldLong(key, lease) => {
-            tracing::warn!(%key, ?lease, "held for ten leases; if its holder may hang, set `max_hold`");
+            tracing::warn!(key = %key.shown(), ?lease, "held for ten leases; if its holder may hang, set `max_hold`");
         }
-        Note::Released(key) => tracing::debug!(%key, "released"),
+        Note::Released(key) => tracing::debug!(key = %key.shown(), "released"),
         Note::GaveUp(hold, error) => {
             let code = LockErrorKind::from(error.kind()).code();
             log::summarise("gave up releasing", code, None, || {
                 move |left_out| {
-                    tracing::warn!(key = %hold.key, left_out, %error, "gave up releasing a lock; it ends with its lease");
+                    tracing::warn!(key = %hold.key.shown(), left_out, %error, "gave up releasing a lock; it ends with its lease");
                 }
             });
         }
@@ -392,7 +398,7 @@ pub(crate) fn log_loss(
 ) {
     log::summarise(message, LockErrorKind::Lost(loss).code(), name, || {
         let (key, name) = (key.clone(), name.map(str::to_owned));
-        move |left_out| tracing::warn!(name, %key, %fence, ?loss, left_out, "{message}")
+        move |left_out| tracing::warn!(name, key = %key.shown(), %fence, ?loss, left_out, "{message}")
     });
 }
 

@@ -281,7 +281,7 @@ impl From<StoreErrorKind> for LockErrorKind {
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(key) = &self.0.key {
-            write!(f, "lock {key}: ")?;
+            write!(f, "lock {}: ", key.shown())?;
         }
         f.write_str(&self.0.message)?;
         match &self.0.source {

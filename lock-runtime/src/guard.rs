@@ -154,7 +154,8 @@ impl LockGuard {
     }
 
     /// Extends the lease to at least `lease` from now (100 ms to 24 h), once. Renewals continue
-    /// as before and never shorten it.
+    /// as before and never shorten it at a store. Over several servers, a later renewal that one of
+    /// them misses may show less.
     ///
     /// Afterwards, [`validity`](Self::validity) is `lease` without the time of the call, of two
     /// calls on a store of records such as PostgreSQL, 1 % and 2 ms. It ends with `max_hold`.
@@ -299,7 +300,7 @@ impl Entry {
         }
         let reader = converted.map_err(refused)?;
         reader.begun(None);
-        tracing::debug!(%key, fence = %reader.fence, "downgraded");
+        tracing::debug!(key = %key.shown(), fence = %reader.fence, "downgraded");
         Ok(Self::first(reader, self.contended))
     }
 }

@@ -11,7 +11,10 @@ use std::{
 
 use arrayvec::ArrayString;
 
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    error::{LockError, LockErrorKind},
+    text,
+};
 
 /// The longest name of a lock, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -105,6 +108,14 @@ fn invalid(name: &str, complaint: &str) -> LockError {
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl LockKey {
+    /// The key for a line of a log or a message: quoted and escaped where it is not plain.
+    #[doc(hidden)]
+    pub fn shown(&self) -> text::InLine<'_> {
+        text::in_line(&self.0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Texts for operators, on terminals and on pages.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// Escapes control characters and those that are invisible or change the direction of the text:
 /// names come from other programs.
@@ -19,10 +19,56 @@ pub(crate) fn push_visible(c: char, shown: &mut String) {
     }
 }
 
+/// A name from outside in a line of a log or in a message.
+///
+/// It is as [`visible`] shows it, and quoted where it could be taken for several fields.
+pub fn in_line(name: &str) -> InLine<'_> {
+    InLine(name)
+}
+
+/// See [`in_line`].
+#[derive(Clone, Copy, Debug)]
+pub struct InLine<'a>(&'a str);
+
+impl fmt::Display for InLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(name) = self;
+        let is_plain = |c: char| !c.is_whitespace() && !matches!(c, '=' | '"' | '\\');
+        match name.chars().all(is_plain) {
+            true => f.write_str(&visible(name)),
+            false => {
+                let name = name.replace('\\', r"\\").replace('"', "\\\"");
+                write!(f, "\"{}\"", visible(&name))
+            }
+        }
+    }
+}
+
 /// Prints a duration to a tenth of a second below ten, and else to a second: `1.5s`, `2m 5s`.
 pub fn brief(duration: Duration) -> String {
     match duration.as_secs() {
         0..10 => format!("{:.1}s", duration.as_secs_f64()),
         seconds => humantime::format_duration(Duration::from_secs(seconds)).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_a_line_is_one_field() {
+        for (name, shown) in [
+            ("order:42", "order:42"),
+            ("größe", "größe"),
+            ("a\u{202e}b\u{2028}c", r"a\u{202e}b\u{2028}c"),
+            ("x fence=1", "\"x fence=1\""),
+            ("x=1", "\"x=1\""),
+            ("a\" fence=\"1", "\"a\\\" fence=\\\"1\""),
+            ("a\\", "\"a\\\\\""),
+            ("line\nline", r#""line\u{a}line""#),
+        ] {
+            assert_eq!(in_line(name).to_string(), shown);
+        }
     }
 }

@@ -80,7 +80,7 @@ impl LockGuard {
             let after = now.saturating_duration_since(at);
             move |left_out| {
                 let name = name.as_deref();
-                tracing::warn!(name, %key, %fence, ?loss, ?after, left_out, "{OUTLIVED}");
+                tracing::warn!(name, key = %key.shown(), %fence, ?loss, ?after, left_out, "{OUTLIVED}");
             }
         });
         self.on_lost().replaces_output(error, is_failure)

@@ -69,6 +69,11 @@ const VARIABLES: &[EnvVariable] = &[
         "outage after which requests fail at once: none",
         "2s",
     ),
+    variable(
+        "LOCK_CONFIRM_GRANTS",
+        "whether grants by message are confirmed: false",
+        "true",
+    ),
     variable("LOCK_MIN_REPLICAS", "replicas that have a grant: none", "1"),
     variable(
         "LOCK_REPLICA_TIMEOUT",
@@ -130,6 +135,7 @@ impl LockClient {
     /// | `LOCK_MAX_WAITERS` | waiting requests per key: 10000 | `100` |
     /// | `LOCK_MAX_WAITERS_IN_ALL` | waiting requests in all: 100000 | `5000` |
     /// | `LOCK_UNAVAILABLE_AFTER` | outage after which requests fail at once: none | `2s` |
+    /// | `LOCK_CONFIRM_GRANTS` | whether grants by message are confirmed: false | `true` |
     /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
     /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
     /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
@@ -243,6 +249,9 @@ impl Settings {
         }
         if let Some(after) = values.duration("LOCK_UNAVAILABLE_AFTER")? {
             builder = builder.unavailable_after(after);
+        }
+        if values.flag("LOCK_CONFIRM_GRANTS")? == Some(true) {
+            builder = builder.confirm_grants();
         }
         if let Some(identity) = values.0.get("LOCK_IDENTITY") {
             builder = builder.identity(identity);

@@ -190,7 +190,7 @@ fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), 
     match released {
         Ok(Released::Locally) => Ok(()),
         Ok(Released::AtStore) => {
-            tracing::debug!(%key, %fence, "released");
+            tracing::debug!(key = %key.shown(), %fence, "released");
             Ok(())
         }
         Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),

@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     hand_off::Heir,
-    message::{Grant, Hold, Token},
+    message::{Grant, Hold, MAX_PROPOSAL_SKEW, Token},
 };
-use crate::{key::LockKey, spec::LockKind, sync::lock};
+use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
 /// may be lost, duplicated or late.
@@ -59,6 +59,32 @@ pub enum StoreEvent {
     Reconnected,
 }
 
+impl StoreEvent {
+    /// Returns the event that a message announces at `micros` (microseconds since 1970) of the
+    /// store's clock. Other programs may be able to send messages, and a fencing token that is far
+    /// ahead of the clock would be the last one of its resource: a grant with such a token, or any
+    /// grant if the client `confirms` them, only makes the waiter poll.
+    pub(crate) fn announced(self, micros: u64, confirms: bool) -> Self {
+        match self {
+            Self::Granted { hold, grant, .. } if confirms || is_ahead(grant.fence, micros) => {
+                Self::FreeIn {
+                    kind: hold.mode.kind(),
+                    key: hold.key,
+                    ttl: Duration::ZERO,
+                }
+            }
+            event => event,
+        }
+    }
+}
+
+/// Returns whether a token is later than any grant can be at `micros` of the store's clock, unless
+/// that was set back.
+fn is_ahead(fence: FencingToken, micros: u64) -> bool {
+    let skew = MAX_PROPOSAL_SKEW.as_micros() as u64;
+    fence.number() > micros.saturating_add(skew)
+}
+
 /// A receiver of the events of a store.
 pub trait Listener: Send + Sync {
     /// Handles `event` and returns at once.
@@ -95,5 +121,42 @@ impl fmt::Debug for Listeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = lock(&self.0).len();
         f.debug_tuple("Listeners").field(&number).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Mode;
+
+    #[test]
+    fn a_message_grants_nothing_ahead_of_the_clock_or_to_a_client_that_confirms() {
+        const NOON: u64 = 1_800_000_000_000_000;
+        let minute = MAX_PROPOSAL_SKEW.as_micros() as u64;
+        for (fence, confirms, is_grant) in [
+            (1, false, true),
+            (NOON + minute, false, true),
+            (NOON + minute + 1, false, false),
+            (i64::MAX as u64, false, false),
+            (NOON, true, false),
+        ] {
+            let key = LockKey::new("a").unwrap();
+            let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
+            let grant = Grant::new(FencingToken::new(fence).unwrap(), Duration::from_secs(3));
+            let (is_named, next) = (false, None);
+            let event = StoreEvent::Granted {
+                hold,
+                grant,
+                is_named,
+                next,
+            };
+            match event.announced(NOON, confirms) {
+                StoreEvent::Granted { grant: kept, .. } => assert!(is_grant && kept == grant),
+                StoreEvent::FreeIn { key: of, ttl, .. } => {
+                    assert!(!is_grant && of == key && ttl.is_zero());
+                }
+                event => panic!("{event:?}"),
+            }
+        }
     }
 }

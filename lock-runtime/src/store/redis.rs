@@ -319,7 +319,7 @@ impl RedisStore {
     fn of_one(target: Target, namespace: &str, settings: &RedisOptions) -> Self {
         let acl = AclLine::new(namespace, target.info().redis_settings().db())
             .waiting(settings.min_replicas.is_some());
-        let pushes = Pushes::new(namespace).inviting(settings.min_replicas.is_some());
+        let pushes = Pushes::new(namespace).confirming(settings.confirms());
         let dial = Dial::new(target, pushes, acl).unavailable_after(settings.unavailable_after);
         let connection = Connection::begin(dial);
         let required = settings.min_replicas;

@@ -36,7 +36,7 @@ impl AttemptSpan {
         let span = debug_span!(
             "lock.acquire",
             lock.name = name.map(|name| &**name),
-            lock.key = keys.first().map(field::display),
+            lock.key = keys.first().map(|key| field::display(key.shown())),
             lock.mode = mode.as_str(),
             lock.fence = Empty,
             lock.waited_ms = Empty,
@@ -132,7 +132,7 @@ impl HoldSpan {
             parent: around.id(),
             "lock.hold",
             lock.name = name.map(|name| &**name),
-            lock.key = %key,
+            lock.key = %key.shown(),
             lock.mode = mode.as_str(),
             lock.fence = %fence,
             outcome = Empty,
@@ -190,7 +190,7 @@ impl ReleaseSpan {
         Self(debug_span!(
             "lock.release",
             lock.name = view.name.as_deref(),
-            lock.key = %guard.key(),
+            lock.key = %guard.key().shown(),
             lock.mode = view.mode.as_str(),
             lock.fence = %guard.fence(),
             outcome = Empty,

@@ -29,7 +29,7 @@ impl Span {
         let span = debug_span!(
             "lock",
             lock.name = policy.name(),
-            lock.key = %key,
+            lock.key = %key.shown(),
             lock.fence = Empty,
             lock.waited_ms = Empty,
             outcome = Empty,

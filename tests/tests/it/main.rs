@@ -22,6 +22,7 @@ mod layer;
 mod lockctl;
 mod loss;
 
+mod malice;
 mod modes;
 mod observed;
 mod operators;

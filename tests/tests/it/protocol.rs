@@ -20,7 +20,7 @@ mod holding;
 mod late;
 mod monitor;
 mod names;
-mod queue;
+pub(crate) mod queue;
 mod released;
 mod set_back;
 mod several;

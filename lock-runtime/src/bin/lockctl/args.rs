@@ -148,6 +148,9 @@ was lost, 69 if the store did not answer, 126 or 127 if the command could not be
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
+    /// Pass LOCK_URL on to the command, with the password in it
+    #[arg(long)]
+    pub(crate) pass_url: bool,
 
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true)]

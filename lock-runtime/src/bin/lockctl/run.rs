@@ -48,7 +48,11 @@ const SILENT: &str = "the lease has ended, and the process that held the lock do
 const PARTING: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
-    let Run { lock, command } = run;
+    let Run {
+        lock,
+        pass_url,
+        command,
+    } = run;
     let (_, url) = store.settings()?;
     lock.spec().check()?;
     let mut signals = Signals::new()?;
@@ -67,7 +71,7 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
             "the lock was lost before the command was started",
         ));
     }
-    let group = match start(&command, &lock.key, fence) {
+    let group = match start(&command, &lock.key, fence, pass_url) {
         Ok(group) => group,
         Err(error) => {
             keeper.dismiss(PARTING).await;
@@ -112,17 +116,19 @@ async fn granted(keeper: &mut Keeper) -> Result<(u64, Instant), Failure> {
     }
 }
 
-fn start(command: &[OsString], key: &str, fence: u64) -> io::Result<Group> {
+fn start(command: &[OsString], key: &str, fence: u64, pass_url: bool) -> io::Result<Group> {
     let [program, arguments @ ..] = command else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let started = Command::new(program)
-        .args(arguments)
-        .env("LOCK_KEY", key)
-        .env("LOCK_FENCE", fence.to_string())
-        .process_group(0)
-        .spawn()?;
-    Ok(Group::of(started))
+    let mut started = Command::new(program);
+    started.args(arguments).process_group(0);
+    started.env("LOCK_KEY", key);
+    started.env("LOCK_FENCE", fence.to_string());
+    if !pass_url {
+        // It may have a password, and a command seldom needs it.
+        started.env_remove("LOCK_URL");
+    }
+    Ok(Group::of(started.spawn()?))
 }
 
 fn not_started(command: &[OsString], error: &io::Error) -> Failure {

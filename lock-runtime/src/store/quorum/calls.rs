@@ -188,7 +188,7 @@ impl Inner {
             let reply = inner.advance(id, step, out, Some(first)).await;
             if let Ok(Reply::NotAbandoned(server, hold, error)) = reply {
                 let (key, server) = (hold.key, &inner.names[server]);
-                tracing::debug!(%key, %server, %error, "stopped retrying the release of a vote; it expires with its lease");
+                tracing::debug!(key = %key.shown(), %server, %error, "stopped retrying the release of a vote; it expires with its lease");
             }
         });
         if (&mut abandoning).now_or_never().is_none()

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -58,6 +61,8 @@ pub(super) struct Shared {
     pub(super) listeners: Listeners,
     /// The clients that have used this store last. Others that wait receive messages.
     pub(super) clients: Mutex<Halves<ClientId, ()>>,
+    /// A grant that a message announces is polled before it is used.
+    confirms: AtomicBool,
 }
 
 impl fmt::Debug for RecordStore {
@@ -80,10 +85,19 @@ impl RecordStore {
             clock: Clock::default(),
             listeners: Listeners::default(),
             clients: Mutex::default(),
+            confirms: AtomicBool::new(false),
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);
         Self(shared)
+    }
+
+    /// Sets whether the store is asked about each grant that a message announces, as
+    /// [`LockClientBuilder::confirm_grants`](crate::LockClientBuilder::confirm_grants) describes.
+    #[must_use]
+    pub fn confirming_grants(self, confirms: bool) -> Self {
+        self.0.confirms.store(confirms, Ordering::Relaxed);
+        self
     }
 }
 
@@ -99,7 +113,9 @@ impl Inbox for Shared {
         if let Some((name, record)) = record {
             self.cache.put(&name, Some(record));
         }
-        self.listeners.notify(&event);
+        let micros = reading.at(Instant::now()).latest.micros();
+        let confirms = self.confirms.load(Ordering::Relaxed);
+        self.listeners.notify(&event.announced(micros, confirms));
     }
 
     fn connected(&self, is_connected: bool) {

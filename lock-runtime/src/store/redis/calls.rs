@@ -459,7 +459,7 @@ impl RedisStore {
             return Ok(ReleaseReply::Passed(grant));
         };
         // The release has succeeded in any case, and the next holder makes a new request.
-        tracing::debug!(key = %heir.key, %error, "the lock was released, but the next holder did not get it");
+        tracing::debug!(key = %heir.key.shown(), %error, "the lock was released, but the next holder did not get it");
         self.abandon_one(&heir).await?;
         Ok(ReleaseReply::Released)
     }

@@ -144,7 +144,7 @@ impl Cluster {
         let with_address = |seed: Endpoint| Some((address_of(&seed.info)?, seed));
         let seeds: Vec<_> = seeds.into_iter().filter_map(with_address).collect();
         let (_, first) = seeds.first().ok_or_else(no_node)?;
-        let pushes = Pushes::sharded(namespace);
+        let pushes = Pushes::sharded(namespace).confirming(settings.confirms());
         let target = Target::Server(Arc::new(first.clone()));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
         let dial = dial.unavailable_after(settings.unavailable_after);

@@ -339,7 +339,7 @@ impl Dial {
     }
 
     async fn attempt(&self, life: &Arc<Life>) -> Result<Connected, Unconnected> {
-        let reader = life.clone();
+        let (reader, clock) = (life.clone(), self.clock.clone());
         let stood = Arc::new(AtomicBool::new(false));
         let stands = stood.clone();
         let config = AsyncConnectionConfig::new()
@@ -351,7 +351,10 @@ impl Dial {
                     // The end of a failed attempt is not that of the next one.
                     PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
                     PushKind::Disconnection => {}
-                    _ => reader.pushes.iter().for_each(|pushes| pushes.take(&push)),
+                    _ => {
+                        let pushes = reader.pushes.iter();
+                        pushes.for_each(|pushes| pushes.take(&push, clock.get()));
+                    }
                 }
                 Ok::<_, redis::aio::SendError>(())
             });

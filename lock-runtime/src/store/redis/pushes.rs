@@ -10,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 use redis::{PushInfo, PushKind};
 
 use super::{
+    clock::ServerClock,
     names,
     reply::{self, text},
 };
@@ -18,6 +19,7 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     store::{Grant, Heir, Hold, Listeners, NextHolder, StoreEvent, Token},
+    time::Instant,
 };
 
 /// Parses push messages, and notifies the listeners.
@@ -29,7 +31,7 @@ pub(super) struct Pushes {
     /// The channel for revoked holders.
     pub(super) revoked: String,
     /// A grant counts only once it is polled.
-    invites: bool,
+    confirms: bool,
     /// Requests are notified by slot, and the channel of the store's own name is not used.
     sharded: bool,
     pub(super) listeners: Listeners,
@@ -42,7 +44,7 @@ impl Pushes {
             namespace: namespace.to_owned(),
             own: format!("{namespace}:{}", String::from_iter(name)),
             revoked: format!("{namespace}:revoked"),
-            invites: false,
+            confirms: false,
             sharded: false,
             listeners: Listeners::default(),
         }
@@ -56,10 +58,10 @@ impl Pushes {
         }
     }
 
-    /// With `invites`, the message of a grant is an invitation to poll, as the replicas may not
-    /// have the grant yet.
-    pub(super) fn inviting(self, invites: bool) -> Self {
-        Self { invites, ..self }
+    /// With `confirms`, a message announces a grant that is to be polled: the replicas may not have
+    /// it yet, or other programs may publish messages as well.
+    pub(super) fn confirming(self, confirms: bool) -> Self {
+        Self { confirms, ..self }
     }
 
     /// The messages of a cluster, where a published message is forwarded to all nodes. Grants are
@@ -86,8 +88,8 @@ impl Pushes {
     }
 
     /// Handles a message. It runs in the task that reads the connection, so it only
-    /// parses and notifies.
-    pub(super) fn take(&self, push: &PushInfo) {
+    /// parses and notifies. `clock` is that of the server, once it is known.
+    pub(super) fn take(&self, push: &PushInfo, clock: Option<&ServerClock>) {
         if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
             return;
         }
@@ -101,7 +103,9 @@ impl Pushes {
         };
         if is_own {
             if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
-                self.listeners.notify(&event);
+                let micros = clock.map_or(0, |clock| clock.server_micros(Instant::now()));
+                self.listeners
+                    .notify(&event.announced(micros, self.confirms));
             }
         } else if channel == self.revoked {
             for member in message.split(' ') {
@@ -153,10 +157,6 @@ impl Pushes {
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
         let reserved = words.next()?.parse().ok()?;
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
-        if self.invites {
-            let (kind, ttl) = (mode.kind(), Duration::ZERO);
-            return Some(StoreEvent::FreeIn { key, kind, ttl });
-        }
         let hold = Hold::new(key, mode, token);
         let grant = Grant::new(fence, ttl).reserved(reserved);
         Some(StoreEvent::Granted {
@@ -309,13 +309,14 @@ mod tests {
 
     #[test]
     fn a_message_tells_when_the_lock_is_free() {
-        let (plain, inviting) = (Pushes::new("my app"), Pushes::new("my app").inviting(true));
-        let granted = inviting.granted(&format!("3 3:{HEX} 7 250 0 my app:permits:a b"));
+        let plain = Pushes::new("my app");
+        let granted = plain.granted(&format!("3 3:{HEX} 7 250 0 my app:permits:a b"));
+        let granted = granted.map(|event| event.announced(0, true));
         let kept = plain.kept("kept permits 250 my app:permits:a b");
         for (event, expected, expected_ttl) in [
             (plain.kept("kept lock 250 my app:a b"), LockKind::Lock, 250),
             (kept, LockKind::Permits, 250),
-            // The replicas may not have the grant yet, and its waiter is only notified.
+            // The grant is to be confirmed, and its waiter is only notified.
             (granted, LockKind::Permits, 0),
         ] {
             let Some(StoreEvent::FreeIn { key: k, kind, ttl }) = event else {

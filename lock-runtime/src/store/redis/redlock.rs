@@ -107,7 +107,7 @@ fn connecting(
     }
     let (channel, runs) = (Token::random(), Runs::default());
     let connection = |server, place| {
-        let pushes = Pushes::of_quorum(namespace, channel);
+        let pushes = Pushes::of_quorum(namespace, channel).confirming(settings.confirms());
         Connection::member(server, pushes, place, &runs, settings)
     };
     let endpoints = (1..).zip(endpoints);

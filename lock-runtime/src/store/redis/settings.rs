@@ -41,6 +41,8 @@ pub struct RedisOptions {
     longest_lease: Option<Duration>,
     /// The time without an answer of a server after which requests for its keys are refused.
     pub(crate) unavailable_after: Option<Duration>,
+    /// A grant that a message announces is polled before it is used.
+    pub(crate) confirm_grants: bool,
     credentials: Option<Provider>,
     sentinel_credentials: Option<Provider>,
     #[cfg(feature = "rustls")]
@@ -199,6 +201,11 @@ impl RedisOptions {
     /// Returns the longest lease of a request over several servers.
     pub(crate) fn longest_lease_or_default(&self) -> Duration {
         self.longest_lease.unwrap_or(DEFAULT_LEASE)
+    }
+
+    /// Returns whether a message only announces a grant. Without the replicas it does not count.
+    pub(super) fn confirms(&self) -> bool {
+        self.confirm_grants || self.min_replicas.is_some()
     }
 
     /// Checks the options, before any connection is established.

@@ -129,6 +129,10 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
     }
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
+    // The redis crate would take `#insecure` for leave not to check certificates.
+    if url.contains('#') {
+        return Err("it has a fragment, which begins with #; leave it out".into());
+    }
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let parameters = query.split('#').next().unwrap_or_default().split('&');
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());

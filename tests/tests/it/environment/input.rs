@@ -296,3 +296,19 @@ async fn connect_refuses_a_wrong_url_without_printing_its_password() {
         assert_says(&error, LockErrorKind::InvalidUrl, &right);
     }
 }
+
+/// The redis crate takes one of them for leave not to check certificates.
+#[tokio::test]
+async fn a_url_with_a_fragment_is_refused() {
+    for url in [
+        "rediss://127.0.0.1:6379#insecure",
+        "rediss://127.0.0.1:6379/0?protocol=resp3#insecure",
+        "rediss+cluster://127.0.0.1:6379#insecure",
+        "rediss+sentinel://127.0.0.1:26379/primary#insecure",
+        "redlock:rediss://a#insecure,rediss://b#insecure,rediss://c#insecure",
+    ] {
+        let error = LockClient::connect(url).await.expect_err(url);
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+        assert!(error.to_string().contains("fragment"), "{url}: {error}");
+    }
+}

@@ -179,6 +179,19 @@ async fn the_doctor_knows_refused_passwords_and_rights() {
 }
 
 #[tokio::test]
+async fn a_command_gets_the_url_only_if_asked() {
+    let store = Store::start().await;
+    for (option, words) in [(None, 1), (Some("--pass-url"), 2)] {
+        let options = ["run", "--key=backup"].into_iter().chain(option);
+        let command = ["--", "sh", "-c", "echo url $LOCK_URL"];
+        let arguments: Vec<_> = options.chain(command).collect();
+        let mut running = store.running(&arguments);
+        assert_eq!(running.line().await.split_whitespace().count(), words);
+        assert_eq!(running.ended().await.0, 0);
+    }
+}
+
+#[tokio::test]
 async fn a_command_runs_under_the_lock_and_gives_the_status() {
     let store = Store::start().await;
     let script = "echo $LOCK_KEY $LOCK_FENCE; read line; echo $line; exit 7";

@@ -27,6 +27,7 @@ use super::{
 };
 
 mod handoff;
+pub(crate) mod hostile;
 mod leaving;
 mod order;
 mod server;

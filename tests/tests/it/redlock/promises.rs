@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockErrorKind, Loss, RevokeReply, RevokeScope};
-use lock_tests::{Proxy, RedisServer, chain, proxy::DropReply};
+use lock_tests::{Proxy, RedisServer, chain, proxy::DropReply, unique};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LONGEST_LEASE, Servers};
-use crate::place::{LONG, begun, eventually, in_time};
+use crate::{
+    place::{LONG, begun, eventually, in_time},
+    protocol::queue::hostile::ENDLESS,
+};
 
 const LEASE: Duration = LONGEST_LEASE;
 /// Much shorter than the lease, with room for a busy machine.
@@ -367,5 +370,33 @@ async fn a_client_that_is_shut_down_leaves_no_vote() {
             .await
             .concat();
         assert_eq!(left, Vec::<String>::new());
+    }
+}
+
+/// The scripts of a hand-off read the queues, too. See `protocol::queue::hostile`.
+#[tokio::test]
+async fn queues_without_an_end_stop_no_hand_off() {
+    let servers = Servers::start().await;
+    let [one, other] = [servers.client().await, servers.client().await];
+    for ends in ENDLESS {
+        let key = unique("k");
+        let queue = format!("{{{}:{key}}}:q", servers.namespace);
+        let held = one.exclusive(&key).acquire().await.unwrap();
+        let waiting = begun(other.exclusive(&key).wait(LONG).acquire()).await;
+        eventually("the request waits at all servers", async || {
+            let queued =
+                async |server: &RedisServer| server.query::<i64>(&["EXISTS", &queue]).await;
+            join_all(servers.all().iter().map(queued)).await == [1; 5]
+        })
+        .await;
+        for server in servers.all() {
+            server.command(&["HSET", &queue, "ends", ends]).await;
+        }
+        held.release().await.unwrap();
+        _ = one.exclusive(&key).try_acquire().await;
+        drop(waiting);
+        for server in servers.all() {
+            assert_eq!(server.query::<String>(&["PING"]).await, "PONG", "{ends:?}");
+        }
     }
 }

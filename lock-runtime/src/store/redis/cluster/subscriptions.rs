@@ -158,7 +158,7 @@ impl Subscriptions {
             PushKind::SSubscribe => Audience::subscribed,
             PushKind::SUnsubscribe => Audience::unsubscribed,
             PushKind::Disconnection => return self.lost(ear),
-            _ => return self.dial.pushes.take(push),
+            _ => return self.dial.pushes.take(push, self.dial.clock.get()),
         };
         if let Some(Value::BulkString(channel)) = push.data.first() {
             let slot = slot_of(channel);

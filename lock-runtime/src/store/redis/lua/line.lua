@@ -11,6 +11,11 @@ local ARRIVALS = 1024
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
 -- lock to be free.
 local POLL_INTERVAL = 1000
+-- The most positions of a queue: twice as many as a server has connections for waiters. Numbers alone
+-- must not keep the server busy.
+local MOST_POSITIONS = 65536
+-- More fencing tokens than any client reserves with a grant.
+local MOST_RESERVED = 1024
 
 -- The time since the latest request of a waiter, or until then: after the server's clock was set
 -- back, an entry from before is as old as it is new.
@@ -27,7 +32,12 @@ local function line_by(queue, ends)
   if not first then
     return nil
   end
-  return {queue = queue, first = tonumber(first), last = tonumber(last), count = tonumber(count), news = {}}
+  first, last, count = tonumber(first), tonumber(last), tonumber(count)
+  -- Above 2^53 a Lua number is no longer exact, and a loop to it does not end.
+  if first < 1 or last >= 9007199254740991 or last - first >= MOST_POSITIONS then
+    return nil
+  end
+  return {queue = queue, first = first, last = last, count = count, news = {}}
 end
 
 -- The same, with the position of a member.
@@ -91,6 +101,12 @@ local function in_parts(line, command, words)
   end
 end
 
+-- Whether waiters that gave up have left more gaps than entries. Closing them has an amortized cost:
+-- at least as many waiters have left as there are positions to read.
+local function has_gaps(line)
+  return line.last - line.first + 1 > 2 * line.count + 64
+end
+
 -- Closes the gaps between the entries, keeps their order, and drops expired entries. No entry is
 -- moved onto one that is still to be moved, and a server that is out of memory refuses the first
 -- write, before anything has changed.
@@ -134,9 +150,8 @@ local function enqueue(line, member, mode, lease, reserved, channel)
   if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
     return false
   end
-  -- While a writer holds the lock, no other step removes the gaps that waiters leave when they
-  -- give up. The cost is amortized: at least as many waiters have come since the last time.
-  if line.last - line.first + 1 > 2 * line.count + 64 then
+  -- Earlier versions leave gaps to the next waiter.
+  if has_gaps(line) then
     close_up(line)
   end
   line.last = line.last + 1
@@ -213,7 +228,8 @@ local function advance(line, lock, fence, kind, own)
         if standing == 'held' then
           leave(line, place, member)
         elseif standing == 'free' and latest then
-          lease, reserved = math.min(tonumber(lease), HANDOFF_LEASE), tonumber(reserved)
+          lease = math.min(tonumber(lease), HANDOFF_LEASE)
+          reserved = math.min(tonumber(reserved), MOST_RESERVED)
           -- The fence is written before the lock, and the queue and the message to the next holder
           -- after it. If an error stops the script in between, no two clients can hold the lock.
           local number = draw(fence, latest, reserved)
@@ -310,7 +326,14 @@ end
 -- for a failure.
 local function finish(line, lock)
   if line.changed and line.count > 0 then
-    redis.call('HSET', line.queue, 'ends', ends_of(line))
+    if has_gaps(line) then
+      close_up(line)
+    end
+    if line.count > 0 then
+      redis.call('HSET', line.queue, 'ends', ends_of(line))
+    else
+      redis.call('DEL', line.queue)
+    end
   end
   for _, news in ipairs(line.news) do
     publish(news[1], news[2])
