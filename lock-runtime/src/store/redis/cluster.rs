@@ -218,9 +218,8 @@ impl Cluster {
     /// Registers `hold`, which is queued at `node`, for notifications.
     pub(super) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
-        if let Target::Server(server) = &node.connection.dial.target {
-            self.subscriptions.waits(slot, hold, &node.address, server);
-        }
+        self.subscriptions
+            .waits(slot, hold, &node.address, &node.connection.dial);
     }
 
     /// Unregisters `hold`, which is no longer queued.

@@ -448,10 +448,6 @@ impl Dial {
             return Ok(None);
         };
         let (marker, with_data, settings) = greeting.marker(&self.acl)?;
-        if settings != membership.settings {
-            let (namespace, ours) = (&self.pushes.namespace, &membership.settings);
-            return Err(error::other_settings(namespace, &settings, ours));
-        }
         let info = info?;
         let uptime = info.uptime().ok_or_else(unexpected)?;
         let (seen, longest_lease) = (greeting.received, membership.longest_lease);
@@ -459,6 +455,11 @@ impl Dial {
         tenure.run_id = info.field("run_id").map(str::to_owned);
         if let Some(run_id) = &tenure.run_id {
             membership.runs.register(&self.target.to_string(), run_id)?;
+        }
+        // A server under two names has the settings of one of them.
+        if settings != membership.settings {
+            let (namespace, ours) = (&self.pushes.namespace, &membership.settings);
+            return Err(error::other_settings(namespace, &settings, ours));
         }
         if let Some(before) = &*lock(&membership.latest)
             && !before.is_of_the_same(&tenure)

