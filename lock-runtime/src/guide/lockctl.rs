@@ -39,8 +39,8 @@
 //!
 //! The command has `LOCK_KEY` and `LOCK_FENCE`, the fencing token of the grant, in its environment,
 //! beside what lockctl has in its own, except `LOCK_URL`, which may have a password: `--pass-url`
-//! passes it on, for a command that uses locks itself. Let it send the token with each write, for a resource
-//! that [compares them](crate::guide::holding#fencing).
+//! passes it on, for a command that uses locks itself. Let it send the token with each write, for a
+//! resource that [compares them](crate::guide::holding#fencing).
 //!
 //! - It runs in a process group of its own. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2 and
 //!   SIGWINCH are forwarded to the group. As the only job at a terminal it has the terminal: Ctrl-C

@@ -2,3 +2,4 @@
 //! what they cannot.
 
 mod forged;
+mod garbled;

@@ -359,4 +359,16 @@ mod tests {
             assert!(pushes.granted(message).is_none(), "{message}");
         }
     }
+
+    proptest::proptest! {
+        /// Any program with the right may publish on the channels.
+        #[test]
+        fn no_message_causes_a_panic(message in "(kept |turn n |turn - )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
+            for pushes in [Pushes::new("my app"), Pushes::of_quorum("my app", Token::random())] {
+                for event in pushes.kept(&message).into_iter().chain(pushes.granted(&message)) {
+                    let _ = event.announced(0, false);
+                }
+            }
+        }
+    }
 }

@@ -11,8 +11,8 @@ local ARRIVALS = 1024
 -- A waiter polls at least this often (ms), and at the time at which the latest reply expects the
 -- lock to be free.
 local POLL_INTERVAL = 1000
--- The most positions of a queue: twice as many as a server has connections for waiters. Numbers alone
--- must not keep the server busy.
+-- The most positions of a queue: more than a server has connections for waiters. Numbers alone must
+-- not keep the server busy.
 local MOST_POSITIONS = 65536
 -- More fencing tokens than any client reserves with a grant.
 local MOST_RESERVED = 1024
@@ -101,8 +101,8 @@ local function in_parts(line, command, words)
   end
 end
 
--- Whether waiters that gave up have left more gaps than entries. Closing them has an amortized cost:
--- at least as many waiters have left as there are positions to read.
+-- Whether waiters that gave up have left more gaps than entries. The cost of closing them is
+-- amortized: as many waiters have left as there are positions to read.
 local function has_gaps(line)
   return line.last - line.first + 1 > 2 * line.count + 64
 end
