@@ -202,6 +202,23 @@ impl PostgresServer {
         &certificates.expect("the server was built with `tls`").ca
     }
 
+    /// Refuses connections over TLS from now on, after the handshake.
+    ///
+    /// # Panics
+    /// When the server does not accept its new settings.
+    pub async fn reject_tls(&self, admin: &Client) {
+        let row = admin.query_one("show hba_file", &[]).await;
+        let path: String = row
+            .unwrap_or_else(|error| panic!("hba_file: {error:?}"))
+            .get(0);
+        let rules =
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let rules = format!("hostssl all all all reject\n{rules}");
+        std::fs::write(&path, rules).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let reloaded = admin.batch_execute("select pg_reload_conf()").await;
+        reloaded.unwrap_or_else(|error| panic!("pg_reload_conf: {error:?}"));
+    }
+
     /// Makes a standby the primary.
     ///
     /// # Panics

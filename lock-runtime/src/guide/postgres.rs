@@ -8,16 +8,21 @@
 //!
 //! | Parameter | Meaning |
 //! |---|---|
-//! | `sslmode=require` | TLS, with the feature `postgres-rustls` |
+//! | `sslmode=require` | TLS, with the feature `postgres-rustls`, and a certificate that is verified |
+//! | `sslmode=prefer` | the default: TLS if it is compiled in and the server offers it |
 //! | `sslrootcert=file` | the authorities to trust (PEM), instead of those of the system |
 //! | `sslcert=file`, `sslkey=file` | the certificate of the client and its private key (PEM) |
 //! | `target_session_attrs=read-write` | of several hosts, use the one that is no standby |
 //! | `connect_timeout=2` | in seconds; 2 by default |
 //! | `schema_owner=role` | also trust [the schema](#schema-and-rights) of this role |
 //!
-//! With TLS the certificate of the server is always verified, so `sslmode=verify-full` means the
-//! same as `require`.
+//! `sslmode=verify-full` means the same as `require`. With `prefer`, as with `libpq`, the certificate
+//! is not verified, and a connection is made without TLS if the server refuses it: only readers of
+//! the network are kept out, and nothing is promised. An application that has not installed a crypto
+//! provider for rustls connects without TLS. `sslmode=disable` saves a round trip for each
+//! connection.
 //!
+//! Write the characters `@`, `:`, `/`, `?`, `#` and `&` of a password as `%40` and so on.
 //! [`PostgresOptions`](crate::store::postgres::PostgresOptions) has the other settings.
 //!
 //! ```no_run

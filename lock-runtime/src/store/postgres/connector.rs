@@ -1,16 +1,15 @@
 //! The connections of the pool: how one is made, and when another one takes its place.
 
-use std::{ops::Deref, sync::atomic::Ordering};
+use std::{future::poll_fn, ops::Deref, sync::atomic::Ordering};
 
 use deadpool::managed::{Manager, Metrics, RecycleError, RecycleResult};
 use deadpool_postgres::ClientWrapper;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_postgres::{Client, Connection, Error, NoTls};
+use tokio_postgres::{Client, Error};
 
 use super::{
     failure::Unconnected,
     settings::{Settings, Target},
-    tls::Tls,
+    tls::Driver,
 };
 use crate::time::Instant;
 
@@ -36,11 +35,7 @@ impl Manager for Connector {
     async fn create(&self) -> Result<Connected, Unconnected> {
         let settings = self.target.settings().await.map_err(Unconnected::new)?;
         let Settings { config, tls, until } = settings;
-        let client = match tls {
-            Tls::None => config.connect(NoTls).await.map(spawn),
-            #[cfg(feature = "postgres-rustls")]
-            Tls::Rustls(tls) => config.connect(tls).await.map(spawn),
-        };
+        let client = tls.connect(&config).await.map(spawn);
         let client = client.map_err(|error: Error| {
             Unconnected::refused(&error).of_a_client(self.target.accepted.load(Ordering::Acquire))
         })?;
@@ -66,14 +61,13 @@ impl Deref for Connected {
 }
 
 /// Drives the connection, whose errors are those of its calls, until the client is dropped.
-fn spawn<S, T>((client, connection): (Client, Connection<S, T>)) -> ClientWrapper
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let driven = tokio::spawn(async {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection to PostgreSQL has ended");
+fn spawn((client, mut drive): (Client, Driver)) -> ClientWrapper {
+    let driven = tokio::spawn(async move {
+        while let Some(message) = poll_fn(&mut drive).await {
+            if let Err(error) = message {
+                tracing::debug!(%error, "a connection to PostgreSQL has ended");
+                return;
+            }
         }
     });
     ClientWrapper::new(client, driven)

@@ -9,16 +9,15 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     sync::watch,
     time::{error::Elapsed, sleep, timeout},
 };
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Error};
 
 use super::{
     pool::CALL,
     settings::{Settings, Target},
-    tls::Tls,
+    tls::Driver,
 };
 use crate::{
     store::{ClientId, records::Inbox},
@@ -232,16 +231,9 @@ async fn connect(shared: &Weak<Shared>, settings: Settings, was_lost: &mut bool)
         }
     };
     let served = async {
-        match tls {
-            Tls::None => match timeout(CALL, config.connect(NoTls)).await {
-                Ok(Ok(connected)) => serve(shared, connected, was_lost).await,
-                failed => unconnected(failed.map(|it| it.err())),
-            },
-            #[cfg(feature = "postgres-rustls")]
-            Tls::Rustls(tls) => match timeout(CALL, config.connect(tls)).await {
-                Ok(Ok(connected)) => serve(shared, connected, was_lost).await,
-                failed => unconnected(failed.map(|it| it.err())),
-            },
+        match timeout(CALL, tls.connect(&config)).await {
+            Ok(Ok(connected)) => serve(shared, connected, was_lost).await,
+            failed => unconnected(failed.map(|it| it.err())),
         }
     };
     tokio::select! {
@@ -259,15 +251,11 @@ fn unconnected(error: Result<Option<Error>, Elapsed>) -> Ended {
 
 /// Receives messages on one connection until it breaks or none are expected. `was_lost`: the
 /// previous connection was lost, so the waiters poll once this one listens.
-async fn serve<S, T>(
+async fn serve(
     shared: &Weak<Shared>,
-    (client, mut connection): (Client, Connection<S, T>),
+    (client, mut connection): (Client, Driver),
     was_lost: &mut bool,
-) -> Ended
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    T: AsyncRead + AsyncWrite + Unpin,
-{
+) -> Ended {
     let Some(mut changed) = shared.upgrade().map(|shared| shared.changed.subscribe()) else {
         return Ended::Unneeded;
     };
@@ -305,12 +293,8 @@ where
 }
 
 /// Passes messages on until the connection breaks. Safe to drop and to call again.
-async fn messages<S, T>(shared: &Weak<Shared>, connection: &mut Connection<S, T>) -> Ended
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+async fn messages(shared: &Weak<Shared>, connection: &mut Driver) -> Ended {
+    while let Some(message) = poll_fn(&mut *connection).await {
         let message = match message {
             Ok(AsyncMessage::Notification(message)) => message,
             Ok(_) => continue,

@@ -2,6 +2,7 @@
 
 use std::{
     error::Error,
+    net::IpAddr,
     num::NonZeroUsize,
     str::FromStr as _,
     sync::{Arc, atomic::AtomicBool},
@@ -146,8 +147,11 @@ pub(super) struct Settings {
 
 impl Target {
     pub(super) fn new(url: &str, options: &PostgresOptions) -> Result<Self, LockError> {
+        check_text(url).map_err(invalid)?;
         let Parameters { url, files, owner } = Parameters::of(url);
-        let mut config = Config::from_str(&url).map_err(|error| invalid(&cause(&error)))?;
+        let config = Config::from_str(&url).map_err(|error| cause(&error, &url));
+        let mut config = config.map_err(|complaint| invalid(&complaint))?;
+        check_parts(&config).map_err(invalid)?;
         if config.get_hosts().is_empty() {
             return Err(invalid(
                 "it names no host; write postgres://user:password@host:5432/database",
@@ -291,7 +295,55 @@ fn invalid(complaint: &str) -> LockError {
     LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
-fn cause(error: &tokio_postgres::Error) -> String {
-    let source = std::error::Error::source(error);
-    source.map_or_else(|| error.to_string(), |source| source.to_string())
+/// Refuses an `@` that is not the one between the credentials and the hosts. The driver takes the
+/// text after it for a host, and it may be the rest of a password.
+fn check_text(url: &str) -> Result<(), &'static str> {
+    let Some((_, rest)) = url.split_once("://") else {
+        return Ok(());
+    };
+    let mut parts = rest.split('@');
+    let credentials = parts.next().unwrap_or_default();
+    match parts.count() {
+        0 => Ok(()),
+        1 if !credentials.contains('?') => Ok(()),
+        _ => {
+            Err("it has an `@` or a `?` in the user, the password or a parameter; write %40 or %3F")
+        }
+    }
+}
+
+/// Refuses hosts and users that contain what separates them, as they may contain a password.
+fn check_parts(config: &Config) -> Result<(), &'static str> {
+    let is_address = |name: &str| {
+        let (address, _zone) = name.split_once('%').unwrap_or((name, ""));
+        address.parse::<IpAddr>().is_ok()
+    };
+    let is_host = |host: &Host| match host {
+        Host::Tcp(name) => !name.contains(['@', ':', '/', '?', '#', '&', '=']) || is_address(name),
+        #[cfg(unix)]
+        Host::Unix(path) => !path.as_os_str().as_encoded_bytes().contains(&b'@'),
+    };
+    if !config.get_hosts().iter().all(is_host) {
+        return Err("a host contains a character that no name has, such as `@` or `:`");
+    }
+    if config.get_user().is_some_and(|user| user.contains(':')) {
+        return Err("the user contains `:`; write user:password@host");
+    }
+    Ok(())
+}
+
+/// Returns the complaint of the driver, without what may be a part of a password.
+fn cause(error: &tokio_postgres::Error, url: &str) -> String {
+    let Some(source) = std::error::Error::source(error) else {
+        return error.to_string();
+    };
+    let complaint = source.to_string();
+    let is_name = |name: &str| name.bytes().all(|it| it.is_ascii_lowercase() || it == b'_');
+    let is_known = |text: &str| text.strip_suffix('`').is_some_and(is_name);
+    match complaint.strip_prefix("unknown option `") {
+        Some(name) if url.contains("password=") || !is_known(name) => {
+            "it has an unknown parameter".to_owned()
+        }
+        _ => complaint,
+    }
 }

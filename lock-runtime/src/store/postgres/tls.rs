@@ -1,6 +1,9 @@
-//! TLS for connections.
+//! TLS for connections, and how one is made with it or without.
 
-use tokio_postgres::config::SslMode;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, config::SslMode};
 
 use crate::pem::Certificates;
 
@@ -10,6 +13,50 @@ pub(super) enum Tls {
     None,
     #[cfg(feature = "postgres-rustls")]
     Rustls(tokio_postgres_rustls::MakeRustlsConnect),
+    /// TLS if the server offers it, without a look at its certificate: protection from readers of
+    /// the network, and none from a server in between, as with `libpq`.
+    #[cfg(feature = "postgres-rustls")]
+    Preferred(tokio_postgres_rustls::MakeRustlsConnect),
+}
+
+/// Drives a connection, and returns the next message or its end.
+pub(super) type Driver =
+    Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send>;
+
+impl Tls {
+    /// Connects to the first of the hosts that accepts the connection.
+    pub(super) async fn connect(self, config: &Config) -> Result<(Client, Driver), Error> {
+        match self {
+            Self::None => config.connect(NoTls).await.map(driven),
+            #[cfg(feature = "postgres-rustls")]
+            Self::Rustls(tls) => config.connect(tls).await.map(driven),
+            #[cfg(feature = "postgres-rustls")]
+            Self::Preferred(tls) => match config.connect(tls).await {
+                Err(error) if refuses_tls(&error) => config.connect(NoTls).await.map(driven),
+                connected => connected.map(driven),
+            },
+        }
+    }
+}
+
+fn driven<S, T>((client, mut connection): (Client, Connection<S, T>)) -> (Client, Driver)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    (client, Box::new(move |cx| connection.poll_message(cx)))
+}
+
+/// Returns whether a connection without TLS may succeed: the handshake has failed, or the server
+/// accepts no client over TLS.
+#[cfg(feature = "postgres-rustls")]
+fn refuses_tls(error: &Error) -> bool {
+    let is_refused = Some(&tokio_postgres::error::SqlState::INVALID_AUTHORIZATION_SPECIFICATION);
+    // The driver tells the kinds of its errors apart by their texts alone.
+    error.code() == is_refused
+        || error
+            .to_string()
+            .starts_with("error performing TLS handshake")
 }
 
 impl Tls {
@@ -29,9 +76,11 @@ impl Tls {
             ClientConfig, RootCertStore,
             pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
         };
-        // `prefer` is no protection, so it is not worth the authorities of the system.
         if certificates.is_empty() && mode != SslMode::Require {
-            return Ok(Self::None);
+            return Ok(match mode {
+                SslMode::Prefer => unverified::connector().map_or(Self::None, Self::Preferred),
+                _ => Self::None,
+            });
         }
         let of_the_root = |error: &dyn std::fmt::Display| format!("the root certificate: {error}");
         let of_the_client =
@@ -75,5 +124,73 @@ impl Tls {
         Ok(Self::Rustls(tokio_postgres_rustls::MakeRustlsConnect::new(
             config,
         )))
+    }
+}
+
+/// TLS that accepts any certificate.
+#[cfg(feature = "postgres-rustls")]
+mod unverified {
+    use std::sync::Arc;
+
+    use rustls::{
+        ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+        pki_types::{CertificateDer, ServerName, UnixTime},
+    };
+    use tokio_postgres_rustls::MakeRustlsConnect;
+
+    /// `None` without a crypto provider, which the application installs.
+    pub(super) fn connector() -> Option<MakeRustlsConnect> {
+        let Some(provider) = CryptoProvider::get_default() else {
+            tracing::debug!("no crypto provider is installed, so connections do not use TLS");
+            return None;
+        };
+        let config = ClientConfig::builder()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unverified(provider.clone())))
+            .with_no_client_auth();
+        Some(MakeRustlsConnect::new(config))
+    }
+
+    #[derive(Debug)]
+    struct Unverified(Arc<CryptoProvider>);
+
+    impl ServerCertVerifier for Unverified {
+        fn verify_server_cert(
+            &self,
+            _certificate: &CertificateDer<'_>,
+            _intermediates: &[CertificateDer<'_>],
+            _name: &ServerName<'_>,
+            _ocsp: &[u8],
+            _now: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.0.signature_verification_algorithms;
+            verify_tls12_signature(message, certificate, signed, algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.0.signature_verification_algorithms;
+            verify_tls13_signature(message, certificate, signed, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            let algorithms = &self.0.signature_verification_algorithms;
+            algorithms.supported_schemes()
+        }
     }
 }

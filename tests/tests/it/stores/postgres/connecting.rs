@@ -74,6 +74,30 @@ async fn urls_are_checked_before_the_server() {
         ("postgres:///shop", "no host"),
         ("postgres://127.0.0.1:port/shop", "port"),
         ("postgres://app:hunter2@127.0.0.1/shop?lease=3", "lease"),
+        // The driver takes the text after the first `@` for the host.
+        ("postgres://app:top@hunter2@127.0.0.1:1/shop", "%40"),
+        (
+            "postgresql://127.0.0.1:1/shop?user=app&password=top@hunter2",
+            "%40",
+        ),
+        (
+            "postgres://app@127.0.0.1:1/shop?password=top@hunter2",
+            "%40",
+        ),
+        ("postgres://app:a?b=hunter2@127.0.0.1/shop", "%3F"),
+        ("postgres://app%3Atop%40hunter2/shop", "a host contains"),
+        (
+            "postgres://127.0.0.1/shop?host=top%40hunter2",
+            "a host contains",
+        ),
+        (
+            "postgres://app%3Ahunter2@127.0.0.1/shop",
+            "the user contains",
+        ),
+        (
+            "postgres://127.0.0.1/shop?password=top&hunter2=",
+            "unknown parameter",
+        ),
         (
             "postgres://127.0.0.1/shop?sslrootcert=/no/such/file",
             "/no/such/file",
@@ -318,6 +342,60 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
         assert_eq!(super::number(&admin, plain).await, 0);
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// Whether the connections of clients to a server use TLS.
+async fn uses_tls(admin: &tokio_postgres::Client) -> Vec<bool> {
+    let query = "select distinct ssl from pg_stat_ssl join pg_stat_activity using (pid) \
+        where application_name = 'lock-runtime'";
+    let rows = admin.query(query, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Locks with two clients, of which one listens for messages.
+async fn assert_uses_tls(server: &PostgresServer, parameters: &str, expected: bool) {
+    let admin = server.connect().await;
+    let url = format!("{}{parameters}", server.url());
+    let (one, other) = (
+        LockClient::connect(&url).await.unwrap(),
+        LockClient::connect(&url).await.unwrap(),
+    );
+    let guard = held(&one, "a").await;
+    let waiting = tokio::spawn(begun(other.exclusive("a").wait(LONG).acquire()).await);
+    super::waiters(&one, "a", 1).await;
+    assert_eq!(uses_tls(&admin).await, [expected], "{parameters}");
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    drop((one, other));
+    eventually("the connections have ended", async || {
+        uses_tls(&admin).await.is_empty()
+    })
+    .await;
+}
+
+/// As with `libpq`: no authority is named, so the certificate of the server is not verified.
+#[tokio::test]
+async fn tls_is_preferred_where_the_server_offers_it() {
+    in_time(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let builder = || PostgresServer::builder().in_memory();
+        let server = builder().tls_for(&["elsewhere.example"]).start().await;
+        assert_uses_tls(&server, "", true).await;
+        assert_uses_tls(&server, "?sslmode=prefer", true).await;
+        assert_uses_tls(&server, "?sslmode=disable", false).await;
+        let error = refused(&format!("{}?sslmode=require", server.url())).await;
+        assert_says(&error, LockErrorKind::Unavailable, &["certificate"]);
+        // The server does not offer it, its versions of TLS are too old, and it refuses clients
+        // that use it.
+        assert_uses_tls(&builder().start().await, "", false).await;
+        let old = builder().tls().setting("ssl_min_protocol_version", "TLSv1");
+        let old = old.setting("ssl_max_protocol_version", "TLSv1.1");
+        assert_uses_tls(&old.start().await, "", false).await;
+        let admin = server.connect().await;
+        server.reject_tls(&admin).await;
+        assert_uses_tls(&server, "", false).await;
     })
     .await;
 }
