@@ -34,6 +34,8 @@ pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
     const MAX: u64 = i64::MAX as u64;
+    /// The largest token. No store of this crate grants it.
+    pub(crate) const LAST: Self = Self(NonZeroU64::new(Self::MAX).expect("it is not zero"));
 
     /// Wraps a number that came from a store or from a resource. Returns `None` for zero and for
     /// numbers above [`i64::MAX`], which no grant ever has. `TryFrom` returns an error instead.
@@ -42,28 +44,24 @@ impl FencingToken {
         NonZeroU64::new(number).filter(|_| fits).map(Self)
     }
 
-    /// The token of a number, or the nearest one.
-    fn nearest(number: u64) -> Self {
-        Self(NonZeroU64::MIN.saturating_add(number.min(Self::MAX).saturating_sub(1)))
-    }
-
     /// Returns the number, to be sent with each write.
-    pub fn number(self) -> u64 {
+    pub const fn number(self) -> u64 {
         self.0.get()
     }
 
-    /// Returns the token `by` positions later in a reserved block.
+    /// Returns the token `by` positions later in a reserved block, or the last of all.
     #[must_use]
     pub(crate) fn later(self, by: u32) -> Self {
-        Self::nearest(self.number().saturating_add(by.into()))
+        Self(self.0.saturating_add(by.into())).min(Self::LAST)
     }
 
     /// Returns the token of the next grant at `micros` (microseconds since 1970):
-    /// `max(previous + 1, micros)`.
+    /// `max(previous + 1, micros)`. `None` if there is no larger one: a store then grants the lock
+    /// to no request.
     #[must_use]
-    pub fn next(previous: Option<Self>, micros: u64) -> Self {
+    pub fn next(previous: Option<Self>, micros: u64) -> Option<Self> {
         let after = previous.map_or(1, |token| token.number().saturating_add(1));
-        Self::nearest(after.max(micros))
+        Self::new(after.max(micros))
     }
 }
 
@@ -136,13 +134,21 @@ mod tests {
     }
 
     #[test]
-    fn next_and_later_stay_in_range() {
-        let last = FencingToken::try_from(i64::MAX).unwrap();
-        assert_eq!(last.later(1), last);
-        assert_eq!(FencingToken::next(Some(last), 0), last);
-        assert_eq!(FencingToken::next(None, u64::MAX), last);
-        assert_eq!(FencingToken::next(None, 0).number(), 1);
-        assert_eq!(FencingToken::next(FencingToken::new(6), 0).number(), 7);
-        assert_eq!(FencingToken::next(FencingToken::new(6), 9).number(), 9);
+    fn the_next_token_is_larger_or_there_is_none() {
+        let next = |previous, micros| FencingToken::next(FencingToken::new(previous), micros);
+        let last = i64::MAX.cast_unsigned();
+        for (previous, micros, expected) in [
+            (0, 0, Some(1)),
+            (6, 0, Some(7)),
+            (6, 9, Some(9)),
+            (last - 1, 0, Some(last)),
+            (last, 0, None),
+            (0, u64::MAX, None),
+        ] {
+            let next = next(previous, micros).map(FencingToken::number);
+            assert_eq!(next, expected, "{previous} {micros}");
+        }
+        assert_eq!(FencingToken::LAST.number(), last);
+        assert_eq!(FencingToken::LAST.later(1), FencingToken::LAST);
     }
 }

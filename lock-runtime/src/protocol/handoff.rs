@@ -71,7 +71,7 @@ impl Handoff {
         budget.left -= 1;
         Some(Self {
             hold,
-            fence: fence.later(1),
+            fence: FencingToken::next(Some(fence), 0)?,
             lease,
             budget,
         })

@@ -318,6 +318,41 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn no_fencing_token_is_granted_twice_at_the_end_of_the_numbers() {
+        let store = MemoryStore::new();
+        let acquire = |key, mode| store.acquire_now(&request(key, mode), None);
+        let (writer, reader) = (request("w", Mode::Exclusive), request("r", Mode::Shared));
+        let held = store.acquire_now(&writer, None);
+        assert!(matches!(held, AcquireReply::Granted(_)), "{held:?}");
+        let shared = store.acquire_now(&reader, None);
+        assert!(matches!(shared, AcquireReply::Granted(_)), "{shared:?}");
+        let waiter = request("w", Mode::Exclusive).queued();
+        let queued = store.acquire_now(&waiter, None);
+        assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
+
+        let almost = FencingToken::new(FencingToken::LAST.number() - 1).unwrap();
+        store.fences.raise(almost);
+        let refused = AcquireReply::ForeignKey(KeyPart::Fence);
+        let permits = Mode::Permits(std::num::NonZeroU32::MIN);
+        for mode in [Mode::Exclusive, Mode::Exclusive, Mode::Shared, permits] {
+            assert_eq!(acquire("free", mode), refused, "{mode:?}");
+            assert_eq!(store.acquire_all_now(&[request("free", mode)]), {
+                let reply = refused;
+                AcquireAllReply::Refused { index: 0, reply }
+            });
+        }
+        assert_eq!(acquire("r", Mode::Shared), refused);
+        // A writer has its token, and a reader would need another one.
+        assert_eq!(store.acquire_now(&writer, None), held);
+        assert_eq!(store.acquire_now(&reader, None), refused);
+        let converted = store.convert(&writer.hold).await.unwrap();
+        assert_eq!(converted, ConvertReply::NotHeld);
+        store.release_now(&Release::new(writer.hold));
+        let polled = store.poll(&[waiter.hold]).await.remove(0).unwrap();
+        assert!(matches!(polled, PollReply::Queued { .. }), "{polled:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_request_executed_after_its_deadline_does_nothing() {
         let store = MemoryStore::new();
         let late = request("k", Mode::Exclusive);

@@ -10,6 +10,8 @@ mod cache;
 mod clock;
 mod evaluation;
 mod execution;
+#[cfg(test)]
+mod fuzz;
 mod name;
 mod news;
 mod outcome;

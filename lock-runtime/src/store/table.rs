@@ -21,9 +21,9 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, HolderId,
-        Identity, IfBusy, Inspection, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
-        StoreEvent, Token, Waiter,
+        Identity, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
+        PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
+        RevokeScope, StoreEvent, Token, Waiter,
     },
     time::Instant,
 };
@@ -48,10 +48,19 @@ impl Default for Fences {
 }
 
 impl Fences {
+    /// The number from which on nothing is granted. No step issues as many tokens as are left.
+    const END: u64 = FencingToken::LAST.number() - (1 << 48);
+
+    /// Returns whether the tokens are used up: the next grants might get the same number.
+    fn is_exhausted(&self, now: Instant) -> bool {
+        let latest = self.latest.load(Ordering::Relaxed);
+        latest.max(self.micros(now)) >= Self::END
+    }
+
     /// The time in microseconds since 1970.
     fn micros(&self, now: Instant) -> u64 {
         let (began, micros) = self.epoch;
-        micros + now.saturating_duration_since(began).as_micros() as u64
+        micros.saturating_add(now.saturating_duration_since(began).as_micros() as u64)
     }
 
     /// Creates the counter of a store whose clock showed `micros` microseconds since 1970 at
@@ -67,10 +76,12 @@ impl Fences {
     /// Returns the next token at the time of `step`, and reserves this number of tokens after it.
     fn next(&self, reserved: u32, step: &Step<'_>) -> FencingToken {
         let micros = self.micros(step.now);
-        let farthest = micros + MAX_PROPOSAL_SKEW.as_micros() as u64;
+        let farthest = micros.saturating_add(MAX_PROPOSAL_SKEW.as_micros() as u64);
         let proposed = step.proposal.map(|fence| fence.number().min(farthest));
         let micros = proposed.unwrap_or(micros);
+        // A step begins before the end.
         let next = |latest| FencingToken::next(FencingToken::new(latest), micros);
+        let next = |latest| next(latest).unwrap_or(FencingToken::LAST);
         let last = |latest| Some(next(latest).later(reserved).number());
         let relaxed = Ordering::Relaxed;
         let (Ok(latest) | Err(latest)) = self.latest.fetch_update(relaxed, relaxed, last);
@@ -114,6 +125,8 @@ pub(crate) struct Step<'a> {
     frees: bool,
     /// The step grants no lock: requests are refused or queued, and waiters stay in the queue.
     pub(in crate::store) grants_nothing: bool,
+    /// No fencing token is left, so it grants none and refuses requests.
+    is_exhausted: bool,
     /// Switches rule 15 off: this step grants nothing from the wait queue.
     #[cfg(test)]
     pub(crate) lets_nobody_in: bool,
@@ -121,6 +134,7 @@ pub(crate) struct Step<'a> {
 
 impl<'a> Step<'a> {
     pub(crate) fn new(now: Instant, fences: &'a Fences, caller: Option<Token>) -> Self {
+        let is_exhausted = fences.is_exhausted(now);
         Self {
             now,
             latest: now,
@@ -131,7 +145,8 @@ impl<'a> Step<'a> {
             asks: None,
             events: Vec::new(),
             frees: false,
-            grants_nothing: false,
+            grants_nothing: is_exhausted,
+            is_exhausted,
             #[cfg(test)]
             lets_nobody_in: false,
         }
@@ -252,11 +267,17 @@ impl Table {
             if !step.grants_nothing {
                 return None;
             }
+            if step.is_exhausted {
+                return Some(AcquireReply::ForeignKey(KeyPart::Fence));
+            }
             self.insert(key, kind, Entry::new(mode));
         }
         let entry = self.map(kind).get_mut(key)?;
         if let Some(grant) = entry.repeated(&request.hold, step) {
             return Some(AcquireReply::Granted(grant));
+        }
+        if step.is_exhausted {
+            return Some(AcquireReply::ForeignKey(KeyPart::Fence));
         }
         let group = request.reader_group.filter(|_| mode == Mode::Shared);
         let is_of_a_group = group.is_some_and(|reader| entry.is_held_by(reader));
@@ -387,7 +408,7 @@ impl Table {
         let map = self.map(LockKind::Lock);
         let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
         entry.expire(step.now);
-        if entry.slots.is_empty() {
+        if entry.slots.is_empty() && !step.grants_nothing {
             entry.grant_heir(key, heir.request, step);
         }
         reply
@@ -443,7 +464,7 @@ impl Table {
     }
 
     fn converted(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<Grant> {
-        if hold.mode.kind() != LockKind::Lock {
+        if hold.mode.kind() != LockKind::Lock || step.is_exhausted {
             return None;
         }
         let entry = self.advanced(&hold.key, LockKind::Lock, step)?;

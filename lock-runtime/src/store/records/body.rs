@@ -113,7 +113,7 @@ impl Origin {
 
     fn micros(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.instant);
-        self.micros + since.as_micros() as u64
+        self.micros.saturating_add(since.as_micros() as u64)
     }
 }
 
@@ -145,7 +145,7 @@ impl Body {
         let mut entry = Entry::new(self.mode.into());
         entry
             .slots
-            .extend(self.slots.iter().filter_map(|slot| slot.read(origin)));
+            .extend(self.slots.iter().map(|slot| slot.read(origin)));
         let places = self.queue.iter().map(|place| place.read(origin));
         entry.line = places.collect::<VecDeque<_>>();
         Some(entry)
@@ -209,13 +209,14 @@ impl StoredSlot {
         }
     }
 
-    fn read(&self, origin: Origin) -> Option<Slot> {
-        Some(Slot {
+    fn read(&self, origin: Origin) -> Slot {
+        Slot {
             token: Token::from_bytes(self.token),
             kept: self.kept,
             expires: origin.instant(self.expires),
-            fence: FencingToken::new(self.fence)?,
-        })
+            // A holder with a damaged number is still one.
+            fence: FencingToken::new(self.fence).unwrap_or(FencingToken::LAST),
+        }
     }
 }
 

@@ -114,7 +114,9 @@ pub(crate) fn evaluate<T>(
     let now = origin.instant(reached.micros());
     let fences = Fences::since(now, reached.micros());
     let latest = bodies.iter().map(|body| body.fence).max();
-    let latest = latest.and_then(FencingToken::new);
+    // A damaged number is no reason to begin anew.
+    let token = |number| FencingToken::new(number).unwrap_or(FencingToken::LAST);
+    let latest = latest.filter(|number| *number > 0).map(token);
     latest.map(|latest| fences.raise(latest));
 
     let mut table = Table::default();
@@ -125,12 +127,12 @@ pub(crate) fn evaluate<T>(
     }
     let mut step = Step::new(now, &fences, terms.caller);
     step.latest = origin.instant(not_passed.micros());
-    step.grants_nothing = terms.is_guarded;
+    step.grants_nothing |= terms.is_guarded;
     let outcome = rule(&mut table, &mut step);
     let events = take(&mut step.events);
 
     let issued = (fences.latest() > latest).then(|| Issued {
-        first: FencingToken::next(latest, reached.micros()),
+        first: FencingToken::next(latest, reached.micros()).unwrap_or(FencingToken::LAST),
         last: fences.latest(),
     });
     let mut result = Evaluation {
@@ -289,7 +291,7 @@ impl Body {
         let places = self
             .queue
             .iter()
-            .map(|place| place.seen + ENTRY_TTL.as_micros() as u64);
+            .map(|place| place.seen.saturating_add(ENTRY_TTL.as_micros() as u64));
         let last = slots.chain(places).fold(now.micros(), u64::max);
         Timestamp::from_micros(last).later(KEPT_FOR)
     }

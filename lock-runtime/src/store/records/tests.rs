@@ -144,6 +144,28 @@ impl Listener for Grants {
     }
 }
 
+/// A record whose latest token is the last one, as a user may have written it.
+#[tokio::test(start_paused = true)]
+async fn no_fencing_token_is_granted_twice_at_the_end_of_the_numbers() {
+    let database = Database::new();
+    let store = database.store(Duration::ZERO);
+    let mut last = body::Body::default();
+    (last.fence, last.since) = (crate::FencingToken::LAST.number(), 1);
+    let record = Record::new(
+        Version::random(),
+        last.write(&RecordName::new("a")).unwrap(),
+    );
+    lock(&database.state).records.insert("a".to_owned(), record);
+    for if_busy in [IfBusy::Refuse, IfBusy::Queue, IfBusy::Refuse] {
+        let reply = store.acquire(&request(if_busy)).await.unwrap();
+        assert_eq!(reply, AcquireReply::ForeignKey(KeyPart::Fence));
+    }
+    let locks = LockClient::with_store(Arc::new(store));
+    let error = locks.exclusive("a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), crate::LockErrorKind::ForeignKey, "{error:#}");
+    drop(locks.exclusive("b").acquire().await.unwrap());
+}
+
 /// The client at the other end of a long link knows the clock of the database within bounds.
 #[tokio::test(start_paused = true)]
 async fn a_reservation_ends_no_earlier_than_asked_behind_a_slow_link() {

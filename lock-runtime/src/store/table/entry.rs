@@ -128,6 +128,9 @@ impl Entry {
     pub(crate) fn repeated(&mut self, hold: &Hold, step: &Step<'_>) -> Option<Grant> {
         let slot = self.slot(hold.mode, hold.token)?;
         if hold.mode != Mode::Exclusive {
+            if step.is_exhausted {
+                return None;
+            }
             slot.fence = step.fences.next(0, step);
         }
         Some(slot.grant(step.now))

@@ -134,7 +134,7 @@ async fn two_locks_for_one_thing_are_noticed() {
     let ahead = Arc::new(MemoryStore::new());
     let in_an_hour =
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
-    let in_an_hour = FencingToken::next(None, u64::try_from(in_an_hour.as_micros()).unwrap());
+    let in_an_hour = FencingToken::new(u64::try_from(in_an_hour.as_micros()).unwrap()).unwrap();
     ahead
         .raise(&LockKey::new("key-0").unwrap(), LockKind::Lock, in_an_hour)
         .await
