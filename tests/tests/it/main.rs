@@ -39,4 +39,5 @@ mod sentinel;
 mod stores;
 mod topologies;
 mod ui;
+mod urls;
 mod waiting;

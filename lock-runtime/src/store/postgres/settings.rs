@@ -248,7 +248,10 @@ impl Target {
         });
         let hosts = hosts.collect::<Vec<_>>().join(",");
         let database = self.config.get_dbname().or(self.config.get_user());
-        format!("{hosts}/{}", database.unwrap_or_default())
+        // Another name may be a part of a URL that was taken for one.
+        let is_plain = |name: &&str| !name.contains(['@', ':', '=', '&', '#', '%']);
+        let database = database.filter(is_plain).unwrap_or_default();
+        format!("{hosts}/{database}")
     }
 }
 
@@ -312,7 +315,7 @@ fn check_text(url: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Refuses hosts and users that contain what separates them, as they may contain a password.
+/// Refuses hosts and users that contain separators, as they may contain a password.
 fn check_parts(config: &Config) -> Result<(), &'static str> {
     let is_address = |name: &str| {
         let (address, _zone) = name.split_once('%').unwrap_or((name, ""));
@@ -332,7 +335,7 @@ fn check_parts(config: &Config) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Returns the complaint of the driver, without what may be a part of a password.
+/// Returns the complaint of the driver, without names that may be a part of a password.
 fn cause(error: &tokio_postgres::Error, url: &str) -> String {
     let Some(source) = std::error::Error::source(error) else {
         return error.to_string();

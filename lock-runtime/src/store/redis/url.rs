@@ -127,6 +127,10 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
         )
         .into());
     }
+    let path = url.split(['?', '#']).next().unwrap_or_default();
+    if is_socket && path.contains('@') {
+        return Err("the path of a socket contains an `@`, as credentials would; write %40".into());
+    }
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
     // The redis crate would take `#insecure` for leave not to check certificates.
@@ -137,8 +141,11 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
     let parameters = query.split('#').next().unwrap_or_default().split('&');
     let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
     match names.find(|name| !name.is_empty() && !known(name)) {
-        // What precedes an `@` may be the rest of a password.
-        Some(unknown) => Err(unsupported(unknown, query.contains('@')).into()),
+        // A name before an `@`, or after a password, may be the rest of the password.
+        Some(unknown) => {
+            let is_secret = query.contains('@') || query.contains("pass=");
+            Err(unsupported(unknown, is_secret).into())
+        }
         None => Ok(()),
     }
 }
@@ -202,11 +209,10 @@ fn complaint(url: &str, error: &RedisError) -> Complaint {
         Err(error) => error.to_string().into(),
         Ok(url) if text.contains("database number") => {
             let path = url.path().trim_start_matches('/');
-            // A path with an `@` begins within a password that is not percent-encoded.
-            if path.contains('@') {
-                "its path is not a database number".into()
-            } else {
-                format!("{path:?} is not a database number").into()
+            // Another path may begin within a password that is not percent-encoded.
+            match path.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+                true => format!("{path:?} is not a database number").into(),
+                false => "its path is not a database number".into(),
             }
         }
         Ok(_) => text.to_owned().into(),
@@ -284,6 +290,9 @@ impl<'a> Hosts<'a> {
             None => (rest, None),
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if path.contains('@') {
+            return Err("it has an `@` after a `/`; in a password, write %2F for the `/`".into());
+        }
         let hosts_at = authority.rfind('@').map_or(0, |at| at + 1);
         let (user, hosts) = authority.split_at(hosts_at);
         Ok(Self {
