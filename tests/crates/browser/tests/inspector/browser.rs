@@ -14,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The widths of a desk and of a telephone.
 pub(crate) const WIDTHS: [u32; 2] = [1280, 400];
 
+/// The name of another site, which resolves to the address of the tests.
+pub(crate) const REBOUND: &str = "evil.example";
+
 /// A browser with one page.
 pub(crate) struct Browser {
     page: Client,
@@ -70,6 +73,7 @@ impl Browser {
                 "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                 "--disable-dev-shm-usage", "--force-device-scale-factor=1",
+                format!("--host-resolver-rules=MAP {REBOUND} 127.0.0.1"),
                 format!("--user-data-dir={}", profile.display()),
             ],
         });

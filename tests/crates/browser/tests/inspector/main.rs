@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use self::browser::{Browser, WIDTHS};
+use self::browser::{Browser, REBOUND, WIDTHS};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -222,6 +222,40 @@ async fn a_page_of_another_origin_cannot_revoke_nor_frame() {
         click(page, Locator::Css("button")).await;
         becomes(page, "refused", |shown| shown.contains("has to be one")).await;
         guard.verify().await.unwrap();
+    })
+    .await;
+}
+
+/// DNS rebinding: to the browser, the pages are those of the other site.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_site_whose_name_resolves_to_the_pages_reads_and_revokes_nothing() {
+    let locks = named("orders");
+    let url = pages(Inspector::new(locks.clone())).await;
+    let guard = locks.exclusive("order:42").acquire().await.unwrap();
+    let seen = locks.inspect("order:42").await.unwrap().holders[0].id;
+    let rebound = url.replace("127.0.0.1", REBOUND);
+    Browser::run(async |page| {
+        page.goto(&rebound).await.unwrap();
+        becomes(page, "refused", |shown| {
+            shown.contains("this host is not allowed")
+        })
+        .await;
+        let origin = evaluate(page, "return origin").await;
+        assert!(origin.as_str().unwrap().contains(REBOUND), "{origin}");
+        // What a script of the site can send: to the browser, it is the page itself.
+        let ask = "const [method, form, done] = arguments;
+            const body = form && new URLSearchParams(form);
+            fetch('?format=json', { method, body }).then(async (it) => done([it.status, await it.text()]))";
+        let form = format!("key=order:42&holder={seen}");
+        for (method, form) in [("GET", json!(null)), ("POST", json!(form))] {
+            let answer = page.execute_async(ask, vec![json!(method), form]).await;
+            let answer = answer.unwrap();
+            assert_eq!(answer[0], 421, "{method}: {answer}");
+            assert!(!answer.to_string().contains("order:42"), "{answer}");
+        }
+        guard.verify().await.unwrap();
+        page.goto(&url).await.unwrap();
+        becomes(page, "shown", |shown| shown.contains("order:42")).await;
     })
     .await;
 }
