@@ -17,10 +17,10 @@ use tracing::Instrument;
 ///
 /// When a client disconnects, a server drops the response future and with it the handler, at its
 /// current await point. Outside of a [`LockLayer`](crate::LockLayer), this layer keeps both alive:
-/// the handler finishes under its lock, and the lock is released afterwards. The response is then
-/// dropped without being sent, so with [`HoldUntil::Body`](crate::HoldUntil::Body) the lock is
-/// released at that point. A request that is still waiting for its lock keeps waiting, up to its
-/// [`wait`](crate::LockLayer::wait).
+/// the handler finishes under its lock, within [`max_hold`](crate::LockLayer::max_hold), and the
+/// lock is released afterwards. The response is then dropped without being sent, so with
+/// [`HoldUntil::Body`](crate::HoldUntil::Body) the lock is released at that point. A request that
+/// is still waiting for its lock keeps waiting, up to its [`wait`](crate::LockLayer::wait).
 ///
 /// The task runs in the `tracing` span of the caller. It does not inherit task-locals, including
 /// that of [`LockClient::as_default`](lock_runtime::LockClient::as_default). It requires a tokio

@@ -98,6 +98,26 @@ async fn no_request_that_names_another_host_reads_or_revokes_a_lock() {
         }
         guard.verify().await.unwrap();
 
+        // HTTP/2 has the host in the URI.
+        let port = serve(|_| read_only.clone(), "/locks").await;
+        let address = ([127, 0, 0, 1], port).into();
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .http2_prior_knowledge();
+        let client = client
+            .resolve("evil.example", address)
+            .resolve("localhost", address);
+        let client = client.build().unwrap();
+        for (host, status) in [("evil.example", 421), ("localhost", 200)] {
+            let response = client
+                .get(format!("http://{host}:{port}/locks"))
+                .send()
+                .await;
+            let response = response.unwrap();
+            assert_eq!(response.version(), http::Version::HTTP_2);
+            assert_eq!(response.status(), status, "{host}");
+        }
+
         // The origin with which revoking is allowed, and no other.
         let port = serve(|port| read_only.allow_revoke(&origin(port)), "/locks").await;
         let host = format!("host: 127.0.0.1:{port}\r\n");

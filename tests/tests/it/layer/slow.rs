@@ -148,10 +148,12 @@ fn hangs(locks: &LockClient, layer: LockLayer) -> JoinHandle<StatusCode> {
     tokio::spawn(async move { app.oneshot(order()).await.unwrap().status() })
 }
 
+type Set = fn(LockLayer) -> LockLayer;
+
 #[tokio::test(start_paused = true)]
 async fn the_longest_of_a_minute_the_lease_and_min_hold_is_the_default() {
     let minute = 60 * SECOND;
-    let sets: [(fn(LockLayer) -> LockLayer, Duration); 6] = [
+    let sets: [(Set, Duration); 6] = [
         (|layer| layer, minute),
         (|layer| layer.lease(90 * SECOND), 90 * SECOND),
         (|layer| layer.lease(90 * SECOND).no_renew(), 90 * SECOND),

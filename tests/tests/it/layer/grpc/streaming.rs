@@ -2,7 +2,8 @@
 
 use lock_examples::inventory::Place;
 use lock_runtime::{LockClient, RevokeScope};
-use lock_tower::{HoldUntil, LockLayer};
+use lock_tower::{DEFAULT_MAX_HOLD, HoldUntil, LockLayer};
+use tokio::time::{Instant, pause};
 use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
@@ -122,6 +123,26 @@ async fn a_slow_reader_is_read_out_under_the_lock() {
     }
     assert_eq!(next(&mut places).await.unwrap(), None);
     assert!(is_free(&locks, "bolt").await);
+}
+
+/// Nothing is said about `max_hold`.
+#[tokio::test]
+async fn a_stream_that_goes_on_for_a_minute_ends_with_aborted() {
+    let locks = LockClient::in_memory();
+    let (service, mut entries) = hall();
+    let server = Served::under(streams(&locks), service);
+    let (mut places, counting) = begin(&server, &mut entries).await;
+    pause();
+    let since = Instant::now();
+    let status = in_time(places.message()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status:?}");
+    let took = since.elapsed();
+    assert!(
+        DEFAULT_MAX_HOLD - PROMPTLY < took && took < DEFAULT_MAX_HOLD + PROMPTLY,
+        "{took:?}"
+    );
+    assert!(counting.places.is_closed(), "the stream is dropped");
+    freed(&locks, "bolt").await;
 }
 
 #[tokio::test]

@@ -124,7 +124,7 @@ impl Random {
         let (_, route) = routes.choose(&mut self.rng).unwrap();
         let mut path = String::new();
         for segment in route.split('/').skip(1) {
-            let values = ["7", "a", "p", "+", "%2F", "..", "", "a/b", "p//q"];
+            let values = ["7", "a", "p", "q", "+", "%2F", "..", "", "a/b"];
             let segment = match segment.starts_with('{') {
                 true => *values.choose(&mut self.rng).unwrap(),
                 false if self.chance(3) => "x",
@@ -136,7 +136,7 @@ impl Random {
         if self.chance(20) {
             path.push('/');
         }
-        if self.chance(50) {
+        if self.chance(30) {
             for _ in 0..self.rng.random_range(1..4) {
                 let places: Vec<_> = path.match_indices('/').map(|(at, _)| at).collect();
                 path.insert(*places.choose(&mut self.rng).unwrap(), '/');
