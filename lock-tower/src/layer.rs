@@ -30,8 +30,7 @@ use crate::{
 /// clients get the lock. A request is locked before its body has been read, so a caller that sends
 /// it slowly, or not at all, could otherwise hold the lock without end. Set it to the longest time
 /// that the handler needs, or remove it with [`no_max_hold`](Self::no_max_hold) where callers are
-/// trusted. See [what a caller can do to a
-/// lock](crate::recipes#what-a-caller-can-do-to-a-lock).
+/// trusted. See "What a caller can do to a lock" in `recipes`.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LockLayer<K = KeyTemplate, P = Http> {

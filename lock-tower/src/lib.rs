@@ -42,8 +42,7 @@
 //! 2. It acquires the lock, waiting up to 2 s by default ([`LockLayer::wait`]). If that fails,
 //!    the request is refused as described in [Refusals](#refusals).
 //!    From then on it is held for a minute at most ([`LockLayer::max_hold`]), so that no caller
-//!    keeps it without end; see [what a caller can do to a
-//!    lock](recipes#what-a-caller-can-do-to-a-lock).
+//!    keeps it without end; see "What a caller can do to a lock" in `recipes`.
 //! 3. It waits until the inner service is ready and calls it. The handler finds a
 //!    [`HeldLock`](runtime::HeldLock) in the request's extensions (in axum, it is also an
 //!    extractor). Within the handler, `#[distributed_lock(.., reentrant)]` and
