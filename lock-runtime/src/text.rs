@@ -61,7 +61,7 @@ mod tests {
         for (name, shown) in [
             ("order:42", "order:42"),
             ("größe", "größe"),
-            ("a\u{202e}b\u{2028}c", r"a\u{202e}b\u{2028}c"),
+            ("a\u{202e}b\u{200b}c", r"a\u{202e}b\u{200b}c"),
             ("x fence=1", "\"x fence=1\""),
             ("x=1", "\"x=1\""),
             ("a\" fence=\"1", "\"a\\\" fence=\\\"1\""),

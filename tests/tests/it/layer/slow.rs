@@ -152,6 +152,7 @@ type Set = fn(LockLayer) -> LockLayer;
 
 #[tokio::test(start_paused = true)]
 async fn the_longest_of_a_minute_the_lease_and_min_hold_is_the_default() {
+    type Set = fn(LockLayer) -> LockLayer;
     let minute = 60 * SECOND;
     let sets: [(Set, Duration); 6] = [
         (|layer| layer, minute),

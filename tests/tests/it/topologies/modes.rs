@@ -226,18 +226,20 @@ impl Site {
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
         let over = Arc::new(AtomicBool::new(false));
-        let guarded = async |url| {
-            let guarded = Guarded {
-                locks: self.client(0).await,
-                namespace: self.namespace.clone(),
-                url,
-                seed,
-                records: records.clone(),
-                faults: log.clone(),
-            };
-            tokio::spawn(guarded.work(over.clone()))
+        let guarded = match self.postgres_url() {
+            Some(url) => {
+                let guarded = Guarded {
+                    locks: self.client(0).await,
+                    namespace: self.namespace.clone(),
+                    url,
+                    seed,
+                    records: records.clone(),
+                    faults: log.clone(),
+                };
+                Some(tokio::spawn(guarded.work(over.clone())))
+            }
+            None => None,
         };
-        let guarded = OptionFuture::from(self.postgres_url().map(guarded)).await;
         let storm = async {
             let struck = Struck {
                 servers: &self.servers,
