@@ -128,9 +128,10 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
-/// empty segment, `//`, is therefore refused with 400 (`bad_request`), unless
-/// [`allow_empty_segments`](Self::allow_empty_segments) is set. For `/api/`, write both routes, or
-/// `nest` the router.
+/// empty segment, `//`, is therefore refused with 400 (`bad_request`). So is a path that has a lock
+/// only with, or without, a slash at its end, where the file has no route for it but a
+/// `{*rest}`; to serve both, write both routes.
+/// [`allow_empty_segments`](Self::allow_empty_segments) accepts all of them.
 ///
 /// [`OnLost`]: lock_runtime::OnLost
 /// [`LockLayer::fail_open`]: crate::LockLayer::fail_open
@@ -181,8 +182,8 @@ impl LockPolicies {
         }
     }
 
-    /// Accepts paths with empty segments, such as `/files//a`. They are refused with 400 by
-    /// default, also where no route of the file matches.
+    /// Accepts paths with empty segments, such as `/files//a`, and serves `/orders/7/` without the
+    /// lock of `/orders/7` if the file has no route for it. They are refused with 400 by default.
     ///
     /// Only for applications without axum's `nest_service`, or another router that strips slashes:
     /// such a router serves `/api//orders` like `/api/orders`, and a request can reach its handler
@@ -275,11 +276,12 @@ impl<B> Selector<Request<B>> for LockPolicies {
         let unrouted = |target| (self.shared.unrouted.clone(), target);
         let table = self.shared.table.load();
         let path = whole_path(req);
-        if !self.allows_empty_segments && path.contains("//") {
-            let detail = "The path has an empty segment, which makes it ambiguous.";
+        let found = table.find(req.method(), path);
+        if !self.allows_empty_segments && table.is_ambiguous(found.as_ref(), req.method(), path) {
+            let detail = "The path has an empty segment, or lacks or has a slash at its end.";
             return unrouted(Err(KeyError::bad_request(detail)));
         }
-        let Some(found) = table.find(req.method(), path) else {
+        let Some(found) = found else {
             tracing::debug!("no policy matched; request served without a lock");
             return unrouted(Ok(Target::Skip));
         };

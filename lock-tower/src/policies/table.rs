@@ -62,6 +62,30 @@ impl Table {
         self.entries.len()
     }
 
+    /// Returns whether a router that is nested as a service, or a layer further in that rewrites
+    /// paths, might serve the request by another route than the one found here. axum strips one
+    /// slash when it nests a service, so that `/api/` and `/api//orders` are served like `/api` and
+    /// `/api/orders`.
+    pub(super) fn is_ambiguous(
+        &self,
+        found: Option<&Found<'_, '_>>,
+        method: &Method,
+        path: &str,
+    ) -> bool {
+        if path.contains("//") {
+            return true;
+        }
+        let is_explicit = |found: &Found<'_, '_>| !found.entry.route.path.contains("{*");
+        if found.is_some_and(is_explicit) {
+            return false;
+        }
+        let other = path
+            .strip_suffix('/')
+            .map_or(format!("{path}/"), str::to_owned);
+        let other = self.find(method, &other);
+        other.is_some_and(|other| is_explicit(&other) && other.lock().is_some())
+    }
+
     /// Returns the most specific route for a request: literal text precedes parameters, and of
     /// two routes with the same path the one that names the method precedes the one without
     /// methods.

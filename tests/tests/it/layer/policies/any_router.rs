@@ -150,23 +150,21 @@ impl Random {
 }
 
 /// The routes with all their prefixes, as a policy file has them.
-fn routes(branches: &[Branch], prefix: &str, is_service: bool) -> Vec<(Vec<Method>, String)> {
+fn routes(branches: &[Branch], prefix: &str) -> Vec<(Vec<Method>, String)> {
     let routes = branches.iter().flat_map(|branch| match branch {
         Branch::Route { methods, path } => {
-            // A nested service has both paths, as the documentation of `LockPolicies` says.
-            let paths: &[&str] = match &**path {
-                "/" if is_service => &["", "/"],
-                "/" => &[""],
-                path => &[path],
+            let path = match &**path {
+                "/" if prefix.is_empty() => "/",
+                "/" => "",
+                path => path,
             };
-            let written = |path| (methods.clone(), format!("{prefix}{path}"));
-            paths.iter().map(written).collect()
+            vec![(methods.clone(), format!("{prefix}{path}"))]
         }
         Branch::Nested {
             prefix: below,
-            is_service,
             inner,
-        } => routes(inner, &format!("{prefix}{below}"), *is_service),
+            ..
+        } => routes(inner, &format!("{prefix}{below}")),
     });
     routes.collect()
 }
@@ -258,7 +256,7 @@ async fn ask(seed: u64, tally: &mut Tally) {
         params: 0,
     };
     let branches = random.branches(0);
-    let routes = routes(&branches, "", false);
+    let routes = routes(&branches, "");
     let file = file(&routes);
     let shown = || {
         let branches: String = branches.iter().map(Branch::to_string).collect();

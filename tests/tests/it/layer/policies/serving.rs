@@ -405,7 +405,6 @@ async fn policy_file_locks_a_path_however_it_is_written() {
         "GET /api/orders/{id}" = { key = "order:{id}", name = "look" }
         "/api/files/{*rest}" = { key = "file:{rest}" }
         "/api" = { key = "root", global = true }
-        "/api/" = { key = "root", global = true }
     "#;
     let locks = LockClient::in_memory();
     let lock = layer(&locks, text);
@@ -525,7 +524,14 @@ async fn policy_file_refuses_empty_segments_unless_they_are_allowed() {
         );
         assert_eq!(lenient.post(path).await.body, body, "{path}");
     }
-    for path in ["/files/a", "/files/a/", "/nowhere/", "/", "/health?to=//"] {
+    for path in [
+        "/files/a",
+        "/files/a/",
+        "/nowhere/",
+        "/",
+        "/health?to=//",
+        "/health/",
+    ] {
         assert_eq!(strict.post(path).await.status, 200, "{path}");
     }
     // The policies themselves are shared.
@@ -533,4 +539,55 @@ async fn policy_file_refuses_empty_segments_unless_they_are_allowed() {
         .replace("[routes.'/a']\nkey = '{header.x}'")
         .unwrap();
     assert_eq!(lenient.post("/files//a").await.body, "none");
+}
+
+/// A nested service serves both forms by one route, and so does a layer that removes the slash.
+#[tokio::test]
+async fn policy_file_refuses_a_path_whose_lock_depends_on_a_slash_at_its_end() {
+    let text = r#"
+        [routes]
+        "POST /orders/{id}" = { key = "order:{id}" }
+        "/shops/" = { key = "shops", global = true }
+        "/both" = { key = "both", global = true, name = "both" }
+        "/both/" = { key = "both", global = true, name = "and both" }
+        "/free" = { skip = true }
+        "/wide/{*rest}" = { skip = true }
+        "/wide/all" = { key = "all", global = true }
+    "#;
+    let locks = LockClient::in_memory();
+    let server = serve(&locks, text).await;
+    for path in ["/orders/7/", "/shops", "/wide/all/"] {
+        let response = server.post(path).await;
+        assert_eq!(
+            (response.status, &*response.problem()),
+            (400, "bad_request"),
+            "{path}"
+        );
+    }
+    for (path, key) in [
+        ("/orders/7", "order:7"),
+        ("/shops/", "shops"),
+        ("/both", "both"),
+        ("/both/", "both"),
+        ("/free", "none"),
+        ("/free/", "none"),
+        ("/wide/all", "all"),
+        ("/wide/7/", "none"),
+        ("/nowhere", "none"),
+        ("/nowhere/", "none"),
+    ] {
+        assert_eq!(server.post(path).await.body, key, "{path}");
+    }
+    let other = server.send("GET", "/orders/7/", &[]).await.response().await;
+    assert_eq!(other.unwrap().body, "none", "another method");
+    let policies = LockPolicies::from_toml_str(text)
+        .unwrap()
+        .allow_empty_segments();
+    let lenient = Router::new()
+        .fallback(named)
+        .layer(PolicyLayer::new(locks, policies));
+    assert_eq!(
+        Server::start(lenient).await.post("/orders/7/").await.body,
+        "none"
+    );
 }
