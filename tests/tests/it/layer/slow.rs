@@ -148,8 +148,6 @@ fn hangs(locks: &LockClient, layer: LockLayer) -> JoinHandle<StatusCode> {
     tokio::spawn(async move { app.oneshot(order()).await.unwrap().status() })
 }
 
-type Set = fn(LockLayer) -> LockLayer;
-
 #[tokio::test(start_paused = true)]
 async fn the_longest_of_a_minute_the_lease_and_min_hold_is_the_default() {
     type Set = fn(LockLayer) -> LockLayer;
