@@ -8,7 +8,7 @@
 //!
 //! | Parameter | Meaning |
 //! |---|---|
-//! | `sslmode=require` | TLS, with the feature `postgres-rustls`, and a certificate that is verified |
+//! | `sslmode=require` | TLS, with the feature `postgres-rustls`; the certificate is verified |
 //! | `sslmode=prefer` | the default: TLS if it is compiled in and the server offers it |
 //! | `sslrootcert=file` | the authorities to trust (PEM), instead of those of the system |
 //! | `sslcert=file`, `sslkey=file` | the certificate of the client and its private key (PEM) |
@@ -16,9 +16,9 @@
 //! | `connect_timeout=2` | in seconds; 2 by default |
 //! | `schema_owner=role` | also trust [the schema](#schema-and-rights) of this role |
 //!
-//! `sslmode=verify-full` means the same as `require`. With `prefer`, as with `libpq`, the certificate
-//! is not verified, and a connection is made without TLS if the server refuses it: only readers of
-//! the network are kept out, and nothing is promised. An application that has not installed a crypto
+//! `sslmode=verify-full` means the same as `require`. With `prefer`, as with `libpq`, the
+//! certificate is not verified, and a connection is made without TLS if the server refuses it: it
+//! keeps out those who only read the network. An application that has not installed a crypto
 //! provider for rustls connects without TLS. `sslmode=disable` saves a round trip for each
 //! connection.
 //!

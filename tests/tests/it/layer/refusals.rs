@@ -232,8 +232,8 @@ async fn a_grpc_caller_gets_a_status_in_the_headers() {
     );
 }
 
-/// A caller chooses its headers, and must not choose the protocol by them: a refusal with the status
-/// 200 is not counted as one.
+/// A caller chooses its headers, and must not choose the protocol by them: a refusal with the
+/// status 200 is not counted as one.
 #[tokio::test]
 async fn a_refusal_is_that_of_grpc_on_a_route_of_grpc_only() {
     let locks = LockClient::in_memory();
