@@ -139,9 +139,9 @@
 //!
 //! A gRPC call is a `POST` over HTTP/2 with the content type `application/grpc`, on a route of
 //! gRPC. If axum has matched the request, that is a route such as `/package.Service/{*rest}`, as
-//! tonic registers it; otherwise a path such as `/package.Service/Method`. A caller of another
-//! route cannot have its refusal look like a success, with the status 200. (A service without a
-//! package is one of gRPC if it begins with a capital, as the style guide of Protobuf says.)
+//! tonic registers it; otherwise a path such as `/package.Service/Method`. On other routes a caller
+//! cannot have its refusal look like a success, with the status 200. (A service without a package
+//! is one of gRPC if it begins with a capital, as the style guide of Protobuf says.)
 //!
 //! | error | HTTP | gRPC |
 //! |---|---|---|

@@ -148,12 +148,13 @@ impl LockClientBuilder {
     }
 
     /// Asks the store about each grant that a message announces, before the guard is returned. Off
-    /// by default: the message counts, and the first renewal confirms it, within 100 ms.
+    /// by default: the message counts, and the first renewal, sent within 100 ms, confirms it.
     ///
     /// Set it where programs that are not trusted with the locks may publish on the channels of the
-    /// namespace (Redis: a user with `PUBLISH` and its channels; PostgreSQL: every role that may
-    /// connect to the database can `NOTIFY`). A forged message then costs a poll, and cannot make a
-    /// waiter enter beside the holder for that time. It adds a round trip to each hand-off between
+    /// namespace, and read its keys or messages (Redis: a user with `PUBLISH` and its channels;
+    /// PostgreSQL: every role that may connect to the database can `NOTIFY`). A forged message then
+    /// costs a poll, and cannot make a waiter enter beside the holder until that renewal is
+    /// answered, 3 s at most. It adds a round trip to each hand-off between
     /// processes. With or without it, a message with a fencing token more than 60 s ahead of the
     /// store's clock is no grant. The in-memory store sends no messages; custom stores ignore it.
     pub fn confirm_grants(mut self) -> Self {

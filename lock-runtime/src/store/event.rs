@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     hand_off::Heir,
-    message::{Grant, Hold, MAX_PROPOSAL_SKEW, Token},
+    message::{Grant, Hold, Token},
 };
-use crate::{fence::FencingToken, key::LockKey, spec::LockKind, sync::lock};
+use crate::{key::LockKey, spec::LockKind, sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
 /// may be lost, duplicated or late.
@@ -59,14 +59,18 @@ pub enum StoreEvent {
     Reconnected,
 }
 
+#[cfg(any(feature = "redis", feature = "records"))]
 impl StoreEvent {
     /// Returns the event that a message announces at `micros` (microseconds since 1970) of the
     /// store's clock. Other programs may be able to send messages, and a fencing token that is far
     /// ahead of the clock would be the last one of its resource: a grant with such a token, or any
     /// grant if the client `confirms` them, only makes the waiter poll.
     pub(crate) fn announced(self, micros: u64, confirms: bool) -> Self {
+        const SKEW: u64 = super::MAX_PROPOSAL_SKEW.as_micros() as u64;
         match self {
-            Self::Granted { hold, grant, .. } if confirms || is_ahead(grant.fence, micros) => {
+            Self::Granted { hold, grant, .. }
+                if confirms || grant.fence.number() > micros.saturating_add(SKEW) =>
+            {
                 Self::FreeIn {
                     kind: hold.mode.kind(),
                     key: hold.key,
@@ -76,13 +80,6 @@ impl StoreEvent {
             event => event,
         }
     }
-}
-
-/// Returns whether a token is later than any grant can be at `micros` of the store's clock, unless
-/// that was set back.
-fn is_ahead(fence: FencingToken, micros: u64) -> bool {
-    let skew = MAX_PROPOSAL_SKEW.as_micros() as u64;
-    fence.number() > micros.saturating_add(skew)
 }
 
 /// A receiver of the events of a store.
@@ -124,10 +121,10 @@ impl fmt::Debug for Listeners {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, any(feature = "redis", feature = "records")))]
 mod tests {
     use super::*;
-    use crate::spec::Mode;
+    use crate::{fence::FencingToken, spec::Mode, store::MAX_PROPOSAL_SKEW};
 
     #[test]
     fn a_message_grants_nothing_ahead_of_the_clock_or_to_a_client_that_confirms() {

@@ -31,7 +31,8 @@ const OWNERS: &str = "select (select r.rolname::text from pg_catalog.pg_roles r 
         where d.datname = pg_catalog.current_database()) \
     and r.rolname::text <> all ($1) limit 1), \
     coalesce((select pg_catalog.pg_has_role(n.nspowner, 'usage') from pg_catalog.pg_namespace n \
-        where n.nspname = 'lock_runtime'), true)";
+        where n.nspname = 'lock_runtime'), true), \
+    exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime')";
 
 const CHECK: &str = "select pg_postmaster_start_time()::text, pg_backend_pid(), \
     current_setting('server_encoding'), current_setting('transaction_read_only') = 'on', \
@@ -51,10 +52,14 @@ pub(super) struct Server {
 /// Checks the database of a new connection. Creates the schema if it is missing or older. `owners`
 /// may own it, besides this user, the owner of the database and superusers.
 pub(super) async fn check(client: &Client, owners: &[String]) -> Result<Server, StoreError> {
-    let may_create = check_owners(client, owners).await?;
-    let older = match check_version(client).await {
-        ControlFlow::Break(checked) => return checked,
-        ControlFlow::Continue(older) => older,
+    let (is_there, may_create) = check_owners(client, owners).await?;
+    // A schema that has been created since then may be that of any role.
+    let older = match is_there {
+        true => match check_version(client).await {
+            ControlFlow::Break(checked) => return checked,
+            ControlFlow::Continue(older) => older,
+        },
+        false => None,
     };
     let usable = older.filter(|state| state.version >= OLDEST);
     let created = match (may_create, &usable) {
@@ -80,18 +85,21 @@ pub(super) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
     }
 }
 
-/// Returns whether this user may create the schema or bring it up to date.
-async fn check_owners(client: &Client, owners: &[String]) -> Result<bool, StoreError> {
+/// Returns whether there is a schema, and whether this user may create it or bring it up to date.
+async fn check_owners(client: &Client, owners: &[String]) -> Result<(bool, bool), StoreError> {
     let rows = client
         .query_typed(OWNERS, &[(&owners, Type::TEXT_ARRAY)])
         .await;
     let rows = rows.map_err(|error| failed(&error))?;
     let Some(row) = rows.first() else {
-        return Ok(false);
+        return Ok((true, false));
     };
-    let read = |row: &Row| Ok::<(Option<String>, bool), Error>((row.try_get(0)?, row.try_get(1)?));
+    let read = |row: &Row| {
+        let (stranger, may_create): (Option<String>, bool) = (row.try_get(0)?, row.try_get(1)?);
+        Ok::<_, Error>((stranger, (row.try_get(2)?, may_create)))
+    };
     match read(row).map_err(|error| failed(&error))? {
-        (None, may_create) => Ok(may_create),
+        (None, found) => Ok(found),
         (Some(stranger), _) => Err(foreign(&stranger)),
     }
 }

@@ -13,7 +13,10 @@ declare
   installed int;
   stranger text;
   known text;
+  called text;
 begin
+  -- A stranger may keep the creation of a schema of this name in an open transaction.
+  perform pg_catalog.set_config('lock_timeout', '2s', true);
   -- A user that may not create schemas can then execute this in a schema that it owns.
   if pg_catalog.to_regnamespace('lock_runtime') is null then
     begin
@@ -328,13 +331,18 @@ begin
   -- Before version 2, every role with `usage` on the schema could execute them. Such roles still
   -- can.
   if installed < 2 then
-    for known in
-      select r.rolname::text from pg_catalog.pg_namespace n
+    for known, called in
+      select r.rolname::text, p.proname::text from pg_catalog.pg_namespace n
         cross join lateral pg_catalog.aclexplode(n.nspacl) a join pg_catalog.pg_roles r on r.oid = a.grantee
+        join pg_catalog.pg_proc p on p.pronamespace = n.oid
         where n.nspname = 'lock_runtime' and a.privilege_type = 'USAGE'
+          and p.proname in ('micros', 'swap', 'lock', 'remove', 'guard')
+          -- Not if an administrator has taken the right away before.
+          and (p.proacl is null or exists (select from pg_catalog.aclexplode(p.proacl) e
+            where e.grantee = 0 and e.privilege_type = 'EXECUTE'))
     loop
-      execute 'grant execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, '
-        || 'lock_runtime.remove, lock_runtime.guard to ' || pg_catalog.quote_ident(known);
+      execute 'grant execute on function lock_runtime.' || pg_catalog.quote_ident(called)
+        || ' to ' || pg_catalog.quote_ident(known);
     end loop;
   end if;
   revoke execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, lock_runtime.remove,

@@ -106,13 +106,10 @@ impl Inbox for Shared {
         let Some(reading) = self.clock.reading() else {
             return;
         };
-        let Some((event, record)) = news::read(message, &reading) else {
+        let Some(event) = news::read(message, &reading) else {
             tracing::debug!("a message of another version of this library was ignored");
             return;
         };
-        if let Some((name, record)) = record {
-            self.cache.put(&name, Some(record));
-        }
         let micros = reading.at(Instant::now()).latest.micros();
         let confirms = self.confirms.load(Ordering::Relaxed);
         self.listeners.notify(&event.announced(micros, confirms));

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, ClientId, MAX_MESSAGE_BYTES, Message, Record, RecordName, Timestamp, Version,
-    body::StoredMode, clock::Reading,
+    Change, ClientId, MAX_MESSAGE_BYTES, Message, RecordName, Timestamp, body::StoredMode,
+    clock::Reading,
 };
 use crate::{
     fence::FencingToken,
@@ -12,15 +12,13 @@ use crate::{
     time::Instant,
 };
 
-/// The longest record that is sent with a grant.
-const MAX_RECORD_BYTES: usize = MAX_MESSAGE_BYTES / 2;
-
 /// A message. Its times are by the clock of the database.
 #[derive(Debug, Serialize, Deserialize)]
 struct Letter {
     news: News,
     name: String,
-    /// The version and the content of the record, which the addressee will probably change next.
+    /// The version and the content of the record, in messages of earlier versions. It is not used: a
+    /// forged one would be written back under the true version.
     record: Option<(u64, Vec<u8>)>,
 }
 
@@ -65,27 +63,23 @@ pub(super) fn message(
         },
         _ => return None,
     };
-    let record = &change.record;
-    let is_short = record.body.len() <= MAX_RECORD_BYTES;
     let letter = Letter {
         news,
         name: change.name.as_str().to_owned(),
-        record: is_short.then(|| (record.version.number(), record.body.clone())),
+        // It would show the tokens of all waiters to those who can listen.
+        record: None,
     };
     let body = postcard::to_allocvec(&letter).ok()?;
     (body.len() <= MAX_MESSAGE_BYTES).then(|| Message::new(to, body))
 }
 
-/// Reads a message: the event, and the record that it contains.
-pub(super) fn read(
-    message: &[u8],
-    reading: &Reading,
-) -> Option<(StoreEvent, Option<(RecordName, Record)>)> {
+/// Reads a message.
+pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
     let letter: Letter = postcard::from_bytes(message).ok()?;
     let name = RecordName::new(letter.name);
     // No later than by the clock of the database, as the holder relies on it.
     let left = |at: u64| Timestamp::from_micros(at).since(reading.at(Instant::now()).latest);
-    let event = match letter.news {
+    Some(match letter.news {
         News::Granted {
             mode,
             token,
@@ -112,10 +106,16 @@ pub(super) fn read(
         News::Revoked { token } => StoreEvent::Revoked {
             token: Token::from_bytes(token),
         },
+    })
+}
+
+/// A message of an earlier version: the lock is free, and its record is this one.
+#[cfg(test)]
+pub(super) fn with_record(name: &RecordName, record: &super::Record) -> Vec<u8> {
+    let letter = Letter {
+        news: News::FreeIn { at: 0 },
+        name: name.as_str().to_owned(),
+        record: Some((record.version.number(), record.body.clone())),
     };
-    let record = letter.record.and_then(|(version, body)| {
-        let version = Version::from_number(version)?;
-        Some((name, Record::new(version, body)))
-    });
-    Some((event, record))
+    postcard::to_allocvec(&letter).expect("a short message")
 }

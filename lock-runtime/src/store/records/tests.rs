@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    fmt,
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -32,6 +33,15 @@ struct Database {
     state: Mutex<State>,
 }
 
+/// The store that gets the messages.
+struct Inboxed(Weak<dyn Inbox>);
+
+impl fmt::Debug for Inboxed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Inboxed")
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     records: BTreeMap<String, Record>,
@@ -39,6 +49,7 @@ struct State {
     ahead: Duration,
     /// The clients that have expected messages.
     listening: BTreeSet<ClientId>,
+    inbox: Option<Inboxed>,
 }
 
 impl Database {
@@ -109,6 +120,10 @@ impl Records for Link {
             sleep(self.way).await;
             Ok(reply)
         })
+    }
+
+    fn listen(&self, inbox: Weak<dyn Inbox>) {
+        lock(&self.database.state).inbox = Some(Inboxed(inbox));
     }
 
     fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
@@ -252,4 +267,40 @@ async fn a_client_without_a_name_is_one_client_too() {
     }
     assert_eq!(lock(&database.state).listening.len(), 1);
     guard.release().await.unwrap();
+}
+
+/// A role that may only send messages could otherwise have a client write a false record under the
+/// true version.
+#[tokio::test(start_paused = true)]
+async fn a_record_in_a_message_is_not_believed() {
+    let database = Database::new();
+    let store = database.store(Duration::ZERO);
+    let first = request(IfBusy::Refuse);
+    assert!(matches!(
+        store.acquire(&first).await,
+        Ok(AcquireReply::Granted(_))
+    ));
+    let record = || {
+        let records = &lock(&database.state).records;
+        let (name, record) = records.iter().next().expect("that of the lock");
+        (RecordName::new(name.clone()), record.clone())
+    };
+    store
+        .release(&Release::new(first.hold.clone()))
+        .await
+        .unwrap();
+    let (_, free) = record();
+    let held = request(IfBusy::Refuse);
+    assert!(matches!(
+        store.acquire(&held).await,
+        Ok(AcquireReply::Granted(_))
+    ));
+    let (name, present) = record();
+    let false_record = Record::new(present.version, free.body);
+    let message = super::news::with_record(&name, &false_record);
+    let inbox = lock(&database.state).inbox.take().expect("it listens");
+    inbox.0.upgrade().unwrap().deliver(&message);
+    let other = request(IfBusy::Refuse);
+    let reply = store.acquire(&other).await.unwrap();
+    assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
 }

@@ -13,7 +13,7 @@ local ARRIVALS = 1024
 local POLL_INTERVAL = 1000
 -- The most positions of a queue: more than a server has connections for waiters. Numbers alone must
 -- not keep the server busy.
-local MOST_POSITIONS = 65536
+local MOST_POSITIONS = 16384
 -- More fencing tokens than any client reserves with a grant.
 local MOST_RESERVED = 1024
 

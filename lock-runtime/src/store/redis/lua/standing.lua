@@ -11,6 +11,9 @@ local function judge(lock, mode, member)
     return 'foreign', nil, kind
   end
   local permits = tonumber(mode)
+  if permits and permits < 1 then
+    return 'mismatch', nil, kind
+  end
   if kind == 'string' then
     if permits then
       return 'mismatch', nil, kind
