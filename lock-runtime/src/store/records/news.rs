@@ -17,8 +17,8 @@ use crate::{
 struct Letter {
     news: News,
     name: String,
-    /// The version and the content of the record, in messages of earlier versions. It is not used: a
-    /// forged one would be written back under the true version.
+    /// The version and the content of the record, in messages of earlier versions. It is not used:
+    /// a forged one would be written back under the true version.
     record: Option<(u64, Vec<u8>)>,
 }
 
