@@ -152,11 +152,12 @@ impl LockClientBuilder {
     ///
     /// Set it where programs that are not trusted with the locks may publish on the channels of the
     /// namespace, and read its keys or messages (Redis: a user with `PUBLISH` and its channels;
-    /// PostgreSQL: every role that may connect to the database can `NOTIFY`). A forged message then
-    /// costs a poll, and cannot make a waiter enter beside the holder until that renewal is
-    /// answered, 3 s at most. It adds a round trip to each hand-off between
-    /// processes. With or without it, a message with a fencing token more than 60 s ahead of the
-    /// store's clock is no grant. The in-memory store sends no messages; custom stores ignore it.
+    /// PostgreSQL: every role that may connect to the database, while clients of earlier versions
+    /// use it, whose messages show the tokens of waiters). A forged message then costs a poll, and
+    /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most. It
+    /// adds a round trip to each hand-off between processes. With or without it, a message with a
+    /// fencing token more than 60 s ahead of the store's clock is no grant. The in-memory store
+    /// sends no messages; custom stores ignore it.
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;
         #[cfg(feature = "redis")]

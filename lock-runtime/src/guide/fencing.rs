@@ -101,8 +101,9 @@
 //! ```
 //!
 //! Other roles need two rights, which the owner of the schema grants. Every role that has them can
-//! refuse the holders of every resource for up to a day, with a token of tomorrow. There are no
-//! rights to single resources or prefixes.
+//! refuse the holders of every resource for up to a day, with a token of tomorrow, or keep them
+//! waiting for as long as its transaction lasts. There are no rights to single resources or
+//! prefixes.
 //!
 //! ```sql
 //! grant usage on schema lock_runtime to my_service;

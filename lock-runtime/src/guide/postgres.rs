@@ -88,11 +88,14 @@
 //! No function can be executed by `PUBLIC`. The rights are those to all locks of all namespaces:
 //!
 //! - A role with `connect` alone can cost waiters a poll by notifications. If it knows the id of a
-//!   waiting client, it can read the messages to it, and forge a grant. `usage` on the schema adds
-//!   nothing.
+//!   waiting client, it can read the messages to it, with the names of locks and the tokens of
+//!   grants that were made, and end those holds. It can use up the connections, the disk or the
+//!   queue of notifications. `usage` on the schema adds nothing.
 //! - With `execute` on `guard` it can keep a lock that is held, for as long as a transaction lasts,
-//!   if it knows or finds the fencing token. It cannot keep a lock that is free.
-//! - With `execute` on `fenced` it can refuse the holders of any resource, for up to a day.
+//!   if it knows or finds the fencing token, and make the table of locks large. It cannot keep a
+//!   lock that is free.
+//! - With `execute` on `fenced` it can refuse the holders of any resource for up to a day, keep
+//!   them waiting for as long as its own transaction lasts, and fill the table of resources.
 //! - With the rights of a client it can grant, revoke and keep all locks.
 //!
 //! There are no rights to single namespaces or prefixes. Services that must not touch the locks of

@@ -14,17 +14,19 @@ declare
   stranger text;
   known text;
   called text;
+  patience text := pg_catalog.current_setting('lock_timeout');
 begin
-  -- A stranger may keep the creation of a schema of this name in an open transaction.
-  perform pg_catalog.set_config('lock_timeout', '2s', true);
   -- A user that may not create schemas can then execute this in a schema that it owns.
   if pg_catalog.to_regnamespace('lock_runtime') is null then
+    -- A stranger may keep the creation of a schema of this name in an open transaction.
+    perform pg_catalog.set_config('lock_timeout', '2s', true);
     begin
       create schema lock_runtime;
     exception when unique_violation or duplicate_schema then
       -- Another process has created it in the meantime.
       null;
     end;
+    perform pg_catalog.set_config('lock_timeout', patience, true);
   end if;
   if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime') then
     raise exception 'the schema lock_runtime is newer than the snapshot of the transaction; repeat it'
@@ -347,6 +349,15 @@ begin
   end if;
   revoke execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, lock_runtime.remove,
     lock_runtime.varint, lock_runtime.is_held, lock_runtime.guard from public;
+  -- guard() runs with the rights of its owner, which a superuser who executes this may not be.
+  for known in
+    select pg_catalog.pg_get_userbyid(p.proowner)::text from pg_catalog.pg_proc p
+      join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+      where n.nspname = 'lock_runtime' and p.proname = 'guard'
+  loop
+    execute 'grant execute on function lock_runtime.micros, lock_runtime.varint, lock_runtime.is_held to '
+      || pg_catalog.quote_ident(known);
+  end loop;
 
   delete from lock_runtime.format where version < 2;
   insert into lock_runtime.format select 2, 1 where not exists (select from lock_runtime.format);

@@ -104,7 +104,8 @@ end
 -- Whether waiters that gave up have left more gaps than entries. The cost of closing them is
 -- amortized: as many waiters have left as there are positions to read.
 local function has_gaps(line)
-  return line.last - line.first + 1 > 2 * line.count + 64
+  local span = line.last - line.first + 1
+  return span > 2 * line.count + 64 or span >= MOST_POSITIONS and span > line.count
 end
 
 -- Closes the gaps between the entries, keeps their order, and drops expired entries. No entry is
@@ -148,6 +149,9 @@ local function enqueue(line, member, mode, lease, reserved, channel)
   -- A hash without `ends` may be foreign data. A queue that has just been emptied no
   -- longer exists.
   if line.last == 0 and redis.call('TYPE', line.queue).ok ~= 'none' then
+    return false
+  end
+  if line.count >= MOST_POSITIONS - 1 then
     return false
   end
   -- Earlier versions leave gaps to the next waiter.
