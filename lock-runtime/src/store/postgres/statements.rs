@@ -1,5 +1,7 @@
 //! The statements of the calls, their arguments, and their replies.
 
+use std::error::Error;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio_postgres::{
     Row,
@@ -131,11 +133,42 @@ pub(super) fn timestamp(row: &Row) -> Result<Timestamp, StoreError> {
     ))
 }
 
+/// The elements of an array.
+///
+/// The driver reserves memory for as many as the array states. In a damaged reply these may be
+/// more than the array has bytes, and more than the machine has memory, which ends the process.
+#[derive(Debug)]
+struct Elements<T>(Vec<T>);
+
+impl<'a, T: FromSql<'a>> FromSql<'a> for Elements<T> {
+    fn from_sql(of: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        // The number of dimensions, two more words, and for each dimension its length and its
+        // first index; then the length of each element, and the element.
+        let word = |index: usize| {
+            let bytes = raw.get(4 * index..4 * index + 4)?;
+            Some(u32::from_be_bytes(bytes.try_into().ok()?))
+        };
+        let dimensions = word(0).ok_or("an array without a head")?;
+        let count = match dimensions {
+            0 => 0,
+            _ => word(3).ok_or("an array without a length")?,
+        };
+        if dimensions > 1 || count as usize > raw.len() / 4 {
+            return Err("an array that is longer than its reply".into());
+        }
+        Vec::from_sql(of, raw).map(Self)
+    }
+
+    fn accepts(of: &Type) -> bool {
+        <Vec<T> as FromSql>::accepts(of)
+    }
+}
+
 /// Reads the arrays of versions and bodies that begin at a column.
 pub(super) fn present(row: &Row, column: usize) -> Result<Vec<Option<Record>>, StoreError> {
-    let versions: Option<Vec<Option<i64>>> = field(row, column)?;
-    let bodies: Option<Vec<Option<Vec<u8>>>> = field(row, column + 1)?;
-    let Some((versions, bodies)) = versions.zip(bodies) else {
+    let versions: Option<Elements<Option<i64>>> = field(row, column)?;
+    let bodies: Option<Elements<Option<Vec<u8>>>> = field(row, column + 1)?;
+    let Some((Elements(versions), Elements(bodies))) = versions.zip(bodies) else {
         return Ok(Vec::new());
     };
     let records = versions.into_iter().zip(bodies);
@@ -161,6 +194,27 @@ mod tests {
         let mut swap = Swap::new(vec![change], Timestamp::from_micros(not_before));
         swap.durable = durable;
         swap
+    }
+
+    #[test]
+    fn an_array_that_is_longer_than_its_reply_is_an_error() {
+        let array = |dimensions: u32, count: u32| {
+            let words = [dimensions, 0, Type::BYTEA.oid(), count, 1, 1];
+            let words = words.iter().flat_map(|word| word.to_be_bytes());
+            words.chain([7]).collect::<Vec<u8>>()
+        };
+        let read = |raw: &[u8]| {
+            let read = Elements::<Option<Vec<u8>>>::from_sql(&Type::BYTEA_ARRAY, raw);
+            read.map(|Elements(elements)| elements)
+        };
+        assert_eq!(read(&array(1, 1)).unwrap(), [Some(vec![7])]);
+        assert_eq!(read(&array(0, 0)[..12]).unwrap(), []);
+        for (dimensions, count) in [(1, 2), (1, 1_929_379_841), (1, u32::MAX), (2, 1), (9, 9)] {
+            read(&array(dimensions, count)).unwrap_err();
+        }
+        for length in 0..array(1, 1).len() {
+            read(&array(1, 1)[..length]).unwrap_err();
+        }
     }
 
     #[test]
