@@ -156,7 +156,7 @@ impl LockClientBuilder {
     /// use it, whose messages show the tokens of waiters). A forged message then costs a poll, and
     /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most. It
     /// adds a round trip to each hand-off between processes. With or without it, a message with a
-    /// fencing token more than 60 s ahead of the store's clock is no grant. The in-memory store
+    /// fencing token more than 61 s ahead of the store's clock is no grant. The in-memory store
     /// sends no messages; custom stores ignore it.
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;

@@ -66,7 +66,9 @@ impl StoreEvent {
     /// ahead of the clock would be the last one of its resource: a grant with such a token, or any
     /// grant if the client `confirms` them, only makes the waiter poll.
     pub(crate) fn announced(self, micros: u64, confirms: bool) -> Self {
-        const SKEW: u64 = super::MAX_PROPOSAL_SKEW.as_micros() as u64;
+        // A server of a majority grants up to the skew of a proposal ahead of its clock, which is
+        // known to a round trip.
+        const SKEW: u64 = super::MAX_PROPOSAL_SKEW.as_micros() as u64 + 1_000_000;
         match self {
             Self::Granted { hold, grant, .. }
                 if confirms || grant.fence.number() > micros.saturating_add(SKEW) =>
@@ -129,11 +131,11 @@ mod tests {
     #[test]
     fn a_message_grants_nothing_ahead_of_the_clock_or_to_a_client_that_confirms() {
         const NOON: u64 = 1_800_000_000_000_000;
-        let minute = MAX_PROPOSAL_SKEW.as_micros() as u64;
+        let skew = MAX_PROPOSAL_SKEW.as_micros() as u64 + 1_000_000;
         for (fence, confirms, is_grant) in [
             (1, false, true),
-            (NOON + minute, false, true),
-            (NOON + minute + 1, false, false),
+            (NOON + skew, false, true),
+            (NOON + skew + 1, false, false),
             (i64::MAX as u64, false, false),
             (NOON, true, false),
         ] {
