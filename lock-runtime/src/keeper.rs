@@ -103,9 +103,8 @@ pub(crate) fn watch(core: &Arc<Core>) {
     match started {
         Ok(()) => keeper.thread = Some(notified),
         Err(error) => {
-            let clients = std::mem::take(&mut keeper.clients);
             drop(keeper);
-            forget(clients);
+            forget();
             log::summarise("no keeper", "keeper", None, || {
                 move |left_out| {
                     tracing::warn!(left_out, %error, "cannot start the thread that renews locks while tasks block their runtime");
@@ -120,13 +119,7 @@ fn start(notified: Arc<Notify>) -> std::io::Result<()> {
     let thread = thread::Builder::new().name("lock-keeper".into());
     thread.spawn(move || {
         IS_KEEPER.set(true);
-        let ended = OnDrop::new(|| {
-            let mut keeper = lock(&KEEPER);
-            keeper.thread = None;
-            let clients = std::mem::take(&mut keeper.clients);
-            drop(keeper);
-            forget(clients);
-        });
+        let ended = OnDrop::new(forget);
         run(&runtime, &notified);
         ended.disarm();
         // Connections end without a wait for calls in flight.
@@ -135,8 +128,13 @@ fn start(notified: Arc<Notify>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Lets the clients ask for a keeper again with the next lock, as there is none.
-fn forget(clients: Vec<Weak<Core>>) {
+/// Lets the clients ask for a keeper again with the next lock, as the thread is gone.
+fn forget() {
+    let clients = {
+        let mut keeper = lock(&KEEPER);
+        keeper.thread = None;
+        std::mem::take(&mut keeper.clients)
+    };
     for core in clients.iter().filter_map(Weak::upgrade) {
         core.with_state(|state| state.session.is_forgotten());
     }

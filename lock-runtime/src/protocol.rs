@@ -364,6 +364,7 @@ impl Session {
 
     /// Records that the driver has ended, and with it the calls in flight.
     pub(crate) fn driver_died(&mut self, cx: &mut Cx<'_>) {
+        self.has_room = true;
         self.renewals_interrupted(cx);
         self.jobs_interrupted(cx);
     }

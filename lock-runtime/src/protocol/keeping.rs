@@ -57,10 +57,10 @@ impl Session {
         }
         let held = self.held.values().filter(|held| held.loss.is_none());
         let leases = held.map(|held| (held.lease.late_at(), held.lease.length()));
-        let jobs = self.jobs.first().filter(|_| self.has_room);
+        let is_stuck = self.is_stuck(now);
+        let jobs = self.jobs.first().filter(|_| self.has_room || is_stuck);
         let jobs = jobs.map(|at| (at + LATE, LATE));
-        let stuck = self.abandonments.values().any(|it| it.is_stuck(now));
-        let stuck = stuck.then_some((now, LATE));
+        let stuck = is_stuck.then_some((now, LATE));
         let (mut next, mut pause, mut is_late) = (now + LONGEST_PAUSE, LONGEST_PAUSE, false);
         for (late_at, lease) in leases.chain(jobs).chain(stuck) {
             if late_at <= now {
@@ -80,10 +80,10 @@ impl Session {
         }
     }
 
-    /// Returns when a background call was due that is late at `now`. With as many in flight as it
-    /// may have, the driver has to leave the others.
-    fn jobs_late_by(&self, now: Instant) -> Option<Instant> {
-        now.checked_sub(LATE).filter(|_| self.has_room)
+    /// Returns whether the driver has not even ended a call in time. Otherwise, with as many in
+    /// flight as it may have, it has to leave the others.
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.abandonments.values().any(|it| it.is_stuck(now))
     }
 
     /// Forgets that the keeper looks at this client, whose thread is gone.
@@ -110,6 +110,7 @@ impl Session {
         if !calls {
             return overdue;
         }
+        let takes_jobs = self.has_room || self.is_stuck(cx.now);
         let stuck = self.abandonments.iter();
         let stuck = stuck.filter(|(_, it)| it.is_stuck(cx.now));
         for id in stuck.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -118,7 +119,7 @@ impl Session {
                 overdue.jobs.push((Job::Abandon(id), call));
             }
         }
-        if let Some(until) = self.jobs_late_by(cx.now) {
+        if let Some(until) = cx.now.checked_sub(LATE).filter(|_| takes_jobs) {
             let jobs = std::iter::from_fn(|| self.job_due_by(until, cx));
             overdue.jobs.extend(jobs.take(JOBS));
         }

@@ -1162,6 +1162,35 @@ fn a_late_answer_to_a_call_that_was_repeated_ends_nothing_else() {
 }
 
 #[test]
+fn the_keeper_takes_waiting_calls_of_a_driver_that_is_stuck_or_gone() {
+    for has_room in [true, false] {
+        for (is_stuck, is_dead) in [(false, false), (true, false), (false, true)] {
+            let mut bench = Bench::new();
+            if is_stuck {
+                let held = bench.holds(0, LEASE);
+                bench.input(|session, cx| session.guard_dropped(held, cx));
+                bench.due_job().unwrap();
+                bench.now += Duration::from_secs(2);
+            }
+            let held = bench.holds(0, LEASE);
+            bench.input(|session, cx| session.guard_dropped(held, cx));
+            bench.session.check_at(has_room);
+            if is_dead {
+                bench.input(|session, cx| session.driver_died(cx));
+            }
+            bench.now += Duration::from_secs(1);
+            let overdue = bench.input(|session, cx| session.take_overdue(true, cx));
+            let expected = usize::from(is_stuck) + usize::from(has_room || is_stuck || is_dead);
+            assert_eq!(
+                overdue.jobs.len(),
+                expected,
+                "{has_room} {is_stuck} {is_dead}"
+            );
+        }
+    }
+}
+
+#[test]
 fn endings_are_repeated_at_different_times_and_keep_no_client() {
     let mut bench = Bench::new();
     let held = bench.holds(0, LEASE);

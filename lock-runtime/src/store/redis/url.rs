@@ -127,19 +127,19 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
         )
         .into());
     }
-    let path = url.split(['?', '#']).next().unwrap_or_default();
+    // The redis crate would take `#insecure` for leave not to check certificates.
+    if url.contains('#') {
+        return Err("it has a fragment, which begins with #; leave it out".into());
+    }
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
     if is_socket && path.contains('@') {
         return Err("the path of a socket contains an `@`, as credentials would; write %40".into());
     }
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
-    // The redis crate would take `#insecure` for leave not to check certificates.
-    if url.contains('#') {
-        return Err("it has a fragment, which begins with #; leave it out".into());
-    }
-    let query = url.split_once('?').map_or("", |(_, query)| query);
-    let parameters = query.split('#').next().unwrap_or_default().split('&');
-    let mut names = parameters.map(|parameter| parameter.split('=').next().unwrap_or_default());
+    let mut names = query
+        .split('&')
+        .map(|parameter| parameter.split('=').next().unwrap_or_default());
     match names.find(|name| !name.is_empty() && !known(name)) {
         Some(unknown) => Err(unsupported(unknown).into()),
         None => Ok(()),
