@@ -236,8 +236,17 @@ impl PostgresServer {
     /// When the server does not answer.
     pub async fn stop_wal_writer(&self) {
         let query = "select pid from pg_stat_activity where backend_type = 'walwriter'";
-        let row = self.connect().await.query_one(query, &[]).await;
-        let row = row.unwrap_or_else(|error| panic!("{query}: {error:?}"));
+        let until = Instant::now() + PATIENCE;
+        let connection = self.connect().await;
+        let row = loop {
+            let row = connection.query_opt(query, &[]).await;
+            match row.unwrap_or_else(|error| panic!("{query}: {error:?}")) {
+                Some(row) => break row,
+                // The postmaster begins it after the first connections are accepted.
+                None => assert!(Instant::now() < until, "there is no WAL writer"),
+            }
+            sleep(Duration::from_millis(10)).await;
+        };
         let pid = Pid::from_raw(row.get::<_, i32>(0)).expect("a process id");
         let stopped = kill_process(pid, Signal::STOP);
         stopped.unwrap_or_else(|error| panic!("SIGSTOP to the WAL writer: {error}"));

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use lock_runtime::{FencingToken, LockClient, LockErrorKind, LockGuard, Loss, MIN_LEASE};
 use lock_tests::{FencedResource, PostgresServer, Proxy, chain, postgres, proxy::DropReply};
 use tokio::{
@@ -237,7 +237,8 @@ async fn a_lost_reply_leaves_one_holder() {
                     proxy.drop_reply(drop_reply);
                     let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
                     assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
-                    guard.verify().await.unwrap();
+                    // A new connection may take longer than one call waits.
+                    eventually("it is still held", async || guard.verify().await.is_ok()).await;
                     guard.release().await.unwrap();
                 } else {
                     let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
@@ -285,8 +286,9 @@ async fn connections_that_are_cut_during_hand_offs_cost_no_lock() {
         let proxy = Proxy::to_url(&url).await;
         let clients = join_all((0..4).map(|_| LockClient::connect(proxy.url().leak()))).await;
         let clients: Vec<_> = clients.into_iter().map(Result::unwrap).collect();
+        let until = Instant::now() + Duration::from_secs(4);
         let cutting = async {
-            loop {
+            while Instant::now() < until {
                 sleep(Duration::from_millis(rand::random_range(20..120))).await;
                 proxy.cut();
             }
@@ -294,8 +296,8 @@ async fn connections_that_are_cut_during_hand_offs_cost_no_lock() {
         let resource = FencedResource::new();
         let turns = clients.iter().map(async |locks| {
             let mut turns = 0;
-            let until = Instant::now() + Duration::from_secs(4);
-            while Instant::now() < until {
+            // On a busy machine, connecting may take longer than until the next cut.
+            while turns == 0 || Instant::now() < until {
                 let Ok(guard) = locks.exclusive("a").wait(SOON).acquire().await else {
                     continue;
                 };
@@ -305,13 +307,8 @@ async fn connections_that_are_cut_during_hand_offs_cost_no_lock() {
                 }
                 drop(guard.release().await);
             }
-            turns
         });
-        let turns = tokio::select! {
-            turns = join_all(turns) => turns,
-            () = cutting => unreachable!("it goes on"),
-        };
-        assert!(turns.iter().all(|turns| *turns > 0), "{turns:?}");
+        join(join_all(turns), cutting).await;
         let report = resource.report();
         assert!(report.is_clean(), "{report}");
     })
