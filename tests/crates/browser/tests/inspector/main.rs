@@ -22,8 +22,7 @@ use tokio::{
 
 use self::browser::{Browser, REBOUND, WIDTHS};
 
-/// More than the 20 s after which a page opens a silent stream of events again, and the pause of up to
-/// 8 s before that.
+/// Longer than the 20 s and 8 s after which a page opens a silent stream of events again.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Serves the app for its origin until the process ends. Returns the origin.
