@@ -107,7 +107,7 @@ begin
                 hint = 'A fencing token is a number from 1 to 9223372036854775807.';
         end if;
         -- It would refuse all later holders.
-        if fenced.fence > extract(epoch from clock_timestamp() + interval '1 day') * 1000000 then
+        if fenced.fence > extract(epoch from clock_timestamp() + interval '24 hours') * 1000000 then
             raise exception using
                 errcode = 'invalid_parameter_value',
                 message = format('lock_runtime.fenced: %s is not a fencing token: it is later than '

@@ -114,8 +114,9 @@
 //! before are then refused, and those of later grants are not:
 //!
 //! ```sql
+//! set search_path = pg_catalog, pg_temp;
 //! update lock_runtime.seen set fence = extract(epoch from clock_timestamp()) * 1000000
-//!     where fence > extract(epoch from clock_timestamp() + interval '1 day') * 1000000;
+//!     where fence > extract(epoch from clock_timestamp() + interval '24 hours') * 1000000;
 //! ```
 //!
 //! # Locks in the same database

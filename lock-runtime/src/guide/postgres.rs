@@ -90,7 +90,9 @@
 //! - A role with `connect` alone can cost waiters a poll by notifications. If it knows the id of a
 //!   waiting client, it can read the messages to it, with the names of locks and the tokens of
 //!   grants that were made, and end those holds. It can use up the connections, the disk or the
-//!   queue of notifications. `usage` on the schema adds nothing.
+//!   queue of notifications.
+//! - With `usage` on the schema it can stop all calls to a table by a statement that waits for the
+//!   table before its rights are checked, until leases end and holders lose their locks.
 //! - With `execute` on `guard` it can keep a lock that is held, for as long as a transaction lasts,
 //!   if it knows or finds the fencing token, and make the table of locks large. It cannot keep a
 //!   lock that is free.

@@ -34,8 +34,9 @@ const OWNERS: &str = "select (select r.rolname::text from pg_catalog.pg_roles r 
         where n.nspname = 'lock_runtime'), true), \
     exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime')";
 
-const CHECK: &str = "select pg_postmaster_start_time()::text, pg_backend_pid(), \
-    current_setting('server_encoding'), current_setting('transaction_read_only') = 'on', \
+const CHECK: &str = "select pg_catalog.pg_postmaster_start_time()::text, pg_catalog.pg_backend_pid(), \
+    pg_catalog.current_setting('server_encoding'), \
+    pg_catalog.current_setting('transaction_read_only') = 'on', \
     version, since from lock_runtime.format";
 
 /// The oldest version of the schema that this version of the library can use.

@@ -407,10 +407,10 @@ impl Drop for Unreturned {
     }
 }
 
-const HEALTH: &str = "select lock_runtime.micros(), current_setting('server_version'), \
-    (select string_agg(p.proname::text, ', ' order by p.proname) from pg_proc p \
-        where p.pronamespace = 'lock_runtime'::regnamespace \
-        and has_function_privilege('public', p.oid, 'execute'))";
+const HEALTH: &str = "select lock_runtime.micros(), pg_catalog.current_setting('server_version'), \
+    (select pg_catalog.string_agg(p.proname::text, ', ' order by p.proname) from pg_catalog.pg_proc p \
+        where p.pronamespace = 'lock_runtime'::pg_catalog.regnamespace::pg_catalog.oid \
+        and pg_catalog.has_function_privilege('public', p.oid, 'execute'))";
 
 fn facts(row: &Row) -> Result<(i64, String, Option<String>), StoreError> {
     let fact = row

@@ -341,7 +341,7 @@ begin
           and p.proname in ('micros', 'swap', 'lock', 'remove', 'guard')
           -- Not if an administrator has taken the right away before.
           and (p.proacl is null or exists (select from pg_catalog.aclexplode(p.proacl) e
-            where e.grantee = 0 and e.privilege_type = 'EXECUTE'))
+            where e.grantee = 0::pg_catalog.oid and e.privilege_type = 'EXECUTE'))
     loop
       execute 'grant execute on function lock_runtime.' || pg_catalog.quote_ident(called)
         || ' to ' || pg_catalog.quote_ident(known);

@@ -16,13 +16,15 @@ use crate::store::{
 
 pub(super) const SWAP: &str = "select clock, outcomes, present_versions, present_bodies \
     from lock_runtime.swap($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
-pub(super) const READ: &str = "select lock_runtime.micros(), array_agg(r.version order by u.place), \
-    array_agg(r.body order by u.place) \
-    from unnest($1) with ordinality u (name, place) left join lock_runtime.record r using (name)";
+/// Functions are qualified, here and in all statements: one of another role in the search path that
+/// fits the arguments better would be called with the rights of this user.
+pub(super) const READ: &str = "select lock_runtime.micros(), \
+    pg_catalog.array_agg(r.version order by u.place), pg_catalog.array_agg(r.body order by u.place) \
+    from pg_catalog.unnest($1) with ordinality u (name, place) left join lock_runtime.record r using (name)";
 pub(super) const LOCK: &str =
     "select clock, present_versions, present_bodies from lock_runtime.lock($1)";
 pub(super) const LIST: &str = "select name, version, body from lock_runtime.record \
-    where name > $2 and name >= $1 and starts_with(name, $1) order by name limit $3";
+    where name > $2 and name >= $1 and pg_catalog.starts_with(name, $1) order by name limit $3";
 
 /// The arguments of the function `swap`.
 #[derive(Default)]

@@ -155,7 +155,7 @@ impl Pushes {
         let token = Token::from_hex(words.next()?.rsplit(':').next()?)?;
         let fence = FencingToken::new(words.next()?.parse().ok()?)?;
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
-        let reserved = words.next()?.parse().ok()?;
+        let reserved = words.next()?.parse().ok().map(bounded)?;
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
         let hold = Hold::new(key, mode, token);
         let grant = Grant::new(fence, ttl).reserved(reserved);
@@ -172,11 +172,16 @@ impl Pushes {
         let mut words = text.splitn(4, ':');
         let token = Token::from_hex(words.next()?)?;
         let lease = Duration::from_millis(words.next()?.parse().ok()?);
-        let reserved = words.next()?.parse().ok()?;
+        let reserved = words.next()?.parse().ok().map(bounded)?;
         let channel = quorum_channel(&self.namespace, Token::from_hex(words.next()?)?);
         let request = NextHolder::new(token, lease, reserved);
         Some(Heir::new(request, Some(Arc::from(channel))))
     }
+}
+
+/// No script reserves more numbers, so a larger count is forged: `MOST_RESERVED` of `line.lua`.
+fn bounded(reserved: u32) -> u32 {
+    reserved.min(1024)
 }
 
 /// The channel of a quorum. Scripts recognise it by its end.

@@ -43,9 +43,10 @@ if holder == member then
 end
 
 -- Grants the free lock to the heir. The fence is written before the lock, and the heir is notified
--- after it. The release stands if the server refuses one of the writes.
+-- after it. The release stands if the server refuses one of the writes. A forged message may have
+-- named the heir, so its lease and the count of its numbers are bounded.
 local function bequeath()
-  local reserved, lease = tonumber(ARGV[4]), math.min(tonumber(ARGV[3]), 3000)
+  local reserved, lease = math.min(tonumber(ARGV[4]), 1024), math.min(tonumber(ARGV[3]), 3000)
   local number = math.max(last + 1, math.min(tonumber(ARGV[6]), micros + 60000000))
   if redis.pcall('SET', fence, string.format('%.0f', number + reserved), 'EX', 86400).ok and
       redis.pcall('SET', lock, heir, 'PX', lease).ok then

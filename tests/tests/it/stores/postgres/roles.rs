@@ -310,3 +310,56 @@ async fn no_advisory_lock_keeps_the_first_client_out() {
     })
     .await;
 }
+
+/// Functions and operators in the search path of clients, whose types fit arguments better than
+/// those of PostgreSQL.
+const NEIGHBOUR: &str = "create table public.loot (what text); \
+    grant insert on public.loot to public; \
+    create function public.unnest(text[]) returns setof text language plpgsql as \
+        'begin insert into public.loot values (''unnest''); \
+        return query select pg_catalog.unnest($1); end'; \
+    create function public.array_agg_step(bigint[], bigint) returns bigint[] language plpgsql as \
+        'begin insert into public.loot values (''array_agg''); return $1 || $2; end'; \
+    create aggregate public.array_agg(bigint) (sfunc = public.array_agg_step, stype = bigint[]); \
+    create function public.is_equal(oid, regnamespace) returns boolean language plpgsql as \
+        'begin insert into public.loot values (''regnamespace''); return true; end'; \
+    create operator public.= (leftarg = oid, rightarg = regnamespace, function = public.is_equal); \
+    create function public.is_equal(oid, int) returns boolean language plpgsql as \
+        'begin insert into public.loot values (''oid = int''); return true; end'; \
+    create operator public.= (leftarg = oid, rightarg = int, function = public.is_equal)";
+
+#[tokio::test]
+async fn functions_and_operators_of_a_neighbour_are_not_called() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        let neighbour = role(&admin).await;
+        execute(
+            &admin,
+            &format!("grant create on schema public to {neighbour}"),
+        )
+        .await;
+        let stranger = postgres::connect(&url_as(&neighbour, &url).await).await;
+        execute(&stranger, NEIGHBOUR).await;
+        // They are called by statements that do not name a schema.
+        let called = admin
+            .query("select unnest($1::text[])", &[&vec!["a"]])
+            .await;
+        called.unwrap();
+        execute(&stranger, "delete from public.loot").await;
+
+        set_back(&admin).await;
+        let grant = format!("grant usage on schema lock_runtime to {neighbour}");
+        execute(&admin, &grant).await;
+        let other = LockClient::connect(&url).await.unwrap();
+        let guard = held(&locks, "a").await;
+        assert!(other.exclusive("a").try_acquire().await.unwrap().is_none());
+        other.inspect("a").await.unwrap();
+        locks.health().await;
+        guard.release().await.unwrap();
+        once(other.all(["a", "b"])).await.unwrap();
+        let called = stranger.query("select distinct what from public.loot", &[]);
+        let called: Vec<String> = called.await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert!(called.is_empty(), "{called:?}");
+    })
+    .await;
+}
