@@ -32,7 +32,8 @@
 //! [`allow_host`](Inspector::allow_host) or [`allow_revoke`](Inspector::allow_revoke). Any other is
 //! refused with 421 (Misdirected Request) and logged at level warn: a page in the browser of an
 //! operator, whose own name was made to resolve to the address of this service (DNS rebinding),
-//! could read the locks otherwise.
+//! could read the locks otherwise. A page of another site may link to a view; where browsers report
+//! that it loads one in any other way, over HTTPS or on `localhost`, it is refused with 403.
 //!
 //! The pages are read only unless [`allow_revoke`](Inspector::allow_revoke) is called. They contain
 //! no tokens of holders, load nothing from elsewhere, cannot be framed, and allow no inline script.
@@ -61,6 +62,7 @@ mod hosts;
 mod html;
 mod query;
 mod revoke;
+mod site;
 
 use std::{
     convert::Infallible,
@@ -72,7 +74,9 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header, request::Parts};
+use http::{
+    HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request::Parts,
+};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{Either, Full};
 use lock_runtime::{LockClient, log, text::visible};
@@ -93,6 +97,8 @@ pub const DEFAULT_MAX_STREAMS: usize = 16;
 
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// Describes the sender of a request for the log.
 type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
@@ -246,6 +252,17 @@ impl Inspector {
             Err(mistake) => return text(StatusCode::BAD_REQUEST, mistake),
         };
         let Query { view, format } = query;
+        if !site::may_show(parts, format) {
+            self.warn(
+                "site",
+                "request refused: a page of another site makes it",
+                parts,
+            );
+            return text(
+                StatusCode::FORBIDDEN,
+                "a page of another site makes this request",
+            );
+        }
         match format {
             Format::Events => match self.streams.enter() {
                 Some(ticket) => {
@@ -402,6 +419,7 @@ fn with_headers(
         (header::CONTENT_SECURITY_POLICY, CSP),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (CORP, "same-origin"),
         // With `no-referrer`, browsers would hide the origin of a form as well.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-store"),

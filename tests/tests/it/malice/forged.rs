@@ -8,7 +8,7 @@ use lock_tests::{RedisServer, shared_cluster, shared_server, unique};
 use redis::AsyncCommands as _;
 use tokio::time::{sleep, timeout};
 
-use crate::place::{LONG, begun, cluster_url, eventually, in_time};
+use crate::place::{LONG, cluster_url, eventually, in_time};
 
 /// Longer than a waiter takes to act on a message, and shorter than the pause between two polls.
 const QUIET: Duration = Duration::from_millis(300);
@@ -87,7 +87,8 @@ async fn is_deceived(place: &Place, builder: LockClientBuilder, fence: u64) -> b
     let key = unique("k");
     let request = |locks: &LockClient| locks.exclusive(&key).lease(LONGEST_LEASE).wait(LONG);
     let held = request(&one).acquire().await.unwrap();
-    let mut waiting = begun(request(&other).acquire()).await;
+    // The request may need more than one attempt to be queued.
+    let mut waiting = tokio::spawn(request(&other).acquire());
     eventually("a request waits", async || {
         one.inspect(&*key)
             .await
@@ -98,14 +99,17 @@ async fn is_deceived(place: &Place, builder: LockClientBuilder, fence: u64) -> b
     sleep(Duration::from_millis(50)).await;
     let after = |held: &LockGuard| held.fence().number() + 1;
     place.forge(&key, fence.max(after(&held))).await;
-    let forged: Option<LockGuard> = timeout(QUIET, &mut waiting).await.ok().map(Result::unwrap);
+    let forged: Option<LockGuard> = timeout(QUIET, &mut waiting)
+        .await
+        .ok()
+        .map(|joined| joined.unwrap().unwrap());
     if let Some(forged) = forged {
         drop(forged.release().await);
         held.release().await.unwrap();
         return true;
     }
     held.release().await.unwrap();
-    let next = waiting.await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
     assert!(next.fence().number() < u64::MAX / 4, "{}", next.fence());
     next.release().await.unwrap();
     false
@@ -153,6 +157,55 @@ async fn a_forged_message_deceives_no_client_that_confirms_grants() {
         let deceived = |place| is_deceived(place, LockClient::builder().confirm_grants(), 0);
         let deceived = join_all([&single, &sharded, &majority].map(deceived)).await;
         assert_eq!(deceived, [false; 3]);
+    })
+    .await;
+}
+
+/// The message names a next waiter, for whom the holder reserves fencing tokens when it releases
+/// the lock: it would be refused by every resource that has seen one of them.
+#[tokio::test]
+async fn an_invented_waiter_moves_no_fencing_token_ahead() {
+    const MOST: u64 = 120_000_000;
+    in_time(async {
+        let (.., majority, servers) = places().await;
+        let (one, locks) = tokio::join!(
+            majority.client(LockClient::builder()),
+            majority.client(LockClient::builder())
+        );
+        let key = unique("k");
+        let request = |locks: &LockClient| locks.exclusive(&key).lease(LONGEST_LEASE).wait(LONG);
+        // Only a holder that has waited learns who is next.
+        let first = request(&one).acquire().await.unwrap();
+        let waiting = tokio::spawn(request(&locks).acquire());
+        eventually("a request waits", async || {
+            let found = one.inspect(&*key).await;
+            found.is_ok_and(|found| found.waiters.len() == 1)
+        })
+        .await;
+        first.release().await.unwrap();
+        let held = waiting.await.unwrap().unwrap();
+        let lock = format!("{}:{key}", majority.namespace);
+        let number = held.fence().number();
+        for (server, monitor) in servers.iter().zip(&majority.monitors) {
+            let mut monitor = monitor.get_multiplexed_async_connection().await.unwrap();
+            let Ok(Some::<String>(member)) = monitor.get(&lock).await else {
+                continue;
+            };
+            let channels = server.query::<Vec<String>>(&["PUBSUB", "CHANNELS", "*:quorum"]);
+            for channel in channels.await {
+                let name = channel.rsplit(':').nth(1).unwrap();
+                let heir = format!("{}:999999999:4294967295:{name}", "ab".repeat(16));
+                let grant = format!("exclusive {member} {number} 3000 0 {lock}");
+                let message = format!("turn - {heir} {grant}");
+                let published = monitor.publish::<_, _, u64>(&channel, message);
+                assert!(published.await.unwrap() > 0);
+            }
+        }
+        sleep(QUIET).await;
+        held.release().await.unwrap();
+        let next = request(&locks).acquire().await.unwrap();
+        let ahead = next.fence().number() - number;
+        assert!(ahead < MOST, "{ahead} us after {number}");
     })
     .await;
 }

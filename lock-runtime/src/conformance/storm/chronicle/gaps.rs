@@ -24,9 +24,11 @@ pub struct Gap {
 }
 
 impl Chronicle {
-    /// The time in which a request of a live process waited for a single lock.
+    /// The time in which a request of a live process waited for a single lock, with a lease that is
+    /// not brief: a call lasts for a sixth of it at most, which a busy machine exceeds.
     fn waits(&self, request: &Request) -> Option<Range<Nanos>> {
         let waits = request.ask.wait.is_some() && request.ask.keys.len() == 1;
+        let waits = waits && request.ask.lease >= self.lease / 2;
         let end = request
             .answered
             .or_else(|| self.killed.get(&request.process).copied());

@@ -9,7 +9,13 @@ mod browser;
 
 use std::{net::SocketAddr, time::Duration};
 
-use axum::{Router, response::Html, routing::get};
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::Html,
+    routing::get,
+};
 use fantoccini::{Client, Locator, key::Key};
 use lock_runtime::{LockClient, LockErrorKind, Loss};
 use lock_tests::RedisServer;
@@ -17,7 +23,8 @@ use lock_tower::inspector::Inspector;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
-    time::{Instant, sleep},
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
 };
 
 use self::browser::{Browser, REBOUND, WIDTHS};
@@ -236,6 +243,47 @@ async fn a_page_of_another_origin_cannot_revoke_nor_frame() {
         click(page, Locator::Css("button")).await;
         becomes(page, "refused", |shown| shown.contains("has to be one")).await;
         guard.verify().await.unwrap();
+    })
+    .await;
+}
+
+/// Other sites can send requests over the browser of an operator, without reading the responses.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_site_may_only_link_to_a_view() {
+    let locks = named("orders");
+    let (answered, mut answers) = mpsc::unbounded_channel();
+    let note = move |request: Request, next: Next| {
+        let (answered, uri) = (answered.clone(), request.uri().to_string());
+        async move {
+            let response = next.run(request).await;
+            let _ = answered.send((uri, response.status().as_u16()));
+            response
+        }
+    };
+    let inspector = Inspector::new(locks.clone());
+    let app = |_: &str| {
+        Router::new()
+            .nest_service("/locks", inspector)
+            .layer(from_fn(note))
+    };
+    let url = format!("{}/locks", serve(app).await);
+    let _guard = locks.exclusive("order:42").acquire().await.unwrap();
+    let link = format!("<a href='{url}'>locks</a>");
+    let evil = serve(|_| Router::new().route("/", get(async move || Html(link)))).await;
+    let evil = evil.replace("127.0.0.1", REBOUND);
+    Browser::run(async |page| {
+        page.goto(&evil).await.unwrap();
+        let open = "const [url, done] = arguments;
+            new EventSource(`${url}?format=events`);
+            const ask = (format) => fetch(`${url}?format=${format}`, { mode: 'no-cors' });
+            Promise.allSettled([ask('events'), ask('json'), ask('html')]).then(done)";
+        page.execute_async(open, vec![json!(url)]).await.unwrap();
+        for _ in 0..4 {
+            let (uri, status) = timeout(LONG, answers.recv()).await.unwrap().unwrap();
+            assert_eq!(status, 403, "{uri}");
+        }
+        click(page, Locator::Css("a")).await;
+        becomes(page, "shown", |shown| shown.contains("order:42")).await;
     })
     .await;
 }

@@ -56,6 +56,28 @@ async fn a_token_far_ahead_of_the_clock_is_refused_and_changes_nothing() {
     }
 }
 
+/// The caller chooses its time zone, in which a day may last longer than a week.
+#[tokio::test]
+async fn the_time_zone_of_the_caller_moves_no_bound() {
+    const WEEK: i64 = 7 * 24 * 60 * 60 * 1_000_000;
+    let client = client().await;
+    let mut is_long = false;
+    for day in 1..=365 {
+        let other = (day + 128) % 365 + 1;
+        let zone = format!("set timezone = 'AAA-167BBB167,J{day}/0,J{other}/0'");
+        client.batch_execute(&zone).await.unwrap();
+        let tomorrow = "select now() + interval '1 day' > now() + interval '200 hours'";
+        let row = client.query_one(tomorrow, &[]).await.unwrap();
+        if row.get(0) {
+            is_long = true;
+            break;
+        }
+    }
+    assert!(is_long, "no time zone has a long day");
+    let refused = fenced(&client, "account:7", super::micros() + WEEK).await;
+    assert_eq!(code(refused), "22023");
+}
+
 /// Frameworks repeat a transaction that fails with one of these classes.
 #[test]
 fn the_error_is_of_no_class_that_is_repeated() {

@@ -48,8 +48,9 @@ impl Records {
     pub(super) async fn watch(&self, server: &Server) {
         loop {
             if let Some(mut connection) = server.connection().await {
-                let mut since = nanos();
-                while connection.replies().await {
+                loop {
+                    let since = nanos();
+                    let has_replied = connection.replies().await;
                     let at = nanos();
                     if at - since >= in_nanos(LOOK) {
                         let event = Event::Stalled { since };
@@ -62,8 +63,10 @@ impl Records {
                             },
                         );
                     }
+                    if !has_replied {
+                        break;
+                    }
                     sleep(LOOK).await;
-                    since = nanos();
                 }
             }
             sleep(LOOK).await;

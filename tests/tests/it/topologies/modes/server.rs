@@ -1,7 +1,7 @@
 //! The servers of a storm, which can fail.
 
-use lock_tests::{PostgresServer, Proxy, RedisServer, postgres};
-use tokio_postgres::Client;
+use lock_runtime::LockClient;
+use lock_tests::{PostgresServer, Proxy, RedisServer};
 
 /// A server that keeps the acknowledged changes when it is killed.
 pub(super) enum Server {
@@ -9,10 +9,11 @@ pub(super) enum Server {
     Postgres(PostgresServer),
 }
 
-/// A connection that shows whether a server replies.
+/// A connection that shows whether a server replies, and how soon. The processes of PostgreSQL get
+/// less of a busy machine the more they have to do, so a call must be like those of the storm.
 pub(super) enum Connection {
     Redis(redis::aio::MultiplexedConnection),
-    Postgres(Client),
+    Postgres(LockClient),
 }
 
 impl Server {
@@ -68,18 +69,23 @@ impl Server {
         Some(match self {
             Self::Redis(server) => Connection::Redis(server.connection().await.ok()?),
             Self::Postgres(server) => {
-                Connection::Postgres(postgres::try_connect(&server.url()).await.ok()?)
+                let builder = LockClient::builder().namespace("watch");
+                Connection::Postgres(builder.connect(&server.url()).await.ok()?)
             }
         })
     }
 }
 
 impl Connection {
-    /// Returns whether the server has replied, when it has.
+    /// Returns whether the server has replied to a call, or to two: an acquire of a free lock and its
+    /// release.
     pub(super) async fn replies(&mut self) -> bool {
         match self {
             Self::Redis(connection) => redis::cmd("PING").exec_async(connection).await.is_ok(),
-            Self::Postgres(client) => client.simple_query("select 1").await.is_ok(),
+            Self::Postgres(locks) => match locks.exclusive("watch").no_wait().acquire().await {
+                Ok(guard) => guard.release().await.is_ok(),
+                Err(_) => false,
+            },
         }
     }
 }

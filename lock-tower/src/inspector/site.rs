@@ -1,0 +1,57 @@
+//! The site whose page makes a request, as browsers report it.
+
+use http::{HeaderValue, request::Parts};
+
+use super::query::Format;
+
+/// Returns whether a view may be shown: not within a page of another origin, which cannot read it
+/// but could use up the streams of events and the reads of the store. It may link to the views.
+///
+/// Browsers send these headers to services that they reach over HTTPS or on this machine, and no
+/// page can change them. Without them, the request is answered.
+pub(super) fn may_show(parts: &Parts, format: Format) -> bool {
+    let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
+    match header("sec-fetch-site") {
+        None | Some(b"same-origin" | b"none") => true,
+        Some(_) => {
+            let is_link = header("sec-fetch-mode") == Some(b"navigate")
+                && header("sec-fetch-dest") == Some(b"document");
+            is_link && format != Format::Events
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    #[test]
+    fn another_site_may_only_link_to_a_view() {
+        let shows = |site: &str, mode: &str, dest: &str, format| {
+            let request = Request::get("/").header("sec-fetch-site", site);
+            let request = request.header("sec-fetch-mode", mode);
+            let request = request.header("sec-fetch-dest", dest).body(()).unwrap();
+            may_show(&request.into_parts().0, format)
+        };
+        for format in [Format::Html, Format::Json, Format::Events] {
+            let is_page = format != Format::Events;
+            assert!(shows("same-origin", "cors", "empty", format));
+            assert!(shows("none", "navigate", "document", format));
+            for site in ["cross-site", "same-site"] {
+                assert_eq!(shows(site, "navigate", "document", format), is_page);
+                for (mode, dest) in [
+                    ("no-cors", "empty"),
+                    ("cors", "empty"),
+                    ("no-cors", "image"),
+                    ("navigate", "iframe"),
+                ] {
+                    assert!(!shows(site, mode, dest, format), "{site} {mode} {dest}");
+                }
+            }
+            let plain = Request::get("/").body(()).unwrap().into_parts().0;
+            assert!(may_show(&plain, format));
+        }
+    }
+}
