@@ -77,8 +77,8 @@ impl Server {
 }
 
 impl Connection {
-    /// Returns whether the server has replied to a call, or to two: an acquire of a free lock and its
-    /// release.
+    /// Returns whether the server has replied to a call, or to two: it has granted a free lock, and
+    /// released it.
     pub(super) async fn replies(&mut self) -> bool {
         match self {
             Self::Redis(connection) => redis::cmd("PING").exec_async(connection).await.is_ok(),
