@@ -22,6 +22,9 @@ use crate::{
     time::Instant,
 };
 
+/// The most fencing tokens that a script reserves. A larger count in a message is forged.
+pub(super) const MOST_RESERVED: u32 = 1024;
+
 /// Parses push messages, and notifies the listeners.
 #[derive(Debug)]
 pub(super) struct Pushes {
@@ -179,9 +182,8 @@ impl Pushes {
     }
 }
 
-/// No script reserves more numbers, so a larger count is forged: `MOST_RESERVED` of `line.lua`.
 fn bounded(reserved: u32) -> u32 {
-    reserved.min(1024)
+    reserved.min(MOST_RESERVED)
 }
 
 /// The channel of a quorum. Scripts recognise it by its end.

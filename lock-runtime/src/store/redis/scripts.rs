@@ -291,6 +291,7 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pushes::MOST_RESERVED;
     use crate::store::{
         ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, MAX_PROPOSAL_SKEW, POLL_INTERVAL,
     };
@@ -302,12 +303,15 @@ mod tests {
         let names = "ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE";
         let times = format!("local {names} = {stale_after}, {ttl}, {handoff}\n");
         let poll_interval = format!("local POLL_INTERVAL = {}\n", POLL_INTERVAL.as_millis());
-        for line in [times, poll_interval] {
+        let reserved = format!("local MOST_RESERVED = {MOST_RESERVED}\n");
+        for line in [times, poll_interval, reserved] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");
         }
-        let lease = format!("math.min(tonumber(ARGV[3]), {handoff})\n");
         let heir = include_str!("lua/hand_off_free.lua");
-        assert!(heir.contains(&lease), "{lease}");
+        for (argument, most) in [(3, handoff), (4, MOST_RESERVED.into())] {
+            let bounded = format!("math.min(tonumber(ARGV[{argument}]), {most})");
+            assert!(heir.contains(&bounded), "{bounded}");
+        }
         let skew = format!("micros + {})", MAX_PROPOSAL_SKEW.as_micros());
         for script in [heir, include_str!("lua/hand_off.lua")] {
             assert!(script.contains(&skew), "{skew}");

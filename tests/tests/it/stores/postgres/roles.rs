@@ -345,6 +345,8 @@ async fn functions_and_operators_of_a_neighbour_are_not_called() {
             .query("select unnest($1::text[])", &[&vec!["a"]])
             .await;
         called.unwrap();
+        let planted = stranger.query("select from public.loot", &[]).await;
+        assert!(!planted.unwrap().is_empty());
         execute(&stranger, "delete from public.loot").await;
 
         set_back(&admin).await;
