@@ -98,6 +98,7 @@ pub const DEFAULT_MAX_STREAMS: usize = 16;
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
+const COOP: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// Describes the sender of a request for the log.
@@ -420,6 +421,8 @@ fn with_headers(
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (CORP, "same-origin"),
+        // A page that has opened this one in a window cannot navigate it.
+        (COOP, "same-origin"),
         // With `no-referrer`, browsers would hide the origin of a form as well.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-store"),

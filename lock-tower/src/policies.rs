@@ -124,7 +124,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// outermost router received, or else the path of the request. Other routers, and axum in another
 /// version than that of this crate, hide the prefixes that they strip: place the layer around
 /// them. Layers that rewrite paths, such as tower-http's `NormalizePath`, belong outside of it;
-/// otherwise a request can pass under a path that has no policy.
+/// otherwise a request can pass under a path that has no policy. So can one to a service within
+/// `nest_service` that decodes paths, such as a proxy: to it, `/files/r%65port` is `/files/report`.
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an

@@ -8,14 +8,16 @@ use super::query::Format;
 /// but could use up the streams of events and the reads of the store. It may link to the views.
 ///
 /// Browsers send these headers to services that they reach over HTTPS or on this machine, and no
-/// page can change them. Without them, the request is answered.
+/// page can change them. Without them, the request is answered. A view that a page of any site
+/// fetches in advance has no site, as if the viewer had entered its address, but a purpose.
 pub(super) fn may_show(parts: &Parts, format: Format) -> bool {
     let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
     match header("sec-fetch-site") {
-        None | Some(b"same-origin" | b"none") => true,
+        None | Some(b"same-origin") => true,
         Some(_) => {
             let is_link = header("sec-fetch-mode") == Some(b"navigate")
-                && header("sec-fetch-dest") == Some(b"document");
+                && header("sec-fetch-dest") == Some(b"document")
+                && header("sec-purpose").is_none();
             is_link && format != Format::Events
         }
     }
@@ -29,17 +31,21 @@ mod tests {
 
     #[test]
     fn another_site_may_only_link_to_a_view() {
-        let shows = |site: &str, mode: &str, dest: &str, format| {
+        let request = |site: &str, mode: &str, dest: &str| {
             let request = Request::get("/").header("sec-fetch-site", site);
             let request = request.header("sec-fetch-mode", mode);
-            let request = request.header("sec-fetch-dest", dest).body(()).unwrap();
+            request.header("sec-fetch-dest", dest)
+        };
+        let shows = |site: &str, mode: &str, dest: &str, format| {
+            let request = request(site, mode, dest).body(()).unwrap();
             may_show(&request.into_parts().0, format)
         };
         for format in [Format::Html, Format::Json, Format::Events] {
             let is_page = format != Format::Events;
             assert!(shows("same-origin", "cors", "empty", format));
-            assert!(shows("none", "navigate", "document", format));
-            for site in ["cross-site", "same-site"] {
+            let fetched = request("none", "navigate", "document").header("sec-purpose", "prefetch");
+            assert!(!may_show(&fetched.body(()).unwrap().into_parts().0, format));
+            for site in ["none", "cross-site", "same-site"] {
                 assert_eq!(shows(site, "navigate", "document", format), is_page);
                 for (mode, dest) in [
                     ("no-cors", "empty"),

@@ -384,7 +384,9 @@ async fn every_response_has_the_headers_that_confine_it() {
         assert!(csp.contains("default-src 'none'") && csp.contains("frame-ancestors 'none'"));
         assert!(!csp.contains("unsafe") && !csp.contains('*'), "{csp}");
         assert_eq!(page.headers["x-content-type-options"], "nosniff");
-        assert_eq!(page.headers["cross-origin-resource-policy"], "same-origin");
+        for policy in ["cross-origin-resource-policy", "cross-origin-opener-policy"] {
+            assert_eq!(page.headers[policy], "same-origin");
+        }
         assert_eq!(page.headers["cache-control"], "no-store");
         for inline in ["style=", "onclick", "<style", "javascript:"] {
             assert!(
