@@ -26,8 +26,10 @@ impl AclLine {
         // The side keys of a lock: its fence and its queue.
         let [fence, queue] = ["f", "q"].map(|side| format!("~{{{ns}:*}}:{side} ~{side}:{ns}:*"));
         let select = if db == 0 { "" } else { " +select" };
+        // Where a new user may use all channels, a pattern alone is an error.
+        let channels = format!("resetchannels &{ns}:*");
         Self(format!(
-            "ACL SETUSER <user> on ><password> ~{ns}:* {fence} {queue} &{ns}:* {COMMANDS}{select}"
+            "ACL SETUSER <user> on ><password> ~{ns}:* {fence} {queue} {channels} {COMMANDS}{select}"
         ))
     }
 

@@ -203,6 +203,8 @@ async fn every_missing_permission_is_told_with_the_whole_line() {
                         .any(|event| event.message.contains("forbids INFO"))
                 );
             }
+            // It forbids other channels.
+            "resetchannels" => assert!(errors.is_empty(), "{errors:?}"),
             // Without push messages, polls find the grants. Without the others, no call is sent
             // together with others.
             "&lock:*" | "+publish" | "+subscribe" | "+exists" | "+mget" => {
