@@ -24,15 +24,23 @@ pub struct Gap {
 }
 
 impl Chronicle {
-    /// The time in which a request of a live process waited for a single lock, with a lease that is
-    /// not brief: a call lasts for a sixth of it at most, which a busy machine exceeds.
+    /// The time in which a request of a live process waited for a single lock.
     fn waits(&self, request: &Request) -> Option<Range<Nanos>> {
         let waits = request.ask.wait.is_some() && request.ask.keys.len() == 1;
-        let waits = waits && request.ask.lease >= self.lease / 2;
         let end = request
             .answered
             .or_else(|| self.killed.get(&request.process).copied());
-        waits.then(|| request.asked..end.unwrap_or(Nanos::MAX))
+        let time = request.asked..end.unwrap_or(Nanos::MAX);
+        (waits && !self.gives_up_calls(request, &time)).then_some(time)
+    }
+
+    /// Returns whether calls of a request with a brief lease may have been given up, which lasts
+    /// for a sixth of the lease, as something did not run for as long.
+    fn gives_up_calls(&self, request: &Request, time: &Range<Nanos>) -> bool {
+        let lease = request.ask.lease;
+        let mut stalls = self.stalls.iter();
+        lease < self.lease / 2
+            && stalls.any(|(_, stall)| meets(stall, time) && stall.end - stall.start >= lease / 6)
     }
 
     /// The longest gaps of each lock, and the length that is allowed for them. A gap is a time in

@@ -1,6 +1,6 @@
 //! The servers of a storm, which can fail.
 
-use lock_runtime::LockClient;
+use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{PostgresServer, Proxy, RedisServer};
 
 /// A server that keeps the acknowledged changes when it is killed.
@@ -84,7 +84,8 @@ impl Connection {
             Self::Redis(connection) => redis::cmd("PING").exec_async(connection).await.is_ok(),
             Self::Postgres(locks) => match locks.exclusive("watch").no_wait().acquire().await {
                 Ok(guard) => guard.release().await.is_ok(),
-                Err(_) => false,
+                // A restart may have lost the latest release.
+                Err(error) => error.kind() == LockErrorKind::Contended,
             },
         }
     }
