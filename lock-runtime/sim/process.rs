@@ -279,6 +279,7 @@ impl Process {
             now: self.now - early.unwrap_or_default(),
             entropy: &mut self.entropy,
             out: &mut out,
+            polls: false,
             is_debugged: true,
             mutation: self.mutation,
         };
@@ -811,6 +812,7 @@ impl Process {
                 now,
                 entropy: &mut dice,
                 out: &mut out,
+                polls: false,
                 is_debugged: true,
                 mutation: self.mutation,
             };

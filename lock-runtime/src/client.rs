@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join;
 use tokio::time::timeout;
 
 pub use self::{
@@ -54,6 +55,11 @@ struct EventListener(Weak<Core>);
 impl Listener for EventListener {
     fn on_event(&self, event: &StoreEvent) {
         if let Some(core) = self.0.upgrade() {
+            // Each store of the namespace hears of all revocations, and other programs may be able
+            // to announce any number of them.
+            if matches!(event, StoreEvent::Revoked { token } if token.client() != core.id) {
+                return;
+            }
             // The names may be lost as well. The locks come first. A majority does not report
             // disconnections of single servers.
             let names_lost = matches!(event, StoreEvent::Disconnected | StoreEvent::Reconnected);
@@ -178,7 +184,7 @@ impl LockClient {
 
     /// Creates a client of a custom [`Store`].
     pub fn with_store(store: Arc<dyn Store>) -> Self {
-        Self::builder().build_with_store(store)
+        Self::builder().build(store)
     }
 
     fn over(
@@ -226,6 +232,21 @@ impl LockClient {
     }
 
     /// Creates a request for one of `permits` permits.
+    ///
+    /// The number is best a constant of the program, which the compiler checks for zero:
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    ///
+    /// use lock_runtime::{LockClient, LockError};
+    ///
+    /// const SENDERS: NonZeroU32 = NonZeroU32::new(3).unwrap();
+    ///
+    /// async fn send(locks: &LockClient) -> Result<(), LockError> {
+    ///     let permit = locks.permits("mailer", SENDERS).acquire().await?;
+    ///     permit.release().await
+    /// }
+    /// ```
     ///
     /// Requests with different numbers may share a key, as those of two versions of a program do
     /// during a deployment: each counts all holders against its own number, in the order of the
@@ -287,8 +308,12 @@ impl LockClient {
         kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
-        let inspecting = self.core.store.inspect(&key, kind);
-        let mut seen = [self.bounded(&key, inspecting).await?];
+        let store = &self.core.store;
+        let (inspecting, asking) = (store.inspect(&key, kind), store.blockers(&key, kind));
+        let (seen, blocked_by) =
+            join(self.bounded(&key, inspecting), self.bounded(&key, asking)).await;
+        let mut seen = [seen?];
+        seen[0].blocked_by = blocked_by.unwrap_or_default();
         self.core.add_names(&mut seen).await;
         let [seen] = seen;
         Ok(seen)
@@ -468,6 +493,7 @@ impl LockClient {
                 let _ = timeout(LEAVING, self.core.until(Session::is_empty)).await;
                 self.core.until(Session::is_drained).await;
                 self.core.store.settled().await;
+                driver::dismiss(&self.core).await;
             };
             if timeout(SHUTDOWN, given_back).await.is_err() {
                 tracing::warn!(

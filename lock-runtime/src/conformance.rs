@@ -109,6 +109,19 @@
 //! | [`lists_contain_every_held_lock`] | `inspect`, `list`, `revoke` |
 //! | [`revocations_take_the_lock_away`] | `inspect`, `list`, `revoke` |
 //!
+//! # A store of records
+//!
+//! A database that implements [`Records`](crate::store::Records) has promises of its own, which
+//! locks rely on at rare moments only. With the feature `records`,
+//! `conformance!(records: async || ..)` makes a test of each; the closure returns an
+//! `Arc<dyn Records>`. The locks in it are tested as those of any store.
+//!
+//! | Promise | Otherwise |
+//! |---|---|
+//! | `swaps_compare_every_version` | a request for several keys is granted one that is held |
+//! | `conflicts_are_in_the_order_of_their_changes` | the record of another lock decides |
+//! | `swaps_wait_for_their_time` | a lease ends early after a clock was set back or a failover |
+//!
 //! # Limits of a store
 //!
 //! The tests make only requests that [`Store::limits`] allows. They use longer leases if the store
@@ -145,6 +158,8 @@ mod leases;
 mod model;
 mod operators;
 mod queue;
+#[cfg(feature = "records")]
+mod records;
 mod repeated;
 mod reservations;
 #[doc(hidden)]
@@ -156,6 +171,11 @@ use std::sync::Arc;
 
 #[doc(hidden)]
 pub use self::cancellation::cancelled;
+#[cfg(feature = "records")]
+pub use self::records::{
+    conflicts_are_in_the_order_of_their_changes, swaps_compare_every_version,
+    swaps_wait_for_their_time,
+};
 pub use self::{
     abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},
     cancellation::{

@@ -75,6 +75,8 @@ pub(crate) struct State {
     /// When the driver introduces the client to the store again. `None` for a client without a
     /// name.
     pub(crate) introduce_at: Option<Instant>,
+    /// The name of the client is being sent.
+    pub(crate) is_introducing: bool,
     /// The last clone of the client is gone: the driver ends when no work is left.
     pub(crate) orphaned: bool,
 }
@@ -111,6 +113,7 @@ impl Core {
             state: Mutex::new(State {
                 session: Session::new(waiters),
                 introduce_at,
+                is_introducing: false,
                 ..State::default()
             }),
             work: Notify::new(),
@@ -145,6 +148,7 @@ impl Core {
             now,
             entropy: &mut ThreadEntropy(self.id),
             out: &mut effects,
+            polls: !self.store.sends_events(),
             is_debugged: tracing::enabled!(tracing::Level::DEBUG),
             #[cfg(test)]
             mutation: None,
@@ -442,7 +446,7 @@ mod tests {
         Ok(())
     }
 
-    /// The client's task introduces the client again after some hours, but not one that is gone.
+    /// The client's task introduces the client again after some minutes, but not one that is gone.
     #[tokio::test(start_paused = true)]
     async fn the_driver_of_a_client_that_is_gone_sleeps_between_renewals() -> Result<(), LockError>
     {

@@ -12,13 +12,14 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     call::{perform, within},
-    core::Core,
+    core::{Core, State},
     error::LockErrorKind,
     keeper, log,
+    on_drop::OnDrop,
     protocol::{Call, DueRenewal, Job},
     runtime,
     spec::{DEFAULT_LEASE, call_timeout},
@@ -34,8 +35,10 @@ const BATCHES_IN_FLIGHT: usize = 8;
 /// The largest number of jobs in flight: after an outage there may be one for every lease.
 const JOBS_IN_FLIGHT: usize = 256;
 /// The pauses after the client was introduced to the store, and after an attempt failed.
-const INTRODUCED_FOR: Duration = Duration::from_secs(IDENTITY_TTL.as_secs() / 4);
+const INTRODUCED_FOR: Duration = Duration::from_secs(IDENTITY_TTL.as_secs() / 3);
 const INTRODUCED_AGAIN: Duration = Duration::from_secs(10);
+/// The pause before another look whether the name of a client has been sent.
+const INTRODUCING: Duration = Duration::from_millis(5);
 
 /// Starts the driver on the current runtime, unless it runs. Does nothing outside of a runtime, or
 /// in one without timers.
@@ -185,6 +188,7 @@ impl Task {
             }
             let is_introduced = state.introduce_at.is_none_or(|at| at > cx.now);
             if !is_introduced {
+                state.is_introducing = true;
                 state.introduce_at = Some(cx.now + INTRODUCED_FOR);
             }
             let introduce_at = state.introduce_at.into_iter();
@@ -273,8 +277,10 @@ impl Calls {
 
 /// Repeats the name of the client to the store.
 async fn introduce(core: Arc<Core>) -> Done {
+    let own = core.clone();
+    let _over = OnDrop::new(move || own.with_state(|state| state.is_introducing = false));
     if let Some(name) = &core.own_name {
-        let introduced = core.store.introduce(core.id, name);
+        let introduced = core.store.introduce(core.id, name, IDENTITY_TTL);
         let introduced = within(call_timeout(DEFAULT_LEASE), introduced).await;
         if let Err(error) = introduced {
             tracing::debug!(%error, "the store does not have the name of this client yet");
@@ -284,6 +290,24 @@ async fn introduce(core: Arc<Core>) -> Done {
         }
     }
     Done::Introduction
+}
+
+/// Removes the name of a client that is shut down.
+pub(crate) async fn dismiss(core: &Core) {
+    let now = Instant::now();
+    // Otherwise the store does not have it yet, or may have lost it.
+    let is_introduced = |state: &mut State| state.introduce_at.take().is_some_and(|at| at > now);
+    if let (Some(name), true) = (&core.own_name, core.with_state(is_introduced)) {
+        // A call that is executed later would bring the name back.
+        let until = now + call_timeout(DEFAULT_LEASE);
+        while core.with_state(|state| state.is_introducing) && Instant::now() < until {
+            sleep(INTRODUCING).await;
+        }
+        let dismissed = core.store.introduce(core.id, name, Duration::ZERO);
+        if let Err(error) = within(call_timeout(DEFAULT_LEASE), dismissed).await {
+            tracing::debug!(%error, "the name of this client stays in the store until it expires");
+        }
+    }
 }
 
 async fn run_job(core: Arc<Core>, job: Job, call: Call) -> Done {

@@ -49,6 +49,9 @@ pub enum LockErrorKind {
     /// The store did not answer. For an acquire, the message contains the time waited and the
     /// number of attempts. The source is the last error of the store.
     Unavailable,
+    /// The store answers, but another session of its database has locked the record of the lock.
+    /// [`inspect`](crate::LockClient::inspect) names the session.
+    Blocked,
     /// The release was sent and its outcome is unknown. The lock ends with its lease at the
     /// latest.
     ReleaseUnknown,
@@ -123,6 +126,7 @@ impl LockError {
         let message = match error.kind() {
             _ if error.is_out_of_turn() => "not all keys were acquired in time",
             StoreErrorKind::Unavailable => UNAVAILABLE,
+            StoreErrorKind::Blocked => "another session of the database has locked its record",
             StoreErrorKind::Unsupported => "the store does not offer this",
             _ => "the store refused",
         };
@@ -175,9 +179,12 @@ impl LockError {
         self.edit(|inner| inner.message = format!("{setting}: {}", inner.message).into())
     }
 
-    /// Adds the effort of the request to the message. Affects only `Unavailable`.
+    /// Adds the effort of the request to the message. Affects only `Unavailable` and `Blocked`.
     pub(crate) fn with_effort(self, effort: impl fmt::Display) -> Self {
-        if self.kind() != LockErrorKind::Unavailable {
+        if !matches!(
+            self.kind(),
+            LockErrorKind::Unavailable | LockErrorKind::Blocked
+        ) {
             return self;
         }
         self.edit(|inner| {
@@ -243,6 +250,8 @@ impl LockErrorKind {
             Self::Lost(Loss::Revoked) => ("lost_revoked", ErrorClass::Lost),
             Self::Lost(Loss::MaxHold) => ("lost_max_hold", ErrorClass::Lost),
             Self::Unavailable => ("unavailable", ErrorClass::Unavailable),
+            // The holder of the record is not known to hold the lock.
+            Self::Blocked => ("blocked", ErrorClass::Busy),
             Self::ReleaseUnknown => ("release_unknown", ErrorClass::Internal),
             Self::ModeMismatch => ("mode_mismatch", ErrorClass::Internal),
             Self::ForeignKey => ("foreign_key", ErrorClass::Internal),
@@ -266,6 +275,7 @@ impl From<StoreErrorKind> for LockErrorKind {
     fn from(kind: StoreErrorKind) -> Self {
         match kind {
             StoreErrorKind::Unavailable => Self::Unavailable,
+            StoreErrorKind::Blocked => Self::Blocked,
             StoreErrorKind::Unauthenticated => Self::Unauthenticated,
             StoreErrorKind::Forbidden => Self::Forbidden,
             StoreErrorKind::WrongServer => Self::WrongServer,

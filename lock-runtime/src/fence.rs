@@ -10,7 +10,8 @@ use std::{error::Error, fmt, num::NonZeroU64};
 /// and compare it where the write happens.
 ///
 /// The number is max(previous + 1, the store's clock in microseconds since 1970), and at most
-/// [`i64::MAX`], so it fits a signed 64-bit column. The gap between two tokens has no meaning.
+/// [`i64::MAX`], so it fits a signed 64-bit column: bind `i64::from(token)` to a parameter of a
+/// query. The gap between two tokens has no meaning.
 ///
 /// With the feature `serde`, a token is serialized as its number.
 ///

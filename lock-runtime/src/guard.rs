@@ -319,6 +319,9 @@ impl Drop for Entry {
 ///
 /// Cheap to clone, `'static`, and suitable for `http::Extensions`. For a lock on several keys,
 /// methods that return a single key or token return those of the first key.
+///
+/// With the feature `axum` it is an extractor of a handler, by value (`lock: HeldLock`) and before
+/// the extractor of the body.
 #[derive(Clone)]
 pub struct HeldLock {
     views: SmallVec<[Arc<View>; 1]>,

@@ -15,7 +15,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 /// The state of a store, returned by [`LockClient::health`](crate::LockClient::health).
 ///
 /// `Display` prints a report with a line for each server and each finding. With the feature
-/// `serde` it is serialized: round trips in ms, clock differences and quarantines in s. Neither
+/// `serde` it is serialized: round trips and clock differences in ms, quarantines in s. Neither
 /// contains a password.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -71,7 +71,14 @@ pub struct ServerHealth {
     pub version: Option<String>,
     /// The server's clock minus that of this process, in seconds. The error is at most half the
     /// round trip.
-    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            rename = "clock_difference_ms",
+            serialize_with = "text::known_millis_of_seconds",
+            skip_serializing_if = "Option::is_none"
+        )
+    )]
     pub clock_difference: Option<f64>,
     /// The number of replicas that are connected to the server.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
@@ -270,6 +277,7 @@ impl Finding {
                 "read_only",
                 "connect to the primary, or promote the replica",
             ),
+            Kind::Blocked => ("blocked", "end the session that has locked the record"),
             Kind::Unauthenticated => ("unauthenticated", "correct the user name and password"),
             Kind::Forbidden => ("missing_rights", "allow the user the right"),
             Kind::WrongServer => ("wrong_server", "connect to Redis 6.0 or later"),

@@ -109,6 +109,8 @@ mod sync;
 pub mod text;
 #[doc(hidden)]
 pub mod time;
+#[cfg(any(feature = "rustls", feature = "postgres-rustls"))]
+mod tls;
 mod under_lock;
 mod view;
 mod watch;

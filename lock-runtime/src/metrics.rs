@@ -26,9 +26,11 @@
 //!   distinguishes 256 names; the requests of all further ones are counted as `other`.
 //! - `mode` is `exclusive`, `shared` or `permits`.
 //! - `outcome` of a request is `granted`, `reentered` (an enclosing scope holds the lock),
-//!   `cancelled` (the future was dropped), or the [code](crate::LockError::code) of the error. All
-//!   of them exist at 0 from the first request with a name and mode. That of a call is `ok`,
-//!   `error`, or `dropped` if its caller did not wait for the reply: it timed out or was cancelled.
+//!   `cancelled` (the future was dropped), or the [code](crate::LockError::code) of the error.
+//!   Twelve of them, those that operators watch, exist at 0 from the first request with a name and
+//!   mode; with the other metrics these are 23 series
+//!   and two histograms. That of a call is `ok`, `error`, or `dropped`
+//!   if its caller did not wait for the reply: it timed out or was cancelled.
 //! - `loss` is `expired`, `taken`, `revoked` or `max_hold`, as in [`Loss`](crate::Loss).
 //! - `scope` is `local` if the process passed the lock on to the next of its own requests, and
 //!   `remote` if the store granted it from its wait queue.

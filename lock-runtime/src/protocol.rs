@@ -52,8 +52,7 @@ use crate::{
     error::Loss,
     fence::FencingToken,
     key::LockKey,
-    spec::MAX_LEASE,
-    store::{Hold, StoreError, StoreEvent, Token},
+    store::{Grant, HANDOFF_LEASE, Hold, StoreError, StoreEvent, Token},
     time::Instant,
 };
 
@@ -84,6 +83,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) entropy: &'a mut dyn Entropy,
     /// The effects on other tasks, to be performed after the session is unlocked.
     pub(crate) out: &'a mut Effects,
+    /// Whether the store sends no events at present, so that waiters have to poll.
+    pub(crate) polls: bool,
     /// Whether the log has lines for debugging.
     pub(crate) is_debugged: bool,
     /// The rule that a simulator has switched off.
@@ -294,11 +295,9 @@ impl Session {
                 {
                     entry.pushed(*grant, cx);
                     queue.wake_head(cx);
-                } else if self.is_abandoned(hold.token, cx.now) {
-                    // The store may have executed the abandon before it granted the lock (rule 6).
-                    self.abandon(hold.clone(), grant.ttl.min(MAX_LEASE), None, cx);
+                } else {
+                    self.granted_late(hold, *grant, cx);
                 }
-                // Otherwise a reply has already delivered the grant.
             }
             StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
             StoreEvent::Revoked { token } => self.revoke(*token, cx),
@@ -307,14 +306,26 @@ impl Session {
         }
     }
 
-    /// Returns whether a release or an abandonment of this token is pending. A release that is to
-    /// reserve the lock does not count: an abandonment would overtake it and free the lock.
-    fn is_abandoned(&self, token: Token, now: Instant) -> bool {
-        let abandoned = self.abandonments.values();
-        let abandoned = abandoned.filter(|it| it.keep_until(now).is_none());
-        let mut abandoned = abandoned.map(Abandonment::hold);
-        let mut released = self.background_releases();
-        abandoned.any(|hold| hold.token == token) || released.any(|hold| hold.token == token)
+    /// Handles a grant of a hold that no request waits for. If its release or abandonment is
+    /// pending, the store may have executed that before it granted the lock (rule 6), so the hold
+    /// is abandoned once more: one call at a time, as other programs may send any number of them.
+    /// A release that is to reserve the lock does not count: an abandonment would overtake it and
+    /// free the lock. Without either, a reply has already delivered the grant.
+    fn granted_late(&mut self, hold: &Hold, grant: Grant, cx: &mut Cx<'_>) {
+        let now = cx.now;
+        let mut pending = self.abandonments.iter_mut();
+        let pending = pending.find(|(_, it)| it.hold() == hold && !it.is_release());
+        if let Some((id, abandonment)) = pending {
+            if abandonment.hurry(now) {
+                self.plan_job(now, Job::Abandon(id), cx);
+            }
+            return;
+        }
+        let mut pending = self.abandonments.values();
+        let is_ending = pending.any(|it| it.hold() == hold && it.keep_until(now).is_none());
+        if is_ending || self.background_releases().any(|it| it == hold) {
+            self.abandon(hold.clone(), grant.ttl.min(HANDOFF_LEASE), None, cx);
+        }
     }
 
     /// Handles a store that may have lost data and push messages. Locks are no longer handed off

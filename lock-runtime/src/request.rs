@@ -104,6 +104,10 @@ impl LockRequest {
     /// Acquires the lock. Waiting requests are served first come, first served; see the
     /// [guide](crate::guide::waiting).
     ///
+    /// Give the guard a name, such as `_guard`, and keep it for as long as the work takes: dropping
+    /// it releases the lock. `let _ = request.acquire().await?` drops it at once, without a
+    /// warning.
+    ///
     /// While the store is unreachable, the request retries until its wait is over.
     ///
     /// # Errors
@@ -123,6 +127,19 @@ impl LockRequest {
 
     /// Acquires the lock if it is free. The same as [`acquire`](Self::acquire) with
     /// [`no_wait`](Self::no_wait), but returns `None` instead of `Contended`.
+    ///
+    /// Take the guard out: `is_some()` drops it, and the work runs without the lock.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lock_runtime::LockError> {
+    /// # let locks = lock_runtime::LockClient::in_memory();
+    /// if let Some(guard) = locks.exclusive("report").try_acquire().await? {
+    ///     // .. the work ..
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Those of `acquire`, except `Contended`.

@@ -12,6 +12,7 @@ use std::{
     fmt,
     future::ready,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -34,6 +35,8 @@ pub mod memory;
 mod message;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) mod namespace;
+#[cfg(any(feature = "redis", feature = "records"))]
+mod outage;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod quorum;
@@ -52,10 +55,12 @@ pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use limits::Limits;
 pub use listing::{Cursor, Page};
 pub use memory::MemoryStore;
+#[cfg(any(feature = "redis", feature = "records"))]
+pub(crate) use message::MOST_RESERVED;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, Grant,
-    HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, POLL_INTERVAL,
-    PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, FENCES_KEPT_FOR,
+    Grant, HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
+    POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Token,
 };
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
@@ -151,6 +156,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the holders and the waiters of the lock.
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection>;
 
+    /// Returns the sessions of the database that keep the lock from being granted until their
+    /// transactions end, for [`Inspection::blocked_by`]. By default there are none.
+    ///
+    /// # Errors
+    /// Same as [`inspect`](Self::inspect).
+    fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {
+        let _ = (key, kind);
+        Box::pin(ready(Ok(Vec::new())))
+    }
+
     /// Returns the holders of a lock, for an error that describes them.
     ///
     /// By default, [`inspect`](Self::inspect) returns them.
@@ -169,10 +184,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         scope: RevokeScope,
     ) -> Replied<'a, RevokeReply>;
 
-    /// Records the name of a client for [`IDENTITY_TTL`], so that holders and waiters are shown
-    /// with it. This implementation, for a store that keeps no names, does nothing.
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
-        let _ = (client, name);
+    /// Records the name of a client for a time, [`IDENTITY_TTL`] while it lives and none once it is
+    /// shut down, so that holders and waiters are shown with it. This implementation, for a store
+    /// that keeps no names, does nothing.
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
+        let _ = (client, name, keep_for);
         Box::pin(ready(Ok(())))
     }
 
@@ -210,6 +231,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// The caller makes no request beyond these limits, and no renewal with a longer lease.
     fn limits(&self) -> Limits;
+
+    /// Returns whether the waiters of this client get events about their grants at present:
+    /// [`Limits::push`] in this implementation. While they do not, they poll sooner at first.
+    fn sends_events(&self) -> bool {
+        self.limits().push
+    }
 
     /// Returns whether calls may be made on any Tokio runtime, also on one of this library that
     /// ends sooner than the application's.

@@ -11,8 +11,9 @@ pub fn visible(text: &str) -> String {
 }
 
 pub(crate) fn push_visible(c: char, shown: &mut String) {
-    let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}');
+    let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e01ef}');
     match c.is_control() || is_hidden {
         true => shown.extend(c.escape_unicode()),
         false => shown.push(c),
@@ -62,6 +63,7 @@ mod tests {
             ("order:42", "order:42"),
             ("größe", "größe"),
             ("a\u{202e}b\u{200b}c", r"a\u{202e}b\u{200b}c"),
+            ("a\u{3164}\u{e0041}", r"a\u{3164}\u{e0041}"),
             ("x fence=1", "\"x fence=1\""),
             ("x=1", "\"x=1\""),
             ("a\" fence=\"1", "\"a\\\" fence=\\\"1\""),

@@ -94,7 +94,7 @@ const OUTLIVED: &str = "a body has ended after the loss of its lock";
 /// Written by hand, because an async block would store the body twice: as its argument and
 /// where it is pinned.
 #[pin_project]
-#[must_use = "futures do nothing unless polled"]
+#[must_use = "the body runs by `.await`"]
 pub struct RunFuture<F: Future> {
     #[pin]
     stage: Stage<F>,

@@ -121,7 +121,9 @@ impl ErrorClass {
     #[doc(hidden)]
     pub fn trace_of(self, name: Option<&str>, code: &'static str, error: &dyn fmt::Display) {
         // `{error:#}` includes the cause.
-        if let Self::Busy | Self::BadRequest = self {
+        let is_usual = matches!(self, Self::Busy | Self::BadRequest);
+        // An operator has to end that session.
+        if is_usual && code != LockErrorKind::Blocked.code() {
             tracing::debug!(
                 code,
                 name,
@@ -146,7 +148,7 @@ impl ErrorClass {
 /// and the store, and is for logs.
 pub const fn public_detail(kind: LockErrorKind) -> &'static str {
     match kind {
-        LockErrorKind::Contended => "The resource is in use.",
+        LockErrorKind::Contended | LockErrorKind::Blocked => "The resource is in use.",
         LockErrorKind::WaitTimeout => {
             "The resource was in use for as long as the request could wait."
         }

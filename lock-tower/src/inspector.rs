@@ -51,8 +51,8 @@
 //!   losses are those of this process and client.
 //! - The times of waiters that were in a queue when it was compacted, after many others had left
 //!   it, are not known.
-//! - How long readers and holders of permits have held their lock is not known, nor is the time
-//!   since a lock was handed off within a process.
+//! - How long readers and holders of permits have held their lock is not known in Redis, and
+//!   nowhere the time since a lock was handed off within a process.
 //! - A waiter is a process: its other requests for the same lock wait in the process.
 
 mod assets;
@@ -116,6 +116,7 @@ pub struct Inspector {
     origins: Vec<HeaderValue>,
     caller: Arc<Caller>,
     streams: Arc<Streams>,
+    title: Option<Arc<str>>,
 }
 
 impl Inspector {
@@ -127,7 +128,16 @@ impl Inspector {
             origins: Vec::new(),
             caller: Arc::new(peer),
             streams: Arc::new(Streams::new(DEFAULT_MAX_STREAMS)),
+            title: None,
         }
+    }
+
+    /// Shows a title on each page and in its tab, such as `orders, production`: so that an operator
+    /// does not take one environment for another.
+    #[must_use]
+    pub fn title(mut self, title: &str) -> Self {
+        self.title = Some(visible(title).into()).filter(|title: &Arc<str>| !title.is_empty());
+        self
     }
 
     /// Accepts requests that name this host, without a port, such as `ops.example.com`, in addition
@@ -302,7 +312,13 @@ impl Inspector {
     ) -> Response<InspectorBody> {
         let status = outcome.map_or_else(|| content.status(), |(status, _)| status);
         let message = outcome.map(|(_, message)| message);
-        let page = html::page(view, content, message, self.may_revoke());
+        let page = html::page(
+            view,
+            content,
+            message,
+            self.may_revoke(),
+            self.title.as_deref(),
+        );
         respond(status, "text/html; charset=utf-8", page.into_string())
     }
 }

@@ -191,7 +191,8 @@
 //!   [`max_waiters`](crate::LockLayer::max_waiters), 10,000 by default, wait in a process;
 //! - hold the locks of many keys at once;
 //! - ask for ever new keys, which fills the store: each leaves its fencing token for a day, in
-//!   Redis 150 bytes and more for a long key. `{id:int}` and `{id:uuid}` accept no other text.
+//!   Redis 150 bytes and more for a long key. `{id:int}` and `{id:uuid}` accept no other text, and
+//!   [`keep_fences_for`](crate::runtime::LockClientBuilder::keep_fences_for) sets a shorter time.
 //!
 //! After `max_hold` other clients get the lock, also while the caller stays connected. The handler
 //! is cancelled; with [`OnLost`](crate::runtime::OnLost) set to `Error` or `Ignore` it runs on

@@ -45,6 +45,29 @@ impl Certificates {
         let client = Identity::issue(&issuer, "lock-tests client", &[])?;
         Ok(Self { ca, server, client })
     }
+
+    /// Creates a certificate for a server that no chain can verify: it has signed itself, is marked
+    /// as that of an authority, has expired, and is for another name.
+    ///
+    /// # Panics
+    /// When it cannot be created.
+    pub(crate) fn self_signed() -> Self {
+        let mut params = CertificateParams::new(vec!["elsewhere.example".to_owned()])
+            .unwrap_or_else(|error| panic!("a name: {error}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        let signed = KeyPair::generate().and_then(|key| {
+            let certificate = params.self_signed(&key)?.pem();
+            let key = key.serialize_pem();
+            Ok(Identity { certificate, key })
+        });
+        let server = signed.unwrap_or_else(|error| panic!("a certificate: {error}"));
+        Self {
+            ca: server.certificate.clone(),
+            server,
+            ..Self::new(&["localhost"])
+        }
+    }
 }
 
 impl Identity {

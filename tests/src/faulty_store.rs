@@ -25,6 +25,7 @@ use std::{
     fmt,
     mem::discriminant,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -235,6 +236,10 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::Inspect(key.clone(), kind)))
     }
 
+    fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Vec<String>> {
+        self.inner.blockers(key, kind)
+    }
+
     fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Vec<Holder>> {
         Box::pin(async move { Ok(self.inspect(key, kind).await?.holders) })
     }
@@ -248,8 +253,13 @@ impl Store for FaultyStore {
         Box::pin(self.call(Operation::Revoke(key.clone(), kind, scope)))
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Reply<'a, ()> {
-        self.inner.introduce(client, name)
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Reply<'a, ()> {
+        self.inner.introduce(client, name, keep_for)
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Reply<'a, Vec<Option<String>>> {
@@ -279,6 +289,10 @@ impl Store for FaultyStore {
     }
 
     /// What decides about its calls belongs to the runtime of the test.
+    fn sends_events(&self) -> bool {
+        self.inner.sends_events()
+    }
+
     fn serves_any_runtime(&self) -> bool {
         false
     }

@@ -9,7 +9,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     protocol::WaiterLimits,
     spec::{LockSpec, MAX_LEASE},
-    store::{MAX_IDENTITY_BYTES, MemoryStore, Store, default_name, presentable},
+    store::{FENCES_KEPT_FOR, MAX_IDENTITY_BYTES, MemoryStore, Store, default_name, presentable},
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -19,6 +19,17 @@ use crate::{
 
 /// The shortest time without an answer that counts as an outage: longer than a slow round trip.
 const SHORTEST_OUTAGE: Duration = Duration::from_millis(100);
+
+/// The shortest life of a fencing token: longer than clocks of servers usually differ, and than a
+/// call may be late.
+const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+
+/// The same with several servers, where tokens follow the clocks of the clients as well, which may
+/// be a minute ahead of those of the servers.
+#[cfg(feature = "redis")]
+const SHORTEST_LIFE_OF_SEVERAL: Duration = Duration::from_secs(300);
+
+const DEFAULT_NAMESPACE: &str = "lock";
 
 /// A builder for a [`LockClient`].
 ///
@@ -32,6 +43,7 @@ pub struct LockClientBuilder {
     identity: Identification,
     pub(super) unavailable_after: Option<Duration>,
     confirm_grants: bool,
+    fences_kept_for: Option<Duration>,
     #[cfg(feature = "redis")]
     pub(super) redis: RedisOptions,
     #[cfg(feature = "postgres")]
@@ -49,7 +61,7 @@ enum Identification {
 impl Default for LockClientBuilder {
     fn default() -> Self {
         Self {
-            namespace: "lock".into(),
+            namespace: DEFAULT_NAMESPACE.into(),
             defaults: LockSpec::exclusive(),
             waiters: WaiterLimits {
                 per_key: 10_000,
@@ -58,6 +70,7 @@ impl Default for LockClientBuilder {
             identity: Identification::Default,
             unavailable_after: None,
             confirm_grants: false,
+            fences_kept_for: None,
             #[cfg(feature = "redis")]
             redis: RedisOptions::new(),
             #[cfg(feature = "postgres")]
@@ -70,7 +83,8 @@ impl LockClientBuilder {
     /// Sets the prefix of all names on a server, `lock` by default.
     ///
     /// It has 1 to 64 bytes without `:`, braces or control characters, and is neither `f` nor
-    /// `q`. In-memory and custom stores ignore it.
+    /// `q`. An in-memory store is that of one client, and ignores it. A custom store has its
+    /// own, so it is refused there.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -129,15 +143,16 @@ impl LockClientBuilder {
     /// Refuses requests at once with `Unavailable` when the server of their keys has not answered
     /// for this long, 100 ms to a day. Off by default: a wait may outlast a failover.
     ///
-    /// The client probes the server in the meantime, up to ten times a second, and serves
-    /// requests again as soon as it answers. Requests that already wait are refused as well. Only
-    /// the keys of that server are affected: those of one node of a cluster, or all keys of several
-    /// independent servers once a majority does not answer. Locks that are held are still renewed
-    /// and released.
+    /// The client probes the server in the meantime, and serves requests again as soon as it
+    /// answers: up to ten times a second at first, then at intervals of up to an eighth of the
+    /// outage, and of 2 s at most. Requests that already wait are refused as well. Only the keys of
+    /// that server are affected: those of one node of a cluster, or all keys of several independent
+    /// servers once a majority does not answer. Locks that are held are still renewed and released.
     ///
     /// Requests that do not wait never wait for an outage to end, with or without this setting. See
-    /// the guide's [page on Redis](crate::guide::redis#outages). In-memory and custom stores ignore
-    /// it.
+    /// the guide's [page on Redis](crate::guide::redis#outages). An in-memory store always answers.
+    /// A custom store has no such setting, and [`build_with_store`](Self::build_with_store) refuses
+    /// it; [`RecordStore::unavailable_after`](crate::store::RecordStore::unavailable_after) has it.
     pub fn unavailable_after(mut self, unavailable_after: Duration) -> Self {
         self.unavailable_after = Some(unavailable_after);
         #[cfg(feature = "redis")]
@@ -157,12 +172,39 @@ impl LockClientBuilder {
     /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most. It
     /// adds a round trip to each hand-off between processes. With or without it, a message with a
     /// fencing token more than 61 s ahead of the store's clock is no grant. The in-memory store
-    /// sends no messages; custom stores ignore it.
+    /// sends no messages. For a custom store it is refused;
+    /// [`RecordStore::confirming_grants`](crate::store::RecordStore::confirming_grants) has it.
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;
         #[cfg(feature = "redis")]
         {
             self.redis.confirm_grants = true;
+        }
+        self
+    }
+
+    /// Sets for how long the store keeps the latest fencing token of a lock after its last use: a
+    /// minute to a day (with several servers, from five minutes), a day by default.
+    ///
+    /// This record is all that a released lock leaves, and each key has its own: some 150 to 740
+    /// bytes in Redis and up to 1.5 KB in PostgreSQL, by the length of the key. A route whose
+    /// callers choose the keys leaves as many as they choose. With 1,000 new keys per second, a day
+    /// keeps 13 to 64 GB, and five minutes keep 45 to 220 MB.
+    ///
+    /// Fencing tokens increase without the record, as a token is at least the time of the store's
+    /// clock in microseconds. The record is for a clock that is set back, and for another server
+    /// that takes over with an earlier one: tokens increase as long as the clock falls back by less
+    /// than this time. Clients with different settings can share a store: the one that has used a
+    /// lock last decides.
+    ///
+    /// PostgreSQL deletes records that have ended once an hour. The in-memory store keeps no record
+    /// of a released lock. For a custom store it is refused;
+    /// [`RecordStore::keeping_fences_for`](crate::store::RecordStore::keeping_fences_for) has it.
+    pub fn keep_fences_for(mut self, time: Duration) -> Self {
+        self.fences_kept_for = Some(time);
+        #[cfg(feature = "redis")]
+        {
+            self.redis.fences_kept_for = self.fences_kept_for;
         }
         self
     }
@@ -173,6 +215,7 @@ impl LockClientBuilder {
         self.redis = redis;
         self.redis.unavailable_after = self.unavailable_after;
         self.redis.confirm_grants = self.confirm_grants;
+        self.redis.fences_kept_for = self.fences_kept_for;
         self
     }
 
@@ -201,8 +244,7 @@ impl LockClientBuilder {
                 self.refuse_replicas()?;
                 let options = self.postgres.clone();
                 let records = PostgresRecords::connect(url, &self.namespace, options).await?;
-                let confirms = self.confirm_grants;
-                return self.over(records.into_store().confirming_grants(confirms));
+                return self.over_records(records);
             }
             #[cfg(not(feature = "postgres"))]
             return Err(without("postgres", "postgres://host/database"));
@@ -259,8 +301,7 @@ impl LockClientBuilder {
                 self.refuse_replicas()?;
                 let options = self.postgres.clone();
                 let records = PostgresRecords::connect_lazy(url, &self.namespace, options)?;
-                let confirms = self.confirm_grants;
-                return self.over(records.into_store().confirming_grants(confirms));
+                return self.over_records(records);
             }
             #[cfg(not(feature = "postgres"))]
             return Err(without("postgres", "postgres://host/database"));
@@ -380,8 +421,35 @@ impl LockClientBuilder {
         self.over(MemoryStore::new())
     }
 
-    /// Creates a client of a custom [`Store`]. The namespace and the options for Redis are ignored.
-    pub fn build_with_store(self, store: Arc<dyn Store>) -> LockClient {
+    /// Creates a client of a custom [`Store`].
+    ///
+    /// # Errors
+    /// `InvalidSpec` for invalid settings, and for those of a server, which the store would not
+    /// honour: the namespace, `unavailable_after`, `confirm_grants`, `keep_fences_for` and
+    /// replicas.
+    pub fn build_with_store(self, store: Arc<dyn Store>) -> Result<LockClient, LockError> {
+        self.check()?;
+        let set = [
+            (self.namespace != DEFAULT_NAMESPACE, "namespace"),
+            (self.unavailable_after.is_some(), "unavailable_after"),
+            (self.confirm_grants, "confirm_grants"),
+            (self.fences_kept_for.is_some(), "keep_fences_for"),
+        ];
+        if let Some((_, option)) = set.iter().find(|(is_set, _)| *is_set) {
+            let message = format!(
+                "`{option}`: the client does not pass it on to a custom store; leave it out here, and \
+                 set it where the store is created"
+            );
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
+        #[cfg(feature = "redis")]
+        self.redis
+            .refuse_replicas("the client does not pass it on to a custom store")?;
+        Ok(self.build(store))
+    }
+
+    /// Creates a client of a store that has been given the settings, or has no use for them.
+    pub(super) fn build(self, store: Arc<dyn Store>) -> LockClient {
         let name = match self.identity {
             Identification::Default => Some(default_name()),
             Identification::Given(name) => Some(name),
@@ -397,6 +465,14 @@ impl LockClientBuilder {
         self.check()?;
         self.redis
             .refuse_replicas("servers of a quorum are not replicas of each other")?;
+        if self
+            .fences_kept_for
+            .is_some_and(|time| time < SHORTEST_LIFE_OF_SEVERAL)
+        {
+            let message =
+                "`keep_fences_for`: with several servers it must be from five minutes to a day";
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         let longest_lease = self.redis.longest_lease_or_default();
         let open = LockSpec::exclusive().lease(longest_lease.min(DEFAULT_LEASE));
         self.defaults = self.defaults.clone().or(&open);
@@ -432,6 +508,14 @@ impl LockClientBuilder {
                            while a server is only slow";
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
+        let lives = SHORTEST_LIFE..=FENCES_KEPT_FOR;
+        if self
+            .fences_kept_for
+            .is_some_and(|time| !lives.contains(&time))
+        {
+            let message = "`keep_fences_for`: it must be from a minute to a day";
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         #[cfg(feature = "redis")]
         self.redis.check()?;
         Ok(())
@@ -447,7 +531,15 @@ impl LockClientBuilder {
     }
 
     fn over(self, store: impl Store) -> Result<LockClient, LockError> {
-        Ok(self.build_with_store(Arc::new(store)))
+        Ok(self.build(Arc::new(store)))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn over_records(self, records: PostgresRecords) -> Result<LockClient, LockError> {
+        let store = records.into_store().confirming_grants(self.confirm_grants);
+        let store = store.unavailable_after(self.unavailable_after);
+        let store = store.keeping_fences_for(self.fences_kept_for.unwrap_or(FENCES_KEPT_FOR));
+        self.over(store)
     }
 }
 

@@ -74,6 +74,11 @@ const VARIABLES: &[EnvVariable] = &[
         "whether grants by message are confirmed: false",
         "true",
     ),
+    variable(
+        "LOCK_KEEP_FENCES_FOR",
+        "life of fencing tokens after a release: 1d",
+        "5m",
+    ),
     variable("LOCK_MIN_REPLICAS", "replicas that have a grant: none", "1"),
     variable(
         "LOCK_REPLICA_TIMEOUT",
@@ -136,6 +141,7 @@ impl LockClient {
     /// | `LOCK_MAX_WAITERS_IN_ALL` | waiting requests in all: 100000 | `5000` |
     /// | `LOCK_UNAVAILABLE_AFTER` | outage after which requests fail at once: none | `2s` |
     /// | `LOCK_CONFIRM_GRANTS` | whether grants by message are confirmed: false | `true` |
+    /// | `LOCK_KEEP_FENCES_FOR` | life of fencing tokens after a release: 1d | `5m` |
     /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
     /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
     /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
@@ -252,6 +258,9 @@ impl Settings {
         }
         if values.flag("LOCK_CONFIRM_GRANTS")? == Some(true) {
             builder = builder.confirm_grants();
+        }
+        if let Some(time) = values.duration("LOCK_KEEP_FENCES_FOR")? {
+            builder = builder.keep_fences_for(time);
         }
         if let Some(identity) = values.0.get("LOCK_IDENTITY") {
             builder = builder.identity(identity);

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -90,6 +91,10 @@ impl Store for Intercepted {
         lock(&self.interceptors).push(interceptor);
     }
 
+    fn sends_events(&self) -> bool {
+        self.inner.sends_events()
+    }
+
     fn serves_any_runtime(&self) -> bool {
         self.inner.serves_any_runtime()
     }
@@ -138,6 +143,10 @@ impl Store for Intercepted {
         self.inner.inspect(key, kind)
     }
 
+    fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {
+        self.inner.blockers(key, kind)
+    }
+
     fn holders<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<Holder>> {
         self.inner.holders(key, kind)
     }
@@ -151,8 +160,13 @@ impl Store for Intercepted {
         self.inner.revoke(key, kind, scope)
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
-        self.inner.introduce(client, name)
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
+        self.inner.introduce(client, name, keep_for)
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {

@@ -6,9 +6,19 @@
 /// a block that ends with one. Each test evaluates the argument once, and calls the closure for
 /// each process that it simulates. See the [module](mod@crate::conformance) for examples.
 ///
+/// With `records:` before it, the argument returns an `Arc<dyn Records>`, and the tests are those
+/// of the promises of [`Records`](crate::store::Records).
+///
 /// A test runs on a runtime of its own with two threads.
 #[macro_export]
 macro_rules! conformance {
+    (records: $make:expr) => {
+        $crate::conformance! { @tests $make,
+            swaps_compare_every_version
+            conflicts_are_in_the_order_of_their_changes
+            swaps_wait_for_their_time
+        }
+    };
     ($make:expr) => {
         $crate::conformance! { @tests $make,
             it_answers_as_memory_does

@@ -71,9 +71,9 @@ impl Subject {
 
     /// A client with a default lease that the store supports.
     pub(crate) fn client(&self) -> LockClient {
-        LockClient::builder()
-            .defaults(LockSpec::exclusive().lease(self.lease()))
-            .build_with_store(self.store.clone())
+        let builder = LockClient::builder().defaults(LockSpec::exclusive().lease(self.lease()));
+        let client = builder.build_with_store(self.store.clone());
+        client.expect("a client of a store that supports the lease")
     }
 
     /// The default lease, or the nearest that the store supports.

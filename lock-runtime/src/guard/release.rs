@@ -14,7 +14,7 @@ use super::{Entry, LockGuard};
 use crate::{
     call::{ReleaseCall, within},
     core::log_loss,
-    error::{LockError, LockErrorKind, Loss},
+    error::{LockError, LockErrorKind},
     log,
     protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
     runtime,
@@ -56,7 +56,7 @@ impl LockGuard {
 /// # Cancellation
 /// Dropping it releases the lock in the background.
 #[pin_project]
-#[must_use = "futures do nothing unless polled"]
+#[must_use = "the result of the release is lost without `.await`, and the lock is released in the background"]
 pub struct ReleaseFuture {
     #[pin]
     parts: Parts,
@@ -194,11 +194,11 @@ fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), 
             Ok(())
         }
         Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
-        Err(ReleaseError::NotHeld) => {
+        Err(ReleaseError::NotHeld(loss)) => {
             let name = view.name.as_deref();
-            log_loss("lost before its release", name, key, fence, Loss::Taken);
-            view.watch.meter.lost(Loss::Taken);
-            Err(view.lost_error(Loss::Taken))
+            log_loss("lost before its release", name, key, fence, loss);
+            view.watch.meter.lost(loss);
+            Err(view.lost_error(loss))
         }
         Err(ReleaseError::Unknown(error)) => {
             let message = "release not confirmed; it continues in the background, and the lock ends with its lease or its min_hold at the latest";

@@ -87,7 +87,8 @@
 //! - `LockRenewalsFail`: held locks will be lost when their leases end. As above; the remaining
 //!   lease is the time that is left.
 //! - `LockStoreRefuses`: the server refuses calls because of a password, a right, its role or other
-//!   data under a key. The `outcome` and the log line name the cause; no retry helps.
+//!   data under a key. The `outcome` and the log line name the cause; no retry helps. With
+//!   `blocked`, a session of the database has locked the record, and `health` names it.
 //!
 //! The others can wait for the morning: `LockWaitTimeouts` and `LockRequestsShed` (too much work
 //! for one lock: shorten the critical section or split the key), `LockHeldTooLong` (work that

@@ -116,10 +116,12 @@
 //! work with it. A newer client whose user owns the schema brings it up to date, while older ones
 //! work with it. Others use it as it is, and `doctor` reports the difference. A client that is too
 //! old is refused with `IncompatibleFormat`. Version 2 took the right to execute the functions from
-//! `PUBLIC`. Roles with `usage` on the schema at that time got it instead.
+//! `PUBLIC`. Roles with `usage` on the schema at that time got it instead. Version 3 made `guard`
+//! faster.
 //!
 //! The row of a lock is named `<namespace>:<key>`. It stays for a day after the last use of the
-//! lock. An hourly clean-up by one of the clients deletes it then, or
+//! lock, or for [`keep_fences_for`](crate::LockClientBuilder::keep_fences_for). An hourly clean-up
+//! by one of the clients deletes it then, or
 //! [`remove_old`](crate::store::postgres::PostgresRecords::remove_old). Updates are heap-only while
 //! their page has room, because no index contains a column that changes. Autovacuum is set to
 //! follow soon.
@@ -149,8 +151,8 @@
 //!   `and lock_runtime.guard('lock:order:42', 1795456170925944) is not null`, which is evaluated
 //!   only for rows that fulfil the others.
 //! - End the transaction before you release, drop or downgrade the guard of the lock. Otherwise a
-//!   waiter in another process is served by its next poll, up to a second after the end of the
-//!   transaction, instead of at once. Tasks of one process hand a lock off without the database,
+//!   waiter in another process polls until the end of the transaction, and is served some 50 ms
+//!   after it, instead of at once. Tasks of one process hand a lock off without the database,
 //!   and readers join a downgraded lock, also while the transaction is open. A task that is
 //!   cancelled drops both: its transaction ends when the server has processed the rollback.
 //! - Call `guard` first in a transaction with the isolation level `repeatable read` or
@@ -161,13 +163,37 @@
 //!   transactions with `guard` was open then. While readers overlap, the tokens of those that were
 //!   revoked or have released the lock still pass, and so does that of a writer that was
 //!   downgraded.
-//! - A transaction that stays open keeps the lock from all other clients, and `inspect` shows no
-//!   holder. Set `idle_in_transaction_session_timeout`, and `tcp_keepalives_idle` for clients that
-//!   vanish, on the sessions that call `guard`. The oldest of `select pid, query from
-//!   pg_stat_activity where backend_xid is not null order by xact_start`, or of
-//!   `pg_prepared_xacts`, is the one to end.
+//! - A transaction that stays open keeps the lock from all other clients. `inspect` names its
+//!   session ([`blocked_by`](crate::Inspection::blocked_by)). Set
+//!   `idle_in_transaction_session_timeout`, and `tcp_keepalives_idle` for clients that vanish, on
+//!   the sessions that call `guard`. A prepared transaction has no session: see
+//!   `pg_prepared_xacts`.
 //! - `guard` locks the row of the lock `for key share`.
 //! - `guard` is for exclusive locks and for readers and writers. Permits do not exclude each other.
+//!
+//! # Other sessions
+//!
+//! A session that has locked the row of a lock, such as that of an operator after
+//! `select .. for update`, delays the requests for that lock alone. They fail with
+//! [`Blocked`](crate::LockErrorKind::Blocked), which is no outage: the HTTP status is 409, and the
+//! circuit breaker stays closed. A request that waits tries again until its wait is over. The lock
+//! is renewed once the row is free, and is lost if its lease ends before. `inspect` names the
+//! session, and `health` (`lockctl doctor`) those whose transactions have lasted for two seconds,
+//! as `blocked_records`; of sessions of other roles only with the right `pg_read_all_stats`.
+//!
+//! The server keeps each version of a row for the oldest transaction of the database that may read
+//! it. Beside a report of a minute, a lock that is acquired hundreds of times a second loses two
+//! thirds of its rate, and more beside a longer one: any transaction that stays open, a replication
+//! slot, a prepared transaction, and a standby with `hot_standby_feedback` have this effect, in the
+//! same database only. Where `guard` is not needed, keep busy locks in a database of their own.
+//! `health` reports a transaction that is 20,000 others behind as `old_horizon`.
+//!
+//! # Outages
+//!
+//! What [the page on Redis](super::redis#outages) says about requests in an outage, and
+//! [`unavailable_after`](crate::LockClientBuilder::unavailable_after), hold here as well, and for
+//! any [store of records](super::stores). A server is away if calls fail without a reply, or get
+//! none for two seconds or `unavailable_after`, and a probe gets none either.
 //!
 //! # Commits
 //!
@@ -195,7 +221,8 @@
 //! PgBouncer works in session mode, and in transaction mode as well: each call is one transaction.
 //! A client prepares statements and listens only on connections to the server itself, which it
 //! recognizes by the process that the server has announced. Behind a pooler, waiters find their
-//! grants by a poll, up to a second late. Connect to the server itself to avoid that: four
+//! grants by a poll: the first after 20 ms, each next one after twice as long, up to a second.
+//! Hand-offs are that much later. Connect to the server itself to avoid that: four
 //! connections per process are enough for most services. A pooler also hides a failover of the
 //! server from a client, which notices it by the failure of a call.
 //!

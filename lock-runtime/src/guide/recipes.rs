@@ -5,6 +5,8 @@
 //! | [A job on many replicas](#a-scheduled-job-on-many-replicas) | `no_wait`, `min_hold` |
 //! | [Tests](#tests) | [`in_memory`](crate::LockClient::in_memory), a paused clock |
 //! | [Blocking code](#blocking-code) | `spawn_blocking`, `Handle::block_on` |
+//! | [A worker that is stopped](#a-worker-that-is-stopped) | `shutdown` |
+//! | [Several permits at once](#several-permits-at-once) | [`permits`][permits] |
 //! | [One lock for two services](#one-lock-for-two-services) | [`KeyWriter`](crate::KeyWriter) |
 //!
 //! `lock_tower::recipes` has recipes for axum and tonic: a key from a JSON body, from a cookie or
@@ -66,6 +68,58 @@
 //! **Caveat:** the lock does not record that the job has run. If the replica crashes during the
 //! job, the next tick after the end of the lease starts it again. If the job fails, `min_hold`
 //! still applies, and the next run is at the next tick.
+//!
+//! # A worker that is stopped
+//!
+//! An orchestrator stops a worker by SIGTERM, and kills it after a grace period. A worker that ends
+//! without more ado leaves its locks until their leases end. This one takes no new job, lets the
+//! current one end for a while, and releases its lock in any case: the future of `run` releases
+//! the lock when it is dropped, and `shutdown` waits for that.
+//!
+//! ```
+//! use std::{future::Future, time::Duration};
+//!
+//! use lock_runtime::{LockClient, LockError};
+//! use tokio::{pin, select, time::{sleep, timeout}};
+//!
+//! async fn work(locks: &LockClient, job: u64) -> Result<(), LockError> {
+//!     let lock = locks.exclusive(format!("job:{job}"));
+//!     lock.run(|_| async { sleep(Duration::from_secs(3)).await }).await
+//! }
+//!
+//! // `stop` is, for example, `async { signal(SignalKind::terminate()).unwrap().recv().await; }`
+//! // with tokio::signal::unix.
+//! async fn worker(locks: LockClient, stop: impl Future<Output = ()>) {
+//!     pin!(stop);
+//!     for job in 0.. {
+//!         let working = work(&locks, job);
+//!         pin!(working);
+//!         let (is_stopped, done) = select! {
+//!             done = &mut working => (false, Ok(done)),
+//!             () = &mut stop => (true, timeout(Duration::from_secs(20), &mut working).await),
+//!         };
+//!         if let Ok(Err(error)) = done {
+//!             eprintln!("job {job}: {error:#}");
+//!         }
+//!         if is_stopped {
+//!             break;
+//!         }
+//!     }
+//!     locks.shutdown().await;
+//! }
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() {
+//! # let store = std::sync::Arc::new(lock_runtime::store::MemoryStore::new());
+//! # let stop = sleep(Duration::from_secs(7));
+//! # worker(LockClient::with_store(store.clone()), stop).await;
+//! # let other = LockClient::with_store(store);
+//! # assert!(other.exclusive("job:2").try_acquire().await.unwrap().is_some());
+//! # }
+//! ```
+//!
+//! **Caveat:** give the job less time than the grace period (30 s in Kubernetes), and leave a few
+//! seconds for `shutdown`. A bare `drop(guard)` as the last line of `main` releases nothing: the
+//! runtime ends before the release is sent.
 //!
 //! # Tests
 //!
@@ -146,6 +200,35 @@
 //! stores](super::limits#a-task-that-blocks-its-runtime)). It logs a warning, as such a task still
 //! delays all others of its worker, and a loss cannot stop it.
 //!
+//! # Several permits at once
+//!
+//! A request is for one permit. Work that needs several takes them one after the other, while it
+//! holds a lock for that: without it, two tasks with a part of the permits each would wait for each
+//! other.
+//!
+//! ```
+//! use std::num::NonZeroU32;
+//!
+//! use lock_runtime::{LockClient, LockError};
+//!
+//! const SENDERS: NonZeroU32 = NonZeroU32::new(3).unwrap();
+//!
+//! async fn send_to_all(locks: &LockClient) -> Result<(), LockError> {
+//!     let turn = locks.exclusive("mailer:several").acquire().await?;
+//!     let first = locks.permits("mailer", SENDERS).acquire().await?;
+//!     let second = locks.permits("mailer", SENDERS).acquire().await?;
+//!     turn.release().await?;
+//!     // ...
+//!     first.release().await?;
+//!     second.release().await
+//! }
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), LockError> {
+//! # let locks = LockClient::in_memory();
+//! # tokio::try_join!(send_to_all(&locks), send_to_all(&locks), send_to_all(&locks))?;
+//! # Ok(()) }
+//! ```
+//!
 //! # One lock for two services
 //!
 //! Two services exclude each other if they lock the same key, of the same kind, in the same
@@ -189,3 +272,5 @@
 //! **Caveat:** `#[distributed_lock(key = "order:{id}")]`, the templates of lock-tower and
 //! `KeyWriter` escape values, `format!` does not. For the value `a:b` the first three give
 //! `order:a%3Ab` and `format!` gives `order:a:b`, which is another lock.
+//!
+//! [permits]: crate::LockClient::permits

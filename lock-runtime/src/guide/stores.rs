@@ -44,7 +44,8 @@
 //! that clock reaches its end, so it should be that of the server. If all clients run on one
 //! machine, [`Timestamp::of_system`] will do. A clock that is set back makes leases longer. One
 //! that is set forward ends leases early, before their holders notice. Fencing tokens keep
-//! increasing in both cases, unless a clock is set back by more than a day.
+//! increasing in both cases, unless a clock is set back by more than a day, or by more than
+//! [`keeping_fences_for`](RecordStore::keeping_fences_for).
 //!
 //! # Durability
 //!
@@ -69,9 +70,9 @@
 //! # Old records
 //!
 //! The record of a free lock is still needed: it contains the latest fencing token, and it makes
-//! delayed requests fail. It may be deleted after [`Change::needed_until`], a day after its last
-//! use, by the clock of the database. Delete it in a step of its own or within a swap, and only if
-//! its version is still the one with that time. Until it is deleted, it may be returned.
+//! delayed requests fail. It may be deleted after [`Change::needed_until`], by default a day after
+//! its last use, by the clock of the database. Delete it in a step of its own or within a swap, and
+//! only if its version is still the one with that time. Until it is deleted, it may be returned.
 //!
 //! # Optional methods
 //!
@@ -89,6 +90,10 @@
 //! it arrives late. Do not repeat a swap whose reply was lost; it would be a `Conflict` with
 //! itself. Calls need no time-out: a client that has waited for min(lease/6, 500 ms) drops the
 //! future.
+//!
+//! If another session of the database has locked the record, and the call would have to wait for
+//! it, return [`Blocked`](crate::store::StoreErrorKind::Blocked): the client tries again, and it
+//! does not count as an outage.
 //!
 //! If the request was certainly not sent, say so with
 //! [`StoreError::with_unsent`](crate::store::StoreError::with_unsent).
@@ -113,6 +118,7 @@
 //!
 //! ```text
 //! lock_runtime::conformance!(async || Arc::new(RecordStore::new(MyRecords::connect().await)));
+//! lock_runtime::conformance!(records: async || Arc::new(MyRecords::connect().await));
 //! ```
 
 #[cfg(doc)]

@@ -5,13 +5,23 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
+use crate::text::visible;
 
 #[cfg(feature = "serde")]
 pub(super) fn millis<S: serde::Serializer>(
     time: &Option<Duration>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.unwrap_or_default().as_secs_f64() * 1e3)
+    known_millis_of_seconds(&time.map(|time| time.as_secs_f64()), serializer)
+}
+
+/// Writes seconds as milliseconds, to a microsecond.
+#[cfg(feature = "serde")]
+pub(super) fn known_millis_of_seconds<S: serde::Serializer>(
+    seconds: &Option<f64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((seconds.unwrap_or_default() * 1e6).round() / 1e3)
 }
 
 #[cfg(feature = "serde")]
@@ -82,10 +92,10 @@ impl fmt::Display for Health {
 
 impl fmt::Display for ServerHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.name)?;
+        write!(f, "{}: ", visible(&self.name))?;
         let mut facts = Vec::new();
         facts.extend(self.role.map(|role| role.to_string()));
-        facts.extend(self.version.clone());
+        facts.extend(self.version.as_deref().map(visible));
         match self.round_trip {
             Some(time) => facts.push(format!("round trip {time:.1?}")),
             None if self.reachable => facts.push("refuses requests".into()),
@@ -114,9 +124,11 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.severity)?;
         if let Some(server) = &self.server {
-            write!(f, "{server}: ")?;
+            write!(f, "{}: ", visible(server))?;
         }
-        write!(f, "{}; remedy: {}", self.message, self.remedy)
+        // A database may name its sessions and transactions with line breaks.
+        let (message, remedy) = (visible(&self.message), visible(&self.remedy));
+        write!(f, "{message}; remedy: {remedy}")
     }
 }
 
@@ -147,6 +159,7 @@ mod tests {
     #[test]
     fn the_report_has_a_line_for_each_server_and_finding() {
         let mut server = ServerHealth::memory();
+        server.version = Some("Redis 7\n  critical: b".into());
         server.clock_difference = Some(-0.0021);
         server.replicas = Some(2);
         server.missing_rights = Some(vec!["+set".into()]);
@@ -155,14 +168,16 @@ mod tests {
         let findings = vec![
             finding(Severity::Notice, "a"),
             finding(Severity::Critical, "b").about("10.0.0.2:6379"),
+            Finding::new(Severity::Notice, "c", "a\n  critical: b", "none"),
         ];
         assert_eq!(
             Health::new(servers, findings).to_string(),
             "degraded\n  \
-             memory: memory, round trip 0.0ns, clock -2.1 ms, 2 replicas, votes in 12s, lacks +set\n  \
+             memory: memory, Redis 7\\u{a}  critical: b, round trip 0.0ns, clock -2.1 ms, 2 replicas, votes in 12s, lacks +set\n  \
              10.0.0.2:6379: no answer\n  \
              critical: 10.0.0.2:6379: it is so; remedy: do this\n  \
-             notice: it is so; remedy: do this"
+             notice: it is so; remedy: do this\n  \
+             notice: a\\u{a}  critical: b; remedy: none"
         );
     }
 
@@ -172,11 +187,13 @@ mod tests {
         let mut server = ServerHealth::memory();
         server.round_trip = Some(Duration::from_micros(1_500));
         server.quarantine_left = Some(Duration::from_millis(2_500));
+        server.clock_difference = Some(-0.002_100_4);
         let health = Health::new(vec![server], vec![finding(Severity::Warning, "a")]);
         let value = serde_json::to_value(&health).unwrap();
         assert_eq!(value["verdict"], "degraded");
         assert_eq!(value["servers"][0]["round_trip_ms"], 1.5);
         assert_eq!(value["servers"][0]["quarantine_left_s"], 2.5);
+        assert_eq!(value["servers"][0]["clock_difference_ms"], -2.1);
         assert_eq!(value["servers"][0]["role"], "memory");
         assert_eq!(value["findings"][0]["severity"], "warning");
         assert!(value["servers"][0].get("version").is_none());

@@ -77,11 +77,12 @@ pub(crate) struct Abandonment {
     straggler_until: Option<Instant>,
     give_up_at: Instant,
     pause: Duration,
-    timeout: Duration,
     /// The store had confirmed the ending before it may have lost data.
     is_repeated: bool,
     /// When the next call is due. `None` while a call is in flight.
     due: Option<Instant>,
+    /// The call in flight is to be made once more.
+    again: bool,
     sent: Instant,
 }
 
@@ -103,7 +104,6 @@ impl Abandonment {
         ending: Ending,
         lease: Duration,
         straggler_until: Option<Instant>,
-        timeout: Duration,
         now: Instant,
     ) -> Self {
         Self {
@@ -112,11 +112,17 @@ impl Abandonment {
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
             pause: FIRST_PAUSE,
-            timeout,
             is_repeated: false,
             due: Some(now),
+            again: false,
             sent: now,
         }
+    }
+
+    /// The time-out of each call, whatever the lease: no caller waits for it, and a repetition to a
+    /// server that is late with its replies makes it later.
+    fn timeout() -> Duration {
+        call_timeout(DEFAULT_LEASE)
     }
 
     /// Ends the hold again at `at`, as the store may have forgotten that it has ended.
@@ -151,6 +157,20 @@ impl Abandonment {
         }
     }
 
+    /// Makes the call at once, or once more if it is in flight. Returns whether it is due earlier
+    /// than before.
+    pub(super) fn hurry(&mut self, now: Instant) -> bool {
+        match self.due {
+            None => self.again = true,
+            Some(at) if at > now => {
+                self.due = Some(now);
+                return true;
+            }
+            Some(_) => {}
+        }
+        false
+    }
+
     pub(crate) fn is_release(&self) -> bool {
         matches!(self.ending, Ending::Release(..))
     }
@@ -167,7 +187,7 @@ impl Abandonment {
 
     /// Returns whether a call in flight at `now` was to end long ago.
     pub(crate) fn is_stuck(&self, now: Instant) -> bool {
-        self.due.is_none() && self.sent + self.timeout + LATE <= now
+        self.due.is_none() && self.sent + Self::timeout() + LATE <= now
     }
 
     /// Sends the call again: its reply will not arrive.
@@ -186,7 +206,7 @@ impl Abandonment {
             }
             Ending::Abandon(hold) => Request::Abandon(hold.clone()),
         };
-        Call::new(request, self.timeout)
+        Call::new(request, Self::timeout())
     }
 
     /// Records the reply to the latest call. `jitter` in 0..1 spreads the retries after an
@@ -202,7 +222,9 @@ impl Abandonment {
             Err(error) if error.is_transient() && now < self.give_up_at => Latest::Unconfirmed,
             Err(error) => Latest::GaveUp(error),
         };
+        let again = mem::take(&mut self.again);
         self.due = match (&latest, self.straggler_until) {
+            (Latest::Confirmed, _) if again => Some(now),
             (Latest::Confirmed, Some(deadline)) if self.sent <= deadline => {
                 Some(deadline + Duration::from_millis(1))
             }
@@ -219,7 +241,7 @@ impl Abandonment {
                     lease,
                     straggler_until,
                 } = next;
-                let next = Self::new(ending, lease, straggler_until, self.timeout, now);
+                let next = Self::new(ending, lease, straggler_until, now);
                 let afterwards = mem::take(&mut self.afterwards);
                 *self = Self { afterwards, ..next };
                 now
@@ -257,16 +279,14 @@ impl Session {
         afterwards: Option<Afterwards>,
         cx: &mut Cx<'_>,
     ) {
-        let timeout = call_timeout(DEFAULT_LEASE);
-        let abandonment = Abandonment::new(ending, lease, straggler_until, timeout, cx.now);
+        let abandonment = Abandonment::new(ending, lease, straggler_until, cx.now);
         self.add(abandonment.then(afterwards), cx.now, cx);
     }
 
     /// Ends a hold again within [`ASK_WITHIN`], so that not all clients do so at once.
     pub(super) fn end_once_more(&mut self, ending: Ending, lease: Duration, cx: &mut Cx<'_>) {
         let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
-        let timeout = call_timeout(DEFAULT_LEASE);
-        let abandonment = Abandonment::new(ending, lease, None, timeout, cx.now);
+        let abandonment = Abandonment::new(ending, lease, None, cx.now);
         self.add(abandonment.again(at), at, cx);
     }
 

@@ -14,6 +14,8 @@ use crate::{
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// The longest pause between two such attempts.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The first pause between two polls of a waiter that gets no events. It doubles with each poll.
+const FIRST_POLL: Duration = Duration::from_millis(20);
 
 /// The time after which an entry is abandoned if the outcome of its request was not reported.
 /// Longer than any call to the store takes.
@@ -59,6 +61,8 @@ pub(super) struct QueueEntry {
     /// When the next request is due.
     pub(super) ask_at: Instant,
     pause: Duration,
+    /// The longest pause before the next poll, where the store sends no events.
+    poll_pause: Duration,
     /// The store did not reply. Nothing that this process does makes the next request succeed, so
     /// it is not sent before the pause is over.
     backs_off: bool,
@@ -91,6 +95,7 @@ impl QueueEntry {
             pushed: None,
             ask_at: cx.now,
             pause: FIRST_PAUSE,
+            poll_pause: FIRST_POLL,
             backs_off: false,
         }
     }
@@ -148,7 +153,11 @@ impl QueueEntry {
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.
         // Spread, so that waiters do not poll in step.
-        let longest = POLL_INTERVAL.min(self.lease / 2);
+        let mut longest = POLL_INTERVAL.min(self.lease / 2);
+        if cx.polls {
+            longest = longest.min(self.poll_pause);
+            self.poll_pause = self.poll_pause.saturating_mul(2).min(POLL_INTERVAL);
+        }
         let poll = longest.mul_f64(0.75 + 0.25 * cx.fraction());
         self.ask_at = cx.now + holder_ttl.map_or(poll, |ttl| poll.min(past_expiry(ttl)));
     }

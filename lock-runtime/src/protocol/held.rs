@@ -370,6 +370,9 @@ impl Session {
         if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
             return self.lose(id, Loss::Revoked, cx);
         }
+        if self.release_revoked(token) {
+            return;
+        }
         let mut converted = self.conversions.values_mut();
         if let Some(it) = converted.find(|it| it.writer.hold.token == token) {
             (it.writer.loss, it.writer.keep_until) = (Some(Loss::Revoked), None);

@@ -160,6 +160,9 @@ fn over(reply: Result<Reply, StoreError>) -> (Request, Option<Instant>) {
     (Request::Over(reply, None), None)
 }
 
+/// The number of requests in progress from which on no message begins another one.
+const MOST_REQUESTS: usize = 4096;
+
 /// The state of a client.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -327,6 +330,9 @@ impl Session {
             Pushed::PollAfter(pause) => return Some(pause),
             Pushed::Recorded => self.abandon_unused(stem, cx),
             Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
+            // Other programs may be able to send any number of messages. The vote ends with its
+            // short lease.
+            Pushed::Unwanted if self.requests.len() >= MOST_REQUESTS => {}
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
                 let lease = grant.ttl.min(HANDOFF_LEASE);

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     error::Loss,
     spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
-    store::{Hold, NextHolder, Release, ReleaseReply, StoreError},
+    store::{Hold, NextHolder, Release, ReleaseReply, StoreError, Token},
     time::Instant,
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct Releasing {
     /// The driver sends the release, and not the caller's task. If its performer ends, the call
     /// ends with it.
     is_background: bool,
+    /// An event has announced that the hold was revoked.
+    is_revoked: bool,
 }
 
 /// The next step of a task that releases a lock.
@@ -57,8 +59,8 @@ pub(crate) enum Released {
 pub(crate) enum ReleaseError {
     /// The lock was lost before.
     Lost(Loss),
-    /// The store no longer held the lock.
-    NotHeld,
+    /// The store no longer held the lock: it was revoked, or taken.
+    NotHeld(Loss),
     /// The release continues in the background.
     Unknown(StoreError),
 }
@@ -158,6 +160,7 @@ impl Session {
             lease: longest_lease,
             sent: None,
             is_background: true,
+            is_revoked: false,
         };
         Left::Last(releasing, terms.call_timeout())
     }
@@ -214,6 +217,13 @@ impl Session {
         }
     }
 
+    /// Records that a hold was revoked that is being released. Returns whether there is one.
+    pub(super) fn release_revoked(&mut self, token: Token) -> bool {
+        let mut releases = self.releases.values_mut();
+        let revoked = releases.find(|it| it.release.hold.token == token);
+        revoked.map(|it| it.is_revoked = true).is_some()
+    }
+
     /// Records the answer to a release.
     pub(crate) fn release_replied(
         &mut self,
@@ -233,7 +243,10 @@ impl Session {
             }
         };
         let outcome = match reply {
-            ReleaseReply::NotHeld => Err(ReleaseError::NotHeld),
+            ReleaseReply::NotHeld => Err(ReleaseError::NotHeld(match releasing.is_revoked {
+                true => Loss::Revoked,
+                false => Loss::Taken,
+            })),
             _ => Ok(Released::AtStore),
         };
         let ending = Ending::Release(releasing.release.hold.clone(), releasing.keep_until);

@@ -102,6 +102,8 @@ struct Bench {
     woken: Vec<AcquireId>,
     /// A rule that is switched off.
     mutation: Option<Mutation>,
+    /// The store sends no events.
+    polls: bool,
 }
 
 impl Bench {
@@ -116,6 +118,7 @@ impl Bench {
             entropy: Numbers(0, 0.5),
             woken: Vec::new(),
             mutation: None,
+            polls: false,
         }
     }
 
@@ -125,6 +128,7 @@ impl Bench {
             now: self.now,
             entropy: &mut self.entropy,
             out: &mut out,
+            polls: self.polls,
             is_debugged: true,
             mutation: self.mutation,
         };
@@ -428,13 +432,15 @@ fn a_token_without_a_reply_is_not_used_again() {
     let mut bench = Bench::new();
     let (id, token) = bench.head();
     let at = waits(&bench.no_reply(id));
-    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+    let (job, call) = bench.due_job().unwrap();
+    assert!(matches!(call.request, Request::Abandon(hold) if hold.token == token));
     bench.push(Mode::Exclusive, token, 8);
     assert_eq!(bench.woken, [], "no waiter uses the token any more");
     assert_eq!(waits(&bench.resume(id)), at);
     // The store may have granted the lock after the abandonment.
+    bench.job_reply(job, Ok(Reply::Abandoned));
+    bench.now = at.max(bench.now + MILLI * 2);
     assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
-    bench.now = at;
     assert_ne!(asks(&bench.resume(id)), token);
 }
 
@@ -507,6 +513,25 @@ fn release_during_a_request_is_seen_without_a_store_queue() {
     // Rule 1: with several servers, some may have granted the first attempt and not have
     // received its abandon yet.
     assert!(token != second && second != asks(&bench.resume(id)));
+}
+
+#[test]
+fn without_events_the_first_polls_follow_soon() {
+    let mut bench = Bench::new();
+    bench.polls = true;
+    let (id, token) = bench.head();
+    let mut pauses = Vec::new();
+    let mut step = bench.reply(id, queued(Some(7)));
+    for _ in 0..8 {
+        let at = waits(&step);
+        pauses.push(at - bench.now);
+        bench.now = at;
+        assert_eq!(polls(&bench.resume(id)), token);
+        step = bench.reply(id, polled_queued(7));
+    }
+    // At half of the spread.
+    let expected = [20, 40, 80, 160, 320, 640, 1000, 1000].map(|pause| MILLI * pause * 7 / 8);
+    assert_eq!(pauses, expected);
 }
 
 #[test]
@@ -1285,6 +1310,27 @@ fn a_late_push_message_frees_no_lock_that_is_to_stay_reserved() {
             "{ended:?}"
         );
     }
+}
+
+/// Other programs may be able to send any number of messages.
+#[test]
+fn grants_of_an_abandoned_token_add_one_abandonment() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.asks_for(&WRITER);
+    let held = bench.is_granted(id, 7);
+    bench.now += MILLI;
+    let (release, _) = bench.releases(held).unwrap();
+    let lost = Err(silent());
+    let unknown = bench.input(|session, cx| session.release_replied(release, lost, cx));
+    assert!(unknown.is_err());
+    // Its release is in flight.
+    bench.endings();
+    for fence in 8..200 {
+        bench.push(Mode::Exclusive, token, fence);
+        // Another lock than that of the token.
+        bench.push(Mode::Shared, token, fence);
+    }
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
 }
 
 #[test]

@@ -17,6 +17,27 @@ pub struct StoreError {
     /// The store has replied, but the time was over.
     out_of_turn: bool,
     passes: bool,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "no other store tells")
+    )]
+    shows: Shows,
+}
+
+/// Whether an error shows that the store answers.
+#[cfg_attr(
+    not(feature = "postgres"),
+    allow(dead_code, reason = "no other store tells")
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Shows {
+    /// Its kind tells.
+    #[default]
+    ByKind,
+    /// The store has answered with it.
+    Answer,
+    /// It says nothing: no call was made.
+    Nothing,
 }
 
 /// The kinds of [`StoreError`].
@@ -26,6 +47,9 @@ pub enum StoreErrorKind {
     /// The store did not answer, or cannot serve the call now. A retry may succeed. The
     /// outcome of the call is unknown.
     Unavailable,
+    /// The store answers, but another session of the database, such as that of an operator, has
+    /// locked the record of the lock. A retry succeeds once its transaction has ended.
+    Blocked,
     /// The server requires a password, or refused the one it received.
     Unauthenticated,
     /// The access rules of the server forbid an operation that locks need.
@@ -58,6 +82,7 @@ impl StoreError {
             key: None,
             out_of_turn: false,
             passes: false,
+            shows: Shows::ByKind,
         }
     }
 
@@ -158,6 +183,18 @@ impl StoreError {
         Self { passes, ..self }
     }
 
+    /// Sets whether it shows that the store answers.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn showing(self, shows: Shows) -> Self {
+        Self { shows, ..self }
+    }
+
+    /// Returns whether it shows that the store answers.
+    #[cfg(feature = "records")]
+    pub(crate) fn shows(&self) -> Shows {
+        self.shows
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
@@ -168,7 +205,7 @@ impl StoreError {
         self.passes
             || matches!(
                 self.kind,
-                StoreErrorKind::Unavailable | StoreErrorKind::ReadOnly
+                StoreErrorKind::Unavailable | StoreErrorKind::Blocked | StoreErrorKind::ReadOnly
             )
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The time for which a store keeps the name of a client. The client repeats it well before.
-pub const IDENTITY_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+pub const IDENTITY_TTL: Duration = Duration::from_secs(15 * 60);
 
 /// The longest name of a client, in bytes.
 pub const MAX_IDENTITY_BYTES: usize = 128;

@@ -51,9 +51,14 @@ pub struct Inspection {
     /// mode and lease share one entry.
     pub waiters: Vec<Waiter>,
     /// The latest fencing token of the key, or the last of those that are reserved for its
-    /// holder. `None` if there is none: the key was not granted for a day, or, in memory, is not
+    /// holder. `None` if there is none: the key was not granted for a day (or
+    /// [`keep_fences_for`](crate::LockClientBuilder::keep_fences_for)), or, in memory, is not
     /// held.
     pub fence: Option<FencingToken>,
+    /// Sessions of the database that keep the lock from other clients until their transactions end:
+    /// one that has called `guard`, or has locked the record. Only PostgreSQL has them, and only
+    /// [`LockClient::inspect`](crate::LockClient::inspect) and `inspect_permits` ask for them.
+    pub blocked_by: Vec<String>,
 }
 
 /// A holder of a lock, as the store sees it, without its token.
@@ -77,8 +82,8 @@ pub struct Holder {
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::client"))]
     pub client: Identity,
     /// The time since the client acquired the lock, by the clock of the store, or, with a majority,
-    /// by that of the client. Hand-offs within the client do not count. `None` for readers, permits
-    /// and foreign holders, whose beginning the store does not keep, and after a day.
+    /// by that of the client. Hand-offs within the client do not count. `None` for foreign holders,
+    /// for readers and permits in Redis, and after a day or the life of fencing tokens.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "held_for_ms", serialize_with = "crate::fields::known_millis")

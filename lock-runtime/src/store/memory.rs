@@ -7,16 +7,17 @@ use std::{
     future::ready,
     hash::BuildHasher as _,
     sync::{Arc, Mutex, MutexGuard, Weak},
+    time::Duration,
 };
 
 use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 
 use super::{
-    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, IDENTITY_TTL,
-    Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
-    RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
-    RevokeScope, Store, Token,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, Inspection,
+    KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember, RaiseReply,
+    Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+    Token,
     table::{Fences, Step, Table, acquire_all},
 };
 use crate::{
@@ -181,11 +182,16 @@ impl Store for MemoryStore {
         })
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
         now(move || {
             let (mut clients, now) = (lock(&self.clients), Instant::now());
+            clients.insert(client, (name.to_owned(), now + keep_for));
             clients.retain(|_, (_, until)| *until > now);
-            clients.insert(client, (name.to_owned(), now + IDENTITY_TTL));
         })
     }
 

@@ -208,6 +208,10 @@ pub const ENTRY_STALE_AFTER: Duration = Duration::from_secs(3);
 /// The time after which the queue entry of a silent waiter is removed.
 pub const ENTRY_TTL: Duration = Duration::from_secs(10);
 
+/// The time for which a store keeps the latest fencing token of a lock after its last use, unless
+/// [`LockClientBuilder::keep_fences_for`](crate::LockClientBuilder::keep_fences_for) sets another.
+pub const FENCES_KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The longest pause between two polls of a waiter. If a store knows that a lock may be free
 /// before its waiters poll again, it sends them [`StoreEvent::FreeIn`](super::StoreEvent::FreeIn).
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -215,6 +219,9 @@ pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time by which a proposed fencing token may be ahead of the store's clock. It keeps
 /// a client whose clock is far ahead from using up the numbers of a year.
 pub const MAX_PROPOSAL_SKEW: Duration = Duration::from_secs(60);
+/// The most fencing tokens that are reserved with a grant. A larger count in a message is forged.
+#[cfg(any(feature = "redis", feature = "records"))]
+pub(crate) const MOST_RESERVED: u32 = 1024;
 
 impl Grant {
     /// Creates a grant that lasts for another `ttl`.

@@ -6,6 +6,7 @@ mod direct;
 mod error;
 mod failure;
 mod groups;
+mod health;
 mod listener;
 mod locked;
 mod pool;
@@ -47,7 +48,13 @@ use super::{
         Swapped,
     },
 };
-use crate::{error::LockError, health::Health, keeper::Kept, runtime};
+use crate::{
+    error::LockError,
+    health::Health,
+    keeper::Kept,
+    runtime,
+    time::{Instant, timeout_at},
+};
 
 pub use self::settings::PostgresOptions;
 
@@ -58,9 +65,13 @@ pub use self::settings::PostgresOptions;
 pub const MIGRATION: &str = include_str!("postgres/schema.sql");
 
 /// The version of [`MIGRATION`].
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 /// The records in one page of a list.
 const PAGE: i64 = 500;
+
+/// The time for which a call waits for records that another session has locked. Shorter than its
+/// caller waits, who would otherwise take it for an outage.
+const BLOCKED: Duration = Duration::from_millis(390);
 
 /// The time limit of connecting.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -175,8 +186,9 @@ impl PostgresRecords {
 
     /// Removes the records that are no longer needed, of all namespaces. Returns their number.
     ///
-    /// A record is needed for a day after the last use of its lock. One of the clients of a
-    /// database removes the others every hour, so this is not necessary.
+    /// A record is needed for a day after the last use of its lock, or the time that the client is
+    /// given. One of the clients of a database removes the others every hour, so this is not
+    /// necessary.
     ///
     /// # Errors
     /// Those of a call. Some records may have been removed then.
@@ -272,14 +284,17 @@ impl Calls {
         let full_names: Vec<_> = names.iter().map(|name| self.name(name)).collect();
         let arguments: [(&(dyn ToSql + Sync), Type); 1] = [(&full_names, Type::TEXT_ARRAY)];
         let caller = decide.caller();
+        let until = Instant::now() + BLOCKED;
         let begun = loop {
-            let _turn = self.locked.turn(&full_names).await;
+            let Ok(_turn) = timeout_at(until, self.locked.turn(&full_names)).await else {
+                return Err(Failure::blocked());
+            };
             let begun = self.pool.begin(LOCK, &arguments, &caller).await;
             let is_locked = begun.as_ref().is_err_and(Failure::is_locked);
             if is_locked || begun.is_ok() {
                 self.locked.set(&full_names, is_locked);
             }
-            if !is_locked {
+            if !is_locked || until <= Instant::now() {
                 break begun;
             }
         };
@@ -375,6 +390,10 @@ impl Records for PostgresRecords {
         Limits::new()
     }
 
+    fn sends_messages(&self) -> bool {
+        !self.calls.usual().pool.is_pooled()
+    }
+
     fn serves_any_runtime(&self) -> bool {
         true
     }
@@ -397,6 +416,13 @@ impl Records for PostgresRecords {
             "lock_runtime.record, name {}",
             self.calls.usual().name(name)
         ))
+    }
+
+    fn blockers<'a>(&'a self, name: &'a RecordName) -> Replied<'a, Vec<String>> {
+        Box::pin(async move {
+            let calls = self.calls();
+            calls.pool.blockers(&calls.name(name)).await
+        })
     }
 
     fn health(&self) -> Option<BoxFuture<'_, Health>> {

@@ -358,10 +358,15 @@ impl Store for QuorumStore {
             .revoke(key, kind, scope, cx))
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
         let servers = self.inner.servers.iter();
         let calls: Vec<_> = servers
-            .map(|server| server.introduce(client, name))
+            .map(|server| server.introduce(client, name, keep_for))
             .collect();
         Box::pin(async move {
             let introduced = join_all(calls.into_iter().map(|it| within(PATIENCE, it))).await;

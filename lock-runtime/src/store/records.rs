@@ -15,6 +15,7 @@ mod fuzz;
 mod name;
 mod news;
 mod outcome;
+mod probe;
 #[cfg(test)]
 mod tests;
 
@@ -120,6 +121,11 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         Limits::new().push(false)
     }
 
+    /// Returns whether messages arrive at present: [`Limits::push`] by default.
+    fn sends_messages(&self) -> bool {
+        self.limits().push
+    }
+
     /// Returns whether calls may be made on any Tokio runtime. See
     /// [`Store::serves_any_runtime`](crate::store::Store::serves_any_runtime). `false` by default.
     fn serves_any_runtime(&self) -> bool {
@@ -136,6 +142,13 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
     fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
         let _ = client;
         Box::pin(ready(()))
+    }
+
+    /// Returns the sessions of the database, other than clients, that have locked the record until
+    /// their transactions end, in words for an operator. By default there are none.
+    fn blockers<'a>(&'a self, name: &'a RecordName) -> Replied<'a, Vec<String>> {
+        let _ = name;
+        Box::pin(ready(Ok(Vec::new())))
     }
 
     /// Returns the name under which the database keeps a part of a lock, for messages.
@@ -356,6 +369,10 @@ impl Timestamp {
 
     pub(super) fn later(self, by: Duration) -> Self {
         Self(self.0.saturating_add(by.as_micros() as u64))
+    }
+
+    pub(super) fn earlier(self, by: Duration) -> Self {
+        Self(self.0.saturating_sub(by.as_micros() as u64))
     }
 
     /// Returns the time since `earlier`, zero if that is later.

@@ -72,7 +72,6 @@ mod metered;
 #[path = "redis/unmetered.rs"]
 mod metered;
 mod names;
-mod outage;
 mod pushes;
 pub(crate) mod quarantine;
 pub(crate) mod redlock;
@@ -99,7 +98,7 @@ use self::{
     servers::Servers,
     target::{Endpoint, Target},
 };
-use super::{QuorumMember, StoreError, namespace::check_namespace};
+use super::{QuorumMember, StoreError, namespace::check_namespace, outage};
 use crate::{error::LockError, on_drop, runtime};
 
 pub use self::settings::RedisOptions;
@@ -320,7 +319,7 @@ impl RedisStore {
         let acl = AclLine::new(namespace, target.info().redis_settings().db())
             .waiting(settings.min_replicas.is_some());
         let pushes = Pushes::new(namespace).confirming(settings.confirms());
-        let dial = Dial::new(target, pushes, acl).unavailable_after(settings.unavailable_after);
+        let dial = Dial::new(target, pushes, acl).with(settings);
         let connection = Connection::begin(dial);
         let required = settings.min_replicas;
         Self {

@@ -153,6 +153,13 @@ impl<'a> Step<'a> {
     }
 }
 
+impl Step<'_> {
+    /// Returns whether a transaction of the user keeps locks from being granted.
+    fn is_guarded(&self) -> bool {
+        self.grants_nothing && !self.is_exhausted
+    }
+}
+
 #[cfg(feature = "records")]
 impl Step<'_> {
     /// Returns the latest fencing token.
@@ -285,7 +292,7 @@ impl Table {
         if entry.admits(mode) && is_next && !step.grants_nothing {
             return None;
         }
-        let holder_ttl = entry.holder_ttl(mode, now);
+        let holder_ttl = entry.holder_ttl(mode, step);
         if request.if_busy == IfBusy::Refuse {
             let has_waiters = entry.next_waiter(now).is_some();
             return Some(AcquireReply::Busy {
@@ -327,7 +334,7 @@ impl Table {
         if entry.line.iter().any(|place| place.is_of(hold)) {
             return PollReply::Queued {
                 counter: step.fences.latest(),
-                holder_ttl: entry.holder_ttl(hold.mode, step.now),
+                holder_ttl: entry.holder_ttl(hold.mode, step),
             };
         }
         PollReply::Gone
@@ -387,7 +394,7 @@ impl Table {
         entry.enqueue(&next_hold, next, step);
         ReleaseReply::Queued {
             counter: step.fences.latest(),
-            holder_ttl: entry.holder_ttl(Mode::Exclusive, now),
+            holder_ttl: entry.holder_ttl(Mode::Exclusive, step),
         }
     }
 
@@ -500,9 +507,10 @@ impl Table {
         let holder = |slot: &Slot| {
             let id = HolderId::of(key, slot.token, slot.kept);
             let client = Identity::unnamed(slot.token.client());
-            // The number of a writer's token is the time of its grant.
-            let age = micros.checked_sub(slot.fence.number());
-            let age = age.filter(|_| entry.mode == Mode::Exclusive);
+            // The number of a fencing token is the time of its grant, or a little ahead.
+            let (since, skew) = (slot.fence.number(), MAX_PROPOSAL_SKEW.as_micros() as u64);
+            let is_known = since <= micros.saturating_add(skew);
+            let age = is_known.then(|| micros.saturating_sub(since));
             Holder::new(id, entry.mode, Some(slot.expires - now), client)
                 .reservation(slot.kept)
                 .held_for(age.map(Duration::from_micros))
@@ -519,6 +527,7 @@ impl Table {
             holders,
             waiters: entry.queued(now).map(waiter).collect(),
             fence: entry.living(now).map(|slot| slot.fence).max(),
+            ..Inspection::default()
         }
     }
 

@@ -32,32 +32,36 @@ static METADATA: Metadata<'static> =
 const MAX_NAMES: usize = 256;
 
 /// The outcomes of requests, the codes of their errors included.
-const OUTCOMES: [&str; 24] = [
+const OUTCOMES: [&str; 25] = [
     GRANTED,
-    REENTERED,
-    CANCELLED,
     "contended",
     "wait_timeout",
     "overloaded",
-    "would_deadlock",
-    "lost_expired",
-    "lost_taken",
-    "lost_revoked",
-    "lost_max_hold",
     "unavailable",
-    "mode_mismatch",
+    "blocked",
     "foreign_key",
-    "invalid_key",
-    "invalid_spec",
-    "invalid_url",
-    "no_runtime",
-    "shutting_down",
     "unauthenticated",
     "forbidden",
     "wrong_server",
     "read_only",
     "incompatible_format",
+    REENTERED,
+    CANCELLED,
+    "would_deadlock",
+    "lost_expired",
+    "lost_taken",
+    "lost_revoked",
+    "lost_max_hold",
+    "mode_mismatch",
+    "invalid_key",
+    "invalid_spec",
+    "invalid_url",
+    "no_runtime",
+    "shutting_down",
 ];
+/// The number of outcomes, the first ones, that are zero before they occur. Those are the ones that
+/// operators watch; a series for each of the others, name and mode would seldom have a value.
+const WATCHED: usize = 12;
 const GRANTED: &str = "granted";
 const REENTERED: &str = "reentered";
 const CANCELLED: &str = "cancelled";
@@ -180,14 +184,15 @@ impl Meters {
         }
     }
 
-    /// Registers all of them, unless the recorder has them: the rate of a counter is known only if
-    /// it existed before its first increment.
+    /// Registers those that operators watch, unless the recorder has them: the rate of a counter is
+    /// known only if it existed before its first increment.
     fn register(&self, to: &dyn Recorder) {
         let recorder = address(to);
         if self.registered_with.load(Ordering::Relaxed) == recorder {
             return;
         }
-        let counters = (self.outcomes.iter()).chain(&self.losses).chain([
+        let outcomes = self.outcomes.iter().take(WATCHED);
+        let counters = outcomes.chain(&self.losses).chain([
             &self.contended,
             &self.renewals,
             &self.renewal_failures,
@@ -405,6 +410,7 @@ mod tests {
             Kind::Lost(Loss::Revoked),
             Kind::Lost(Loss::MaxHold),
             Kind::Unavailable,
+            Kind::Blocked,
             Kind::ModeMismatch,
             Kind::ForeignKey,
             Kind::InvalidKey,

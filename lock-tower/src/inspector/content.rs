@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join;
 use http::StatusCode;
 use lock_runtime::{
     Activity, Health, Inspection, LockClient, LockError, LockErrorKind, LockKind, LockPage,
@@ -18,7 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) enum Content {
     Locks(LockPage),
-    Lock(Result<Inspection, LockError>),
+    /// The state of the lock, and the number of holders of the other lock of this name, with or
+    /// without permits.
+    Lock(Result<Inspection, LockError>, usize),
     Activity(Activity),
     Health(Health),
 }
@@ -30,10 +33,15 @@ impl Content {
                 let page = locks.list_page(prefix, after.as_ref(), PER_PAGE, PATIENCE);
                 Self::Locks(page.await)
             }
-            View::Lock { key, kind } => Self::Lock(match kind {
-                LockKind::Permits => locks.inspect_permits(key).await,
-                _ => locks.inspect(key).await,
-            }),
+            View::Lock { key, kind } => {
+                let both = join(locks.inspect(key), locks.inspect_permits(key));
+                let (lock, permits) = both.await;
+                let (shown, other) = match kind {
+                    LockKind::Permits => (permits, lock),
+                    _ => (lock, permits),
+                };
+                Self::Lock(shown, other.map_or(0, |other| other.holders.len()))
+            }
             View::Activity => Self::Activity(locks.activity()),
             View::Health => Self::Health(locks.health().await),
         }
@@ -44,10 +52,10 @@ impl Content {
         let error = match self {
             Self::Locks(page) if page.locks.is_empty() => page.errors.first(),
             // The answer is that it is no lock.
-            Self::Lock(Err(error)) if error.kind() == LockErrorKind::ForeignKey => {
+            Self::Lock(Err(error), _) if error.kind() == LockErrorKind::ForeignKey => {
                 return StatusCode::CONFLICT;
             }
-            Self::Lock(Err(error)) => Some(error),
+            Self::Lock(Err(error), _) => Some(error),
             _ => None,
         };
         error.map_or(StatusCode::OK, status_of)
@@ -56,8 +64,8 @@ impl Content {
     pub(super) fn json(&self, view: &View) -> Value {
         let written = match self {
             Self::Locks(page) => serde_json::to_value(page),
-            Self::Lock(Ok(state)) => serde_json::to_value(state),
-            Self::Lock(Err(error)) => Ok(error_json(error)),
+            Self::Lock(Ok(state), _) => serde_json::to_value(state),
+            Self::Lock(Err(error), _) => Ok(error_json(error)),
             Self::Activity(activity) => serde_json::to_value(activity),
             Self::Health(health) => serde_json::to_value(health),
         };

@@ -25,6 +25,7 @@ pub(super) fn page(
     content: &Content,
     message: Option<&str>,
     may_revoke: bool,
+    of: Option<&str>,
 ) -> Markup {
     let title = match view {
         View::Locks { .. } => "Locks".into(),
@@ -43,12 +44,13 @@ pub(super) fn page(
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="robots" content="noindex";
-                title { (title) }
+                title { (title) @if let Some(of) = of { " - " (of) } }
                 link rel="stylesheet" href=(Asset::STYLE);
                 script src=(Asset::SCRIPT) defer {}
             }
             body {
                 header {
+                    @if let Some(of) = of { strong { bdi { (of) } } }
                     nav aria-label="Views" {
                         (tab(view, "Locks", View::all_locks()))
                         (tab(view, "Activity", View::Activity))
@@ -90,9 +92,12 @@ fn tab(current: &View, name: &str, view: View) -> Markup {
 pub(super) fn live(view: &View, content: &Content, may_revoke: bool) -> Markup {
     match (view, content) {
         (View::Locks { prefix, .. }, Content::Locks(page)) => locks(prefix, page),
-        (View::Lock { key, kind }, Content::Lock(state)) => match state {
-            Ok(state) => lock(key, *kind, state, may_revoke),
-            Err(error) => error_of_lock(error),
+        (View::Lock { key, kind }, Content::Lock(state, other)) => html! {
+            @match state {
+                Ok(state) => { (lock(key, *kind, state, may_revoke)) }
+                Err(error) => { (error_of_lock(error)) }
+            }
+            @if *other > 0 { (other_kind(key, *kind, *other)) }
         },
         (_, Content::Activity(seen)) => activity(seen),
         (_, Content::Health(health)) => health_of(health),
@@ -124,7 +129,7 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
                 }
                 thead { tr {
                     th scope="col" { "Key" } th scope="col" { "Mode" } th scope="col" { "Held by" }
-                    th scope="col" { "Held for" } th scope="col" { "Time left" } th scope="col" { "Fencing token" }
+                    th scope="col" { "Held for" } th scope="col" { "Time left" } th scope="col" { "Latest token" }
                     th scope="col" { "Waiters" }
                 } }
                 tbody { @for lock in &page.locks { (row(lock)) } }
@@ -153,7 +158,13 @@ fn row(lock: &ListedLock) -> Markup {
     html! {
         tr id=(link) {
             th scope="row" data-label="Key" { a href=(link) { bdi { (visible(key.as_str())) } } }
-            td data-label="Mode" { (holder.map_or_else(|| kind_name(*kind).to_owned(), |it| mode(it.mode))) }
+            td data-label="Mode" {
+                @match holder.map(|holder| holder.mode) {
+                    Some(Mode::Permits(permits)) => { (state.holders.len()) " of " (permits) " permits" }
+                    Some(mode) => { (mode.as_str()) }
+                    None => { (kind_name(*kind)) }
+                }
+            }
             td data-label="Held by" {
                 @match holder {
                     Some(holder) => { (client(&holder.client)) (reserved(holder)) }
@@ -163,7 +174,7 @@ fn row(lock: &ListedLock) -> Markup {
             }
             td data-label="Held for" { (since(holder.and_then(|it| it.held_for))) }
             td data-label="Time left" { (left(holder)) }
-            td.number data-label="Fencing token" { (fence(state)) }
+            td.number data-label="Latest token" { (fence(state)) }
             td data-label="Waiters" {
                 (state.waiters.len())
                 @if let Some(waited) = waited { ", up to " (brief(waited)) }
@@ -178,6 +189,9 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
             @if kind == LockKind::Permits { "Permits. " }
             @if state.holders.is_empty() { "Free. " }
             "Latest fencing token: " span.number { (fence(state)) }
+        }
+        @for session in &state.blocked_by {
+            p { "It is granted to no other client until the transaction of " bdi { (visible(session)) } " ends." }
         }
         @if !state.holders.is_empty() {
             table {
@@ -208,6 +222,24 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
                 } }
                 tbody { @for waiter in state.waiters.iter().take(SHOWN) { (waiter_row(waiter)) } }
             }
+        }
+    }
+}
+
+/// The other lock of this name, with a number of holders.
+fn other_kind(key: &LockKey, kind: LockKind, holders: usize) -> Markup {
+    let (kind, name) = match kind {
+        LockKind::Permits => (LockKind::Lock, "The lock"),
+        _ => (LockKind::Permits, "Permits"),
+    };
+    let view = View::Lock {
+        key: key.clone(),
+        kind,
+    };
+    html! {
+        p {
+            a href=(view.link(Format::Html)) { (name) " of this name" }
+            ": holders: " (holders) "."
         }
     }
 }
@@ -274,7 +306,7 @@ fn activity(activity: &Activity) -> Markup {
     html! {
         p { "Of this process, in the " (brief(activity.age)) " since its client was created." }
         @if activity.names.is_empty() {
-            p { "Each request was granted at its first attempt, and no lock was lost." }
+            p { "No request has waited or failed, and no lock was lost." }
         } @else {
             table {
                 caption { "Contention by name" }
@@ -358,7 +390,7 @@ fn reserved(holder: &Holder) -> &'static str {
 
 fn mode(mode: Mode) -> String {
     match mode {
-        Mode::Permits(permits) => format!("1 of {permits} permits"),
+        Mode::Permits(permits) => format!("a permit of {permits}"),
         _ => mode.as_str().into(),
     }
 }

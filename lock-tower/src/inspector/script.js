@@ -52,7 +52,9 @@ function updateChildren(old, next) {
 
 // A connection can end without an event. While the page is live, there is one each few seconds.
 const SILENCE = 20000;
-let events, timer;
+// The gap between two streams of a service that is well, at most.
+const GAP = 2000;
+let events, timer, stale, latest;
 
 function show(text) {
   if (state.textContent !== text) state.textContent = text;
@@ -60,6 +62,7 @@ function show(text) {
 
 function pause() {
   clearTimeout(timer);
+  clearTimeout(stale);
   if (events) events.close();
 }
 
@@ -76,7 +79,9 @@ function listen() {
   events = new EventSource(live.dataset.events);
   events.onmessage = ({ data }) => {
     clearTimeout(timer);
+    clearTimeout(stale);
     timer = setTimeout(silent, SILENCE);
+    latest = new Date();
     const next = document.createElement("div");
     next.innerHTML = data;
     updateChildren(live, next);
@@ -86,6 +91,9 @@ function listen() {
     // The service ends each stream after some seconds, and the browser opens the next one.
     if (events.readyState === EventSource.CLOSED) {
       retry("the service does not answer, or too many pages are open");
+    } else {
+      clearTimeout(stale);
+      stale = setTimeout(() => show("Reconnecting, as of " + (latest ?? new Date()).toLocaleTimeString()), GAP);
     }
   };
 }

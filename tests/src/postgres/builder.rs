@@ -65,6 +65,13 @@ impl Builder {
         self
     }
 
+    /// The same with an expired certificate for another name that is its own authority.
+    #[must_use]
+    pub fn tls_self_signed(mut self) -> Self {
+        self.certificates = Some(Certificates::self_signed());
+        self
+    }
+
     /// Makes it use a clock that the test sets.
     #[must_use]
     pub fn clock(mut self, clock: &ServerClock) -> Self {

@@ -142,7 +142,11 @@ impl Connection {
                 .drop
                 .as_mut()
                 .and_then(|drop| drop.hits(name).then_some(drop.then));
-            state.replies.push_back(drop);
+            match self.framing {
+                Framing::Redis => state.replies.push_back(drop),
+                // Pieces and replies cannot be paired: the fault is for the next reply.
+                Framing::Any => state.replies.extend(drop.map(Some)),
+            }
         }
         Verdict::Pass(faults.delay_to_server)
     }

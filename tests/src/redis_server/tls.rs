@@ -31,6 +31,16 @@ impl Builder {
         self
     }
 
+    /// The same with an expired certificate for another name that is its own authority.
+    #[must_use]
+    pub fn tls_self_signed(mut self) -> Self {
+        self.tls = Some(Tls {
+            port: 0,
+            certificates: Certificates::self_signed(),
+        });
+        self
+    }
+
     /// Uses the authority and the certificates of another builder.
     pub(crate) fn tls_of(mut self, other: &Self) -> Self {
         self.tls.clone_from(&other.tls);

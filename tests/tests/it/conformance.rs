@@ -26,11 +26,23 @@ mod on_redis {
     });
 }
 
+mod on_redis_by_polls_alone {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{Store, redis::RedisStore};
+    use lock_tests::shared_server;
+
+    lock_runtime::conformance!(async || {
+        let url = format!("{}?protocol=resp2", shared_server().await.url());
+        Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
+    });
+}
+
 mod on_postgres {
     use std::sync::Arc;
 
     use lock_runtime::store::{
-        Store,
+        Records, Store,
         postgres::{PostgresOptions, PostgresRecords},
     };
     use lock_tests::shared_postgres;
@@ -40,6 +52,13 @@ mod on_postgres {
         let options = PostgresOptions::default();
         let records = PostgresRecords::connect(&url, "conformance", options).await;
         Arc::new(records.unwrap().into_store()) as Arc<dyn Store>
+    });
+
+    lock_runtime::conformance!(records: async || {
+        let url = shared_postgres().await.url();
+        let options = PostgresOptions::default();
+        let records = PostgresRecords::connect(&url, "conformance", options).await;
+        Arc::new(records.unwrap()) as Arc<dyn Records>
     });
 }
 

@@ -86,6 +86,19 @@ fn named(name: &str) -> LockClientBuilder {
     LockClient::builder().identity(name)
 }
 
+#[tokio::test]
+async fn a_title_is_on_each_page_and_on_none_by_default() {
+    let plain = Inspector::new(LockClient::in_memory()).allow_host(HOST.1);
+    let titled = plain.clone().title("orders <\u{202e}production>");
+    for view in ["", "?view=activity", "?view=health", "?key=a"] {
+        let page = get(&titled, view).await.text;
+        let shown = "orders &lt;\\u{202e}production&gt;";
+        assert!(page.contains(&format!(" - {shown}</title>")), "{page}");
+        assert!(page.contains(&format!("<strong><bdi>{shown}</bdi></strong>")));
+        assert!(!get(&plain, view).await.text.contains("<strong>"));
+    }
+}
+
 async fn a_held_lock_is_shown_with_its_holder_and_waiter(place: Place) {
     let locks = place.client_of(named("orders@web-1")).await;
     let other = place.client_of(named("orders@web-2")).await;
@@ -178,7 +191,7 @@ async fn one_permit_is_revoked(place: Place) {
     let other = locks.permits("p", permits).acquire().await.unwrap();
     let list = get(&inspector, "").await.text;
     assert!(
-        list.contains("1 of 3 permits") && list.contains("and 1 more"),
+        list.contains("2 of 3 permits") && list.contains("and 1 more"),
         "{list}"
     );
     assert_eq!(revoke(&inspector, &seen).await.status, StatusCode::OK);

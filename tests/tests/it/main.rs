@@ -19,6 +19,7 @@ mod fixture;
 mod health;
 mod inspector;
 mod layer;
+mod leftovers;
 mod lockctl;
 mod loss;
 
@@ -30,6 +31,7 @@ mod outage;
 mod owners;
 mod place;
 mod protocol;
+mod readme;
 mod recipe;
 mod records;
 mod redlock;

@@ -2,6 +2,7 @@
 //! return of the store.
 
 mod breaker;
+mod database;
 mod forgotten;
 mod lazy;
 mod log;

@@ -146,7 +146,10 @@ impl Place {
 
     pub(crate) async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
-            Self::Memory(_) | Self::Majority(_) => builder.build_with_store(self.store().await),
+            Self::Memory(_) | Self::Majority(_) => {
+                let client = builder.build_with_store(self.store().await);
+                client.expect("a client with settings that the store honours")
+            }
             Self::Redis { url, namespace } | Self::Postgres { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)

@@ -26,8 +26,10 @@ Exit statuses:
   0    done                        70   another error
   1    nothing was revoked; the    75   the lock is held by others
        store is degraded           76   the lock was lost
-  2    invalid command line        126  the command cannot be executed
-  69   the store does not answer   127  the command was not found
+  2    invalid command line        78   the URL, the password, the rights
+  69   the store does not answer        or the server do not fit
+                                   126  the command cannot be executed
+                                   127  the command was not found
 `run` exits with the status of the command, or 128 + n if signal n ended it.";
 
 #[derive(Debug, Parser)]
@@ -59,7 +61,7 @@ pub(crate) struct Store {
     #[arg(long, global = true, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) namespace: Option<String>,
 
-    /// Print JSON: one object, or for `ls` and `revoke` one on each line
+    /// Print JSON, an object on each line
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -110,7 +112,8 @@ pub(crate) enum Command {
 }
 
 const REVOKE: &str = "\
-Takes a lock away from its holders and hands it to the next waiter. The former holders are notified; they may still be at work.
+Takes a lock away from its holders and hands it to the next waiter. The former holders are notified, on PostgreSQL only if their process has a waiting \
+request, and otherwise notice it at the next renewal, after a third of the lease. They may still be at work.
 
 Without --holder and --all, the holders are shown, and exactly those are revoked after a `y`. A lock that has changed hands since \
 then is left untouched.";
@@ -118,7 +121,16 @@ then is left untouched.";
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Revocation {
     /// The name of the lock
+    #[arg(
+        required_unless_present = "prefix",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) key: String,
+    /// All locks and permits whose names begin with this. For development: it asks at the terminal,
+    /// and shows the first ones
+    #[arg(long, value_name = "PREFIX", value_parser = NonEmptyStringValueParser::new(), conflicts_with_all = ["key", "holder", "all", "permits"])]
+    pub(crate) prefix: Option<String>,
     /// Only from this holder, if it still holds the lock; the identifier is that of `inspect`
     #[arg(long, value_name = "ID", value_parser = holder, conflicts_with = "all")]
     pub(crate) holder: Option<HolderId>,
@@ -148,6 +160,10 @@ was lost, 69 if the store did not answer, 126 or 127 if the command could not be
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
+    /// Exit with 0, without a word, if the lock is held by others: at once, or after --wait. For
+    /// cron on several hosts
+    #[arg(long, conflicts_with = "no_wait")]
+    pub(crate) skip: bool,
     /// Pass LOCK_URL on to the command, with the password in it
     #[arg(long)]
     pub(crate) pass_url: bool,
@@ -186,6 +202,9 @@ pub(crate) struct Lock {
     /// Take one of this number of permits
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<NonZeroU32>,
+    /// Print nothing while it waits
+    #[arg(long, hide = true)]
+    pub(crate) quiet: bool,
     /// The time between SIGTERM and SIGKILL after a loss
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = grace)]
     pub(crate) grace: Duration,
@@ -230,6 +249,7 @@ impl Lock {
             arguments.extend(value);
         }
         arguments.extend(self.no_wait.then(|| "--no-wait".into()));
+        arguments.extend(self.quiet.then(|| "--quiet".into()));
         arguments.extend(self.read.then(|| "--read".into()));
         arguments.extend(self.permits.map(|permits| format!("--permits={permits}")));
         arguments

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use lock_runtime::{Inspection, LockClient, LockError, text::visible};
+use lock_runtime::{Inspection, LockClient, LockError, Mode, text::visible};
 
 use crate::{
     Failure,
@@ -12,19 +12,33 @@ use crate::{
 
 pub(crate) async fn print(store: &Store, key: &str, permits: bool) -> Result<u8, Failure> {
     let locks = store.connect().await?;
-    let state = read(&locks, key, permits).await?;
+    let mut found = vec![(permits, read(&locks, key, permits).await?)];
+    if !permits {
+        // A name in a log does not tell its kind.
+        let state = read(&locks, key, true).await?;
+        if is_used(&state) {
+            found.retain(|(_, lock)| is_used(lock));
+            found.push((true, state));
+        }
+    }
     let mut output = io::stdout().lock();
-    if store.json {
-        let mut value = serde_json::to_value(&state).map_err(io::Error::from)?;
-        value["key"] = key.into();
-        value["kind"] = if permits { "permits" } else { "lock" }.into();
-        writeln!(output, "{value}")?;
-    } else {
-        write(key, &state, &mut output)?;
+    for (permits, state) in &found {
+        if store.json {
+            let mut value = serde_json::to_value(state).map_err(io::Error::from)?;
+            value["key"] = key.into();
+            value["kind"] = if *permits { "permits" } else { "lock" }.into();
+            writeln!(output, "{value}")?;
+        } else {
+            write(key, *permits, state, &mut output)?;
+        }
     }
     drop(output);
     locks.shutdown().await;
     Ok(0)
+}
+
+fn is_used(state: &Inspection) -> bool {
+    !state.holders.is_empty() || !state.waiters.is_empty() || !state.blocked_by.is_empty()
 }
 
 pub(crate) async fn read(
@@ -38,12 +52,35 @@ pub(crate) async fn read(
     }
 }
 
-pub(crate) fn write(key: &str, state: &Inspection, to: &mut impl Write) -> io::Result<()> {
+pub(crate) fn write(
+    key: &str,
+    permits: bool,
+    state: &Inspection,
+    to: &mut impl Write,
+) -> io::Result<()> {
     let key = visible(key);
-    match state.fence {
-        _ if state.holders.is_empty() => writeln!(to, "{key} is free")?,
-        Some(fence) => writeln!(to, "{key} is held; fencing token {fence}")?,
-        None => writeln!(to, "{key} is held")?,
+    let held = match state.holders.first().map(|holder| holder.mode) {
+        None if permits => format!("the permits {key} are free"),
+        None => format!("{key} is free"),
+        Some(Mode::Permits(all)) => {
+            format!("{} of {all} permits {key} are held", state.holders.len())
+        }
+        Some(_) => format!("{key} is held"),
+    };
+    match state.fence.filter(|_| !state.holders.is_empty()) {
+        // Of several holders, it is that of the latest.
+        Some(fence) if state.holders.len() > 1 => {
+            writeln!(to, "{held}; latest fencing token {fence}")?;
+        }
+        Some(fence) => writeln!(to, "{held}; fencing token {fence}")?,
+        None => writeln!(to, "{held}")?,
+    }
+    for session in &state.blocked_by {
+        let session = visible(session);
+        writeln!(
+            to,
+            "{key} is granted to no other client until the transaction of {session} ends"
+        )?;
     }
     if !state.holders.is_empty() {
         let mut table = Table::new(&["HOLDER", "MODE", "HELD", "LEFT", "ID"]);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use lock_runtime::ListedLock;
+use lock_runtime::{ListedLock, Mode, text::visible};
 
 use crate::{
     Failure,
@@ -10,42 +10,68 @@ use crate::{
     table::{Table, client, known, left, mode},
 };
 
-/// The number of rows that are aligned together.
-const TOGETHER: usize = 10_000;
-
 pub(crate) async fn print(store: &Store, prefix: String) -> Result<u8, Failure> {
     let locks = store.connect().await?;
-    let mut list = locks.list(prefix);
+    let mut list = locks.list(prefix.as_str());
     let mut output = io::BufWriter::new(io::stdout().lock());
-    let titles = ["KEY", "MODE", "HOLDER", "HELD", "LEFT", "FENCE", "WAITERS"];
-    let (mut table, mut failed) = (Table::new(&titles), None);
+    let (mut found, mut is_empty, mut failed, mut status) = (Vec::new(), true, None, 0);
     while let Some(lock) = list.next().await {
         match lock {
-            Ok(lock) if store.json => {
-                serde_json::to_writer(&mut output, &lock).map_err(io::Error::from)?;
-                output.write_all(b"\n")?;
-            }
             Ok(lock) => {
-                add(&mut table, &lock);
-                if table.len() >= TOGETHER {
-                    table.write(&mut output)?;
+                is_empty = false;
+                match store.json {
+                    true => {
+                        serde_json::to_writer(&mut output, &lock).map_err(io::Error::from)?;
+                        output.write_all(b"\n")?;
+                    }
+                    false => found.push(lock),
                 }
             }
             Err(error) => {
                 let failure = Failure::from(error);
-                failure.print(store.json);
-                failed = Some(failure.status);
+                // The nodes of a cluster may have one in common.
+                if failed.as_ref() != Some(&failure.message) {
+                    failure.print(store.json);
+                }
+                failed = Some(failure.message);
+                status = failure.status;
             }
         }
     }
     if !store.json {
+        found.sort_by(|one, other| (&one.key, one.kind as u8).cmp(&(&other.key, other.kind as u8)));
+        let mut table = Table::new(&TITLES).fitting();
+        found.iter().for_each(|lock| add(&mut table, lock));
         table.write(&mut output)?;
     }
     output.flush()?;
     drop(output);
+    if is_empty && failed.is_none() && !store.json {
+        explain(&prefix);
+    }
     locks.shutdown().await;
     // The errors have been printed.
-    Ok(failed.unwrap_or(0))
+    Ok(status)
+}
+
+const TITLES: [&str; 7] = ["KEY", "MODE", "HOLDER", "HELD", "LEFT", "FENCE", "WAITERS"];
+
+/// Says why the table is empty.
+fn explain(prefix: &str) {
+    let literal: String = prefix
+        .chars()
+        .take_while(|it| !"*?[".contains(*it))
+        .collect();
+    let shown = visible(prefix);
+    let sentence = match () {
+        () if prefix.is_empty() => "no lock is held".to_owned(),
+        () if literal != prefix => format!(
+            "no lock is held whose name begins with {shown}; it is a prefix and not a pattern: did you mean `{}`?",
+            visible(&literal)
+        ),
+        () => format!("no lock is held whose name begins with {shown}"),
+    };
+    let _ = writeln!(io::stderr(), "lockctl: {sentence}");
 }
 
 fn add(table: &mut Table, lock: &ListedLock) {
@@ -53,15 +79,20 @@ fn add(table: &mut Table, lock: &ListedLock) {
     let waiters = state.waiters.len().to_string();
     let fence = state.fence.map_or_else(|| "-".into(), |it| it.to_string());
     for holder in &state.holders {
+        // The latest token of the key is that of a writer, and of one of several readers.
+        let fence = match holder.mode {
+            Mode::Exclusive => &fence,
+            _ => "-",
+        };
         let cells = [
-            &mode(holder.mode),
+            &*mode(holder.mode),
             &client(holder),
             &known(holder.held_for),
             &left(holder),
-            &fence,
+            fence,
             &waiters,
         ];
-        table.row([key].into_iter().chain(cells.map(|cell| &**cell)));
+        table.row([key].into_iter().chain(cells));
     }
     if state.holders.is_empty() {
         table.row([key, "-", "-", "-", "-", &fence, &waiters]);

@@ -10,6 +10,7 @@ mod ls;
 mod revoke;
 mod run;
 mod table;
+mod warnings;
 
 use std::{
     io::{self, Write as _},
@@ -33,6 +34,8 @@ pub(crate) mod status {
     pub(crate) const ERROR: u8 = 70;
     /// The lock is held by others.
     pub(crate) const BUSY: u8 = 75;
+    /// The URL, the password, the rights, the server or the format of its data do not fit.
+    pub(crate) const CONFIG: u8 = 78;
     /// The lock was lost while the command ran.
     pub(crate) const LOST: u8 = 76;
     /// The command cannot be executed, or was not found.
@@ -72,10 +75,15 @@ impl From<LockError> for Failure {
     fn from(error: LockError) -> Self {
         use LockErrorKind as Kind;
         let status = match error.kind() {
-            Kind::Contended | Kind::WaitTimeout | Kind::Overloaded => status::BUSY,
+            Kind::Contended | Kind::WaitTimeout | Kind::Overloaded | Kind::Blocked => status::BUSY,
             Kind::Lost(_) => status::LOST,
             Kind::Unavailable | Kind::ReadOnly => status::UNAVAILABLE,
-            Kind::InvalidKey | Kind::InvalidSpec | Kind::InvalidUrl => status::USAGE,
+            Kind::InvalidKey | Kind::InvalidSpec => status::USAGE,
+            Kind::InvalidUrl
+            | Kind::Unauthenticated
+            | Kind::Forbidden
+            | Kind::WrongServer
+            | Kind::IncompatibleFormat => status::CONFIG,
             _ => status::ERROR,
         };
         Self {
@@ -101,8 +109,12 @@ impl From<io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refused(&error),
+    };
     let as_json = args.store.json;
+    warnings::print(as_json, matches!(args.command, Command::Keep(_)));
     // For rediss://, as every application has to.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -120,6 +132,18 @@ fn main() -> ExitCode {
         }
         failure.status
     }))
+}
+
+/// Prints the refusal of a command line, or the help that was asked for.
+fn refused(error: &clap::Error) -> ExitCode {
+    let own = std::env::args_os().take_while(|argument| argument != "--");
+    if error.use_stderr() && own.into_iter().any(|argument| argument == "--json") {
+        let text = error.render().to_string();
+        let text = text.trim().trim_start_matches("error: ");
+        Failure::usage(text).print(true);
+        return status::USAGE.into();
+    }
+    error.exit()
 }
 
 async fn execute(args: Args) -> Result<u8, Failure> {
@@ -158,6 +182,7 @@ impl Store {
         let (builder, url) = LockClientBuilder::from_env_with(given).map_err(|error| {
             let mut failure = Failure::from(error);
             if failure.message.contains("LOCK_URL is not set") {
+                failure.status = status::USAGE;
                 failure.message =
                     "no store: give --url redis://127.0.0.1:6379/0, or set LOCK_URL".into();
             }

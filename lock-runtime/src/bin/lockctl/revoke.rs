@@ -3,7 +3,8 @@
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use lock_runtime::{
-    HolderId, LockClient, LockError, LockErrorKind, RevokeReply, RevokeScope, text::visible,
+    HolderId, LockClient, LockError, LockErrorKind, LockKind, RevokeReply, RevokeScope,
+    text::visible,
 };
 
 use crate::{
@@ -12,7 +13,13 @@ use crate::{
     inspect, status,
 };
 
+/// The number of locks that are shown before the question.
+const SHOWN: usize = 20;
+
 pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, Failure> {
+    if let Some(prefix) = &revocation.prefix {
+        return with_prefix(store, prefix).await;
+    }
     let Revocation {
         ref key,
         holder,
@@ -39,7 +46,7 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
         None if all => said(None, of_all(&locks, &revocation).await.map_err(unknown)?)?,
         None => {
             let state = inspect::read(&locks, key, permits).await?;
-            inspect::write(key, &state, &mut io::stderr())?;
+            inspect::write(key, permits, &state, &mut io::stderr())?;
             if !state.holders.is_empty() && confirmed()? {
                 for holder in &state.holders {
                     // Each at once: an error at the next one must not hide it.
@@ -47,6 +54,48 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
                     let reply = reply.map_err(unknown)?;
                     said(Some(holder.id), reply)?;
                 }
+            }
+        }
+    }
+    locks.shutdown().await;
+    Ok(if is_revoked { 0 } else { status::NO })
+}
+
+/// Revokes all holders of the locks whose names begin with `prefix`, as far as they are shown.
+async fn with_prefix(store: &Store, prefix: &str) -> Result<u8, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage("--prefix needs a terminal to ask at"));
+    }
+    let locks = store.connect().await?;
+    let mut list = locks.list(prefix);
+    let mut found = Vec::new();
+    while let Some(lock) = list.next().await {
+        found.push(lock?);
+    }
+    found.retain(|lock| !lock.state.holders.is_empty());
+    for lock in found.iter().take(SHOWN) {
+        let permits = lock.kind == LockKind::Permits;
+        inspect::write(lock.key.as_str(), permits, &lock.state, &mut io::stderr())?;
+    }
+    let number = found.len();
+    if number > SHOWN {
+        writeln!(io::stderr(), "and {} more", number - SHOWN)?;
+    }
+    let mut is_revoked = false;
+    let shown = visible(prefix);
+    writeln!(
+        io::stderr(),
+        "{number} locks whose names begin with {shown:?}"
+    )?;
+    if number > 0 && confirmed()? {
+        for lock in &found {
+            let permits = lock.kind == LockKind::Permits;
+            let key = lock.key.as_str();
+            for holder in &lock.state.holders {
+                let reply = of_holder(&locks, key, permits, holder.id).await;
+                let reply = reply.map_err(unknown)?;
+                is_revoked |= reply == RevokeReply::Revoked;
+                say(store.json, key, Some(holder.id), reply)?;
             }
         }
     }

@@ -51,14 +51,21 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
     let Run {
         lock,
         pass_url,
+        skip,
         command,
     } = run;
+    let mut lock = lock;
+    lock.no_wait |= skip && lock.wait.is_none();
+    lock.quiet = skip || store.json;
     let (_, url) = store.settings()?;
     lock.spec().check()?;
     let mut signals = Signals::new()?;
-    let mut keeper = Keeper::start(store, &url, &lock)?;
+    let mut keeper = Keeper::start(store, &url, &lock, &command)?;
     let (fence, until) = tokio::select! {
-        granted = granted(&mut keeper) => granted?,
+        granted = granted(&mut keeper) => match granted {
+            Err(refused) if skip && is_held(&refused) => return Ok(0),
+            granted => granted?,
+        },
         signal = signals.ending() => {
             keeper.leave(PARTING).await;
             return Ok(128 + signal);
@@ -93,6 +100,12 @@ pub(crate) async fn run(store: &Store, run: Run) -> Result<u8, Failure> {
         is_suspended: false,
     };
     running.until_ended().await
+}
+
+/// Returns whether the reason is that others hold the lock. A session of the database that has
+/// locked its record runs no job.
+fn is_held(refused: &Failure) -> bool {
+    matches!(&*refused.code, "contended" | "wait_timeout")
 }
 
 /// Waits for the lock. Returns the fencing token, and the time until which the lock is held.
@@ -207,6 +220,7 @@ impl Running {
                 self.is_suspended = self.group.stop();
                 let _ = self.keeper.order(&Order::Report);
             }
+            Some(signal) if signals::ENDING.contains(&signal) => self.group.end_by(signal),
             Some(signal) => self.group.signal(signal),
             // The change of the child is read in the next turn.
             None => {}
@@ -237,7 +251,7 @@ impl Running {
     fn lost(&mut self, loss: Failure) {
         if self.loss.is_none() {
             self.loss = Some(loss);
-            self.group.terminate();
+            self.group.end_by(Signal::TERM);
             let _ = self.keeper.order(&Order::Ending);
             self.kill_at = Some(Instant::now() + self.grace);
         }

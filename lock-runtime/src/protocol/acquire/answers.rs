@@ -15,7 +15,8 @@ use crate::{
         queue::{Refusal, WaitQueue},
     },
     store::{
-        AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError, Token,
+        AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError,
+        StoreErrorKind, Token,
     },
     time::Instant,
 };
@@ -83,7 +84,8 @@ impl Session {
                 // Less time has passed than one call may take: the connection was broken and the
                 // store not silent, so a second attempt is made under a fresh token.
                 let passed = cx.now.saturating_duration_since(acquisition.since);
-                let is_early = passed < acquisition.terms.call_timeout() && !error.ends_waits();
+                let may_pass = !error.ends_waits() && error.kind() != StoreErrorKind::Blocked;
+                let is_early = passed < acquisition.terms.call_timeout() && may_pass;
                 if acquisition.first_error.is_none() && is_early {
                     acquisition.first_error = Some(error);
                     return self.try_beside(id, cx);

@@ -12,7 +12,7 @@ use crate::{
     time::Instant,
 };
 
-/// The time-out of a call that releases or abandons an alias.
+/// The time-out of the first call that releases an alias.
 pub(super) fn ending_timeout(lease: Duration) -> Duration {
     call_timeout(lease).max(SHORTEST_CALL)
 }
@@ -59,7 +59,6 @@ impl Session {
     ) {
         let once = cx.breaks(Mutation::AbandonsOnce);
         let straggler_until = alias.straggler_until.filter(|_| !once);
-        let timeout = ending_timeout(lease);
         let now = cx.now;
         let keep_until = keep_until.filter(|until| *until > now);
         // The endings of one hold.
@@ -75,7 +74,7 @@ impl Session {
         let mut begin = |endings: &mut dyn Iterator<Item = Afterwards>| {
             let Some(first) = endings.next() else { return };
             let until = first.straggler_until;
-            let abandonment = Abandonment::new(first.ending, lease, until, timeout, now);
+            let abandonment = Abandonment::new(first.ending, lease, until, now);
             let abandonment = abandonment.then(endings);
             let id = self.begin(Request::Abandonment(alias.server, abandonment));
             cx.out.abandonments.push(id);

@@ -321,6 +321,11 @@ impl Session {
     ) -> (Request, Option<Instant>) {
         let (token, kind) = (acquiring.token, acquiring.kind);
         let is_conversion = matches!(kind, Kind::Conversion);
+        let at_once = matches!(outcome, Outcome::Granted(..)) && !matches!(kind, Kind::Poll);
+        if !at_once && let Some(round) = self.rounds.get(&token.stem()) {
+            let key = &round.hold.key;
+            self.contended.note(key, self.round_trip, cx.now);
+        }
         let reply = match outcome {
             Outcome::Granted(fence, until, reserved) => {
                 self.proposals.seen(fence.later(reserved));
@@ -358,15 +363,8 @@ impl Session {
                 has_waiters: false,
             },
         };
-        match (&kind, reply) {
-            // The request had to wait for its lock.
-            (Kind::Poll, AcquireReply::Granted(_))
-            | (Kind::Acquire | Kind::All(..), AcquireReply::Queued { .. }) => {
-                if let Some(round) = self.rounds.get(&token.stem()) {
-                    self.contended.note(&round.hold.key, cx.now);
-                }
-            }
-            (_, AcquireReply::Granted(_) | AcquireReply::Queued { .. }) => {}
+        match reply {
+            AcquireReply::Granted(_) | AcquireReply::Queued { .. } => {}
             _ => self.end(token.stem()),
         }
         match kind {

@@ -6,8 +6,10 @@ use foldhash::fast::RandomState;
 
 use crate::{key::LockKey, time::Instant};
 
-/// The time for which a lock counts as contended, from the last request that had to wait.
+/// The time for which a lock counts as contended, from the last request that was not granted at
+/// once. It is longer by a number of round trips: with slow servers, a request alone takes as long.
 const LATELY: Duration = Duration::from_millis(100);
+const ROUND_TRIPS: u32 = 10;
 /// The number of locks to remember before old entries are removed.
 const MANY: usize = 256;
 
@@ -15,8 +17,8 @@ const MANY: usize = 256;
 pub(super) struct Contended(HashMap<LockKey, Instant, RandomState>);
 
 impl Contended {
-    /// Records that a request had to wait for this lock.
-    pub(super) fn note(&mut self, key: &LockKey, now: Instant) {
+    /// Records that a request was not granted this lock at once.
+    pub(super) fn note(&mut self, key: &LockKey, round_trip: Duration, now: Instant) {
         let Self(keys) = self;
         if keys.len() >= MANY {
             keys.retain(|_, until| *until > now);
@@ -25,7 +27,7 @@ impl Contended {
                 keys.clear();
             }
         }
-        keys.insert(key.clone(), now + LATELY);
+        keys.insert(key.clone(), now + LATELY + round_trip * ROUND_TRIPS);
     }
 
     pub(super) fn is(&self, key: &LockKey, now: Instant) -> bool {

@@ -125,6 +125,7 @@ pub(crate) fn inspected(servers: usize, seen: Vec<Inspection>) -> Inspection {
         holders,
         waiters,
         fence,
+        ..Inspection::default()
     }
 }
 

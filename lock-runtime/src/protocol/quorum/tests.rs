@@ -63,11 +63,18 @@ impl Client {
             hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
             mutation: None,
         };
-        let deadline = client.now + wait + STRAGGLE;
-        let request = KeyRequest::new(client.hold.clone(), LEASE, deadline).queued();
-        let (id, out) = client.visit(|session, cx| session.acquire(&request, cx));
-        assert_eq!(out.sends.len(), 3);
-        (client, id, out.sends)
+        let (id, sends) = client.ask(LEASE, wait);
+        assert_eq!(sends.len(), 3);
+        (client, id, sends)
+    }
+
+    /// Requests the lock under a fresh token.
+    fn ask(&mut self, lease: Duration, wait: Duration) -> (RequestId, Vec<Send>) {
+        self.hold.token = Token::random();
+        let deadline = self.now + wait + STRAGGLE;
+        let request = KeyRequest::new(self.hold.clone(), lease, deadline).queued();
+        let (id, out) = self.visit(|session, cx| session.acquire(&request, cx));
+        (id, out.sends)
     }
 
     /// Acquires the lock as far as the coordinator's queue, which then grants it. Returns the
@@ -382,5 +389,43 @@ fn a_request_with_a_short_wait_opens_no_circuit_breaker() {
         }
         let coordinator = client.session.coordinator(&client.hold.key, client.now);
         assert_eq!(coordinator.is_none(), is_open, "after {wait:?}");
+    }
+}
+
+/// The servers take longer for a reply than a lock counts as contended if they are fast.
+#[test]
+fn slow_servers_find_a_lock_contended_for_longer() {
+    let slow = Duration::from_millis(80);
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    client.now += slow;
+    for send in sends {
+        client.reply(send, granted());
+    }
+    client.step(id);
+    client.now += LEASE;
+    let (id, sends) = client.ask(LEASE, LEASE);
+    for send in sends {
+        client.reply(send, BUSY);
+    }
+    client.step(id);
+    for (later, asked) in [(150, 1), (100, 3)] {
+        client.now += Duration::from_millis(later);
+        let (_, sends) = client.ask(LEASE, LEASE);
+        assert_eq!(sends.len(), asked, "{later} ms later");
+    }
+}
+
+/// A server that is late with its replies would be later with each repetition.
+#[test]
+fn abandonments_wait_for_a_late_server_whatever_the_lease() {
+    let short = Duration::from_millis(300);
+    let (mut client, ..) = Client::acquire(Mode::Exclusive);
+    client.ask(short, LEASE);
+    let hold = client.hold.clone();
+    let (_, out) = client.visit(|session, cx| session.abandon(&hold, cx));
+    assert_eq!(out.abandonments.len(), 3);
+    for abandonment in out.abandonments {
+        let send = client.step(abandonment).1.sends.pop().expect("a call");
+        assert_eq!(send.timeout, Some(Duration::from_millis(500)));
     }
 }

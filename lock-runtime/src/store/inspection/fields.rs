@@ -48,6 +48,7 @@ mod tests {
             holders: vec![Holder::new(id, Mode::Exclusive, None, Identity::Foreign)],
             waiters: vec![Waiter::new(permits, second, second, client).waited(Some(2 * second))],
             fence: None,
+            blocked_by: Vec::new(),
         };
         let expected = json!({
             "holders": [{
@@ -58,7 +59,7 @@ mod tests {
                 "mode": "permits", "permits": 3, "lease_ms": 1000, "silent_ms": 1000, "client": "orders@web-3",
                 "client_id": "00000000ff", "waited_ms": 2000,
             }],
-            "fence": null,
+            "fence": null, "blocked_by": [],
         });
         assert_eq!(serde_json::to_value(&state).unwrap(), expected);
     }

@@ -4,12 +4,17 @@ use std::error::Error as _;
 
 use tokio_postgres::{Error, error::SqlState};
 
-use crate::store::{StoreError, StoreErrorKind};
+use super::failure::ends_connections;
+use crate::store::{StoreError, StoreErrorKind, error::Shows};
 
 /// The SQLSTATE of a swap of several records that conflicts.
 pub(super) const CONFLICT: &str = "LK010";
 /// The SQLSTATE of a grant that has to wait for a transaction of the user.
 pub(super) const GUARDED: &str = "LK011";
+
+/// The remedy for a row that another session has locked.
+pub(super) const UNBLOCK: &str = "end the transaction that has locked it, or its session by \
+    pg_terminate_backend; inspect and health name the process";
 
 /// Turns an error of the driver into the error of a store.
 pub(super) fn failed(error: &Error) -> StoreError {
@@ -22,7 +27,11 @@ pub(super) fn failed(error: &Error) -> StoreError {
     if let Some(remedy) = remedy(kind, error.code()) {
         message = format!("{message}; {remedy}");
     }
-    StoreError::new(kind, message)
+    let is_answer = error.code().is_some_and(|code| !ends_connections(code));
+    StoreError::new(kind, message).showing(match is_answer {
+        true => Shows::Answer,
+        false => Shows::ByKind,
+    })
 }
 
 fn kind_of(code: &SqlState) -> StoreErrorKind {
@@ -34,6 +43,7 @@ fn kind_of(code: &SqlState) -> StoreErrorKind {
         ("25006", _) => Kind::ReadOnly,
         // The schema, its table or its function is missing or has other columns.
         ("3F000" | "42P01" | "42883" | "42703", _) => Kind::IncompatibleFormat,
+        ("55P03", _) => Kind::Blocked,
         (_, "28") => Kind::Unauthenticated,
         _ => Kind::Unavailable,
     }
@@ -54,6 +64,7 @@ fn remedy(kind: StoreErrorKind, code: Option<&SqlState>) -> Option<&'static str>
         (Kind::IncompatibleFormat, _) => Some(
             "execute lock_runtime::store::postgres::MIGRATION as a user that may create a schema",
         ),
+        (Kind::Blocked, _) => Some(UNBLOCK),
         (_, Some("53300")) => {
             Some("raise max_connections, or use fewer connections for each client")
         }

@@ -4,10 +4,10 @@ use deadpool::managed::{PoolError, TimeoutType};
 use tokio_postgres::{Error, error::SqlState};
 
 use super::{
-    error::{CONFLICT, GUARDED, failed},
+    error::{CONFLICT, GUARDED, UNBLOCK, failed},
     pool::CALL,
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, error::Shows};
 
 /// The reason why a call has failed.
 pub(super) enum Failure {
@@ -27,6 +27,13 @@ impl Failure {
             Self::TimedOut => StoreError::timed_out(CALL),
             Self::NoReply(error) => error,
         }
+    }
+
+    /// Other calls wait for the same records, which another session has locked.
+    pub(super) fn blocked() -> StoreError {
+        let message = format!("other calls wait for the row; {UNBLOCK}");
+        let error = StoreError::new(StoreErrorKind::Blocked, message);
+        error.with_unsent(true).showing(Shows::Nothing)
     }
 
     fn code(&self) -> Option<&SqlState> {
@@ -122,7 +129,9 @@ impl Unconnected {
         let message = format!("no connection within {CALL:?}: all are in use");
         Self {
             is_outage: false,
-            ..Self::new(StoreError::new(StoreErrorKind::Unavailable, message))
+            ..Self::new(
+                StoreError::new(StoreErrorKind::Unavailable, message).showing(Shows::Nothing),
+            )
         }
     }
 
@@ -130,7 +139,7 @@ impl Unconnected {
     pub(super) fn unwanted() -> Self {
         Self {
             is_outage: false,
-            ..Self::new(StoreError::late())
+            ..Self::new(StoreError::late().showing(Shows::Nothing))
         }
     }
 }
@@ -150,7 +159,7 @@ impl From<PoolError<Self>> for Unconnected {
 }
 
 /// Returns whether the server ends its connections, as it stops or recovers from a crash.
-fn ends_connections(code: &SqlState) -> bool {
+pub(super) fn ends_connections(code: &SqlState) -> bool {
     [
         SqlState::ADMIN_SHUTDOWN,
         SqlState::CRASH_SHUTDOWN,

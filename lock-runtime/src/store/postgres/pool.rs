@@ -28,17 +28,15 @@ use super::{
     check::{Server, check},
     connector::{Connector, Object},
     direct::is_direct,
-    error::failed,
     failure::{Failure, Unconnected},
     settings::Target,
     transaction::Transaction,
 };
 use crate::{
     error::{LockError, LockErrorKind},
-    health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
     store::{
         StoreError, StoreErrorKind,
-        records::{Caller, Inbox, Timestamp},
+        records::{Caller, Inbox},
     },
     sync::lock,
     time::Instant,
@@ -346,39 +344,6 @@ impl Pool {
             .collect();
         inboxes.iter().for_each(|inbox| inbox.connected(is_up));
     }
-
-    pub(super) async fn health(self: &Arc<Self>) -> Health {
-        let mut server = ServerHealth::new(self.address());
-        let sent = Instant::now();
-        let asked = timeout(PATIENCE, self.query_one(HEALTH, &[])).await;
-        let asked = asked.unwrap_or(Err(Failure::TimedOut));
-        let mut findings = Vec::new();
-        match asked
-            .map_err(Failure::into_store_error)
-            .and_then(|row| facts(&row))
-        {
-            Ok((now, version, public)) => {
-                let public = public.map(|it| public_functions(&it).about(&server.name));
-                findings.extend(public);
-                let round_trip = sent.elapsed();
-                let own = Timestamp::of_system().micros() as f64;
-                let middle = own - round_trip.as_micros() as f64 / 2.0;
-                server.clock_difference = Some((now as f64 - middle) / 1e6);
-                server.round_trip = Some(round_trip);
-                server.version = Some(format!("PostgreSQL {version}"));
-                server.role = Some(ServerRole::Primary);
-                (server.reachable, server.grants_locks) = (true, true);
-            }
-            Err(error) => {
-                server.reachable = is_answer(&error);
-                if error.kind() == StoreErrorKind::ReadOnly {
-                    server.role = Some(ServerRole::Replica);
-                }
-                findings.push(Finding::failed(&error).about(&server.name));
-            }
-        }
-        Health::new(vec![server], findings)
-    }
 }
 
 /// Executes a query that is prepared or not, in one round trip.
@@ -405,26 +370,4 @@ impl Drop for Unreturned {
             drop(Object::take(connection));
         }
     }
-}
-
-const HEALTH: &str = "select lock_runtime.micros(), pg_catalog.current_setting('server_version'), \
-    (select pg_catalog.string_agg(p.proname::text, ', ' order by p.proname) from pg_catalog.pg_proc p \
-        where p.pronamespace = 'lock_runtime'::pg_catalog.regnamespace::pg_catalog.oid \
-        and pg_catalog.has_function_privilege('public', p.oid, 'execute'))";
-
-fn facts(row: &Row) -> Result<(i64, String, Option<String>), StoreError> {
-    let fact = row
-        .try_get(0)
-        .and_then(|now| Ok((now, row.try_get(1)?, row.try_get(2)?)));
-    fact.map_err(|error| failed(&error))
-}
-
-fn public_functions(functions: &str) -> Finding {
-    let message = format!(
-        "every role with the right `usage` on the schema lock_runtime may execute its functions \
-         {functions}"
-    );
-    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema, and \
-                  lock_runtime::fencing::MIGRATION where `fenced` is used";
-    Finding::new(Severity::Warning, "public_functions", message, remedy)
 }

@@ -65,7 +65,7 @@ begin
   -- this lock, so they cannot delay it.
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 2 then
+  if installed > 3 then
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -206,61 +206,62 @@ begin
     get diagnostics removed = row_count;
   end $f$;
 
-  -- Reads a number of a record that begins at a byte, and the place after it.
-  create or replace function lock_runtime.varint(body bytea, inout place int, out number bigint)
-    language plpgsql immutable set search_path = pg_catalog, pg_temp as $f$
-  declare
-    part int;
-  begin
-    number := 0;
-    for shift in 0 .. 63 by 7 loop
-      part := get_byte(body, place);
-      place := place + 1;
-      number := number | ((part & 127)::bigint << shift);
-      if part < 128 then
-        return;
-      end if;
-    end loop;
-    raise exception 'a record is damaged' using errcode = 'data_corrupted';
-  end $f$;
-
   -- Whether the record of a lock contains a holder whose lease has not ended. Its layout is that of
   -- `Body` in store/records/body.rs. An index beyond its end is an error, so no loop is longer than
-  -- the record.
+  -- the record. Numbers are read here, as a call of a function takes longer than all of them.
   create or replace function lock_runtime.is_held(stored bytea) returns boolean
     language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
   declare
-    now bigint := lock_runtime.micros();
+    now bigint := extract(epoch from clock_timestamp()) * 1000000;
     -- In memory, where it was stored out of line.
     body bytea := stored || ''::bytea;
     place int := 1;
+    part int;
+    shift int;
     number bigint;
-    slots bigint;
+    -- The number that is read: 1 and 2 are fencing tokens, 3 that of the holders that were revoked,
+    -- 4 the mode, 5 the number of permits, 6 that of the slots, 7 the end of a lease, and 8 a
+    -- fencing token.
+    field int := 1;
+    slots bigint := 0;
     is_reserved boolean;
   begin
     if get_byte(body, 0) <> 1 then
       raise exception 'the record of the lock has a format of another version' using errcode = 'data_corrupted';
     end if;
-    -- The fencing tokens, and the holders that were revoked.
-    select v.place into place from lock_runtime.varint(body, place) v;
-    select v.place into place from lock_runtime.varint(body, place) v;
-    select v.place, v.number into place, number from lock_runtime.varint(body, place) v;
-    place := place + 16 * number;
-    -- The mode, and the number of permits.
-    select v.place, v.number into place, number from lock_runtime.varint(body, place) v;
-    if number = 2 then
-      select v.place into place from lock_runtime.varint(body, place) v;
-    end if;
-    select v.place, v.number into place, slots from lock_runtime.varint(body, place) v;
-    for slot in 1 .. slots loop
-      is_reserved := get_byte(body, place + 16) <> 0;
-      select v.place, v.number into place, number from lock_runtime.varint(body, place + 17) v;
-      if number > now and not is_reserved then
+    loop
+      if field = 7 then
+        if slots <= 0 then
+          return false;
+        end if;
+        slots := slots - 1;
+        is_reserved := get_byte(body, place + 16) <> 0;
+        place := place + 17;
+      end if;
+      part := get_byte(body, place);
+      number := part & 127;
+      shift := 7;
+      while part >= 128 loop
+        if shift > 63 then
+          raise exception 'a record is damaged' using errcode = 'data_corrupted';
+        end if;
+        place := place + 1;
+        part := get_byte(body, place);
+        number := number | ((part & 127)::bigint << shift);
+        shift := shift + 7;
+      end loop;
+      place := place + 1;
+      if field = 3 then
+        place := place + 16 * number;
+      elsif field = 4 and number <> 2 then
+        field := 5;
+      elsif field = 6 then
+        slots := number;
+      elsif field = 7 and number > now and not is_reserved then
         return true;
       end if;
-      select v.place into place from lock_runtime.varint(body, place) v;
+      field := case field when 8 then 7 else field + 1 end;
     end loop;
-    return false;
   end $f$;
 
   -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
@@ -348,17 +349,17 @@ begin
     end loop;
   end if;
   revoke execute on function lock_runtime.micros, lock_runtime.swap, lock_runtime.lock, lock_runtime.remove,
-    lock_runtime.varint, lock_runtime.is_held, lock_runtime.guard from public;
+    lock_runtime.is_held, lock_runtime.guard from public;
   -- guard() runs with the rights of its owner, which a superuser who executes this may not be.
   for known in
     select pg_catalog.pg_get_userbyid(p.proowner)::text from pg_catalog.pg_proc p
       join pg_catalog.pg_namespace n on n.oid = p.pronamespace
       where n.nspname = 'lock_runtime' and p.proname = 'guard'
   loop
-    execute 'grant execute on function lock_runtime.micros, lock_runtime.varint, lock_runtime.is_held to '
+    execute 'grant execute on function lock_runtime.micros, lock_runtime.is_held to '
       || pg_catalog.quote_ident(known);
   end loop;
 
-  delete from lock_runtime.format where version < 2;
-  insert into lock_runtime.format select 2, 1 where not exists (select from lock_runtime.format);
+  delete from lock_runtime.format where version < 3;
+  insert into lock_runtime.format select 3, 1 where not exists (select from lock_runtime.format);
 end $install$;

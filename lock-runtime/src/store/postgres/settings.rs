@@ -76,6 +76,9 @@ impl PostgresOptions {
 
     /// Sets the authorities that the server's certificate may come from, in PEM, instead of those
     /// of the system. The parameter `sslrootcert` of a URL names a file with the same.
+    ///
+    /// The certificate of the server itself may be among them. It is accepted as it is, without a
+    /// look at its name, its dates and its issuer: so a self-signed one can be pinned.
     #[must_use]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificate = Some(pem.into());

@@ -69,128 +69,22 @@ impl Tls {
         Ok(Self::None)
     }
 
-    /// Uses the authorities in the certificates, or those of the system.
+    /// Uses the certificates, or the authorities of the system.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn new(certificates: &Certificates, mode: SslMode) -> Result<Self, String> {
-        use rustls::{
-            ClientConfig, RootCertStore,
-            pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-        };
-        if certificates.is_empty() && mode != SslMode::Require {
-            return Ok(match mode {
-                SslMode::Prefer => unverified::connector().map_or(Self::None, Self::Preferred),
-                _ => Self::None,
-            });
-        }
-        let of_the_root = |error: &dyn std::fmt::Display| format!("the root certificate: {error}");
-        let of_the_client =
-            |error: &dyn std::fmt::Display| format!("the certificate of the client: {error}");
-        let mut roots = RootCertStore::empty();
-        match &certificates.root {
-            Some(pem) => {
-                let pem = pem.read().map_err(|error| of_the_root(&error))?;
-                for certificate in CertificateDer::pem_slice_iter(&pem) {
-                    let certificate = certificate.map_err(|error| of_the_root(&error))?;
-                    roots
-                        .add(certificate)
-                        .map_err(|error| of_the_root(&error))?;
-                }
-                if roots.is_empty() {
-                    return Err(of_the_root(&"there is none in the PEM"));
-                }
-            }
-            None => {
-                let system = rustls_native_certs::load_native_certs();
-                roots.add_parsable_certificates(system.certs);
-            }
-        }
-        if rustls::crypto::CryptoProvider::get_default().is_none() {
-            return Err("TLS needs a crypto provider; install one, such as rustls::crypto::ring::default_provider().install_default()".into());
-        }
-        let config = ClientConfig::builder().with_root_certificates(roots);
-        let config = match &certificates.client {
-            Some((own, key)) => {
-                let own = own.read().map_err(|error| of_the_client(&error))?;
-                let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&own).collect();
-                let chain = chain.map_err(|error| of_the_client(&error))?;
-                let key = key.read().map_err(|error| of_the_client(&error))?;
-                let key = PrivateKeyDer::from_pem_slice(&key);
-                let key = key.map_err(|error| of_the_client(&error))?;
-                let config = config.with_client_auth_cert(chain, key);
-                config.map_err(|error| of_the_client(&error))?
-            }
-            None => config.with_no_client_auth(),
-        };
-        Ok(Self::Rustls(tokio_postgres_rustls::MakeRustlsConnect::new(
-            config,
-        )))
-    }
-}
+        use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// TLS that accepts any certificate.
-#[cfg(feature = "postgres-rustls")]
-mod unverified {
-    use std::sync::Arc;
-
-    use rustls::{
-        ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
-        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
-        pki_types::{CertificateDer, ServerName, UnixTime},
-    };
-    use tokio_postgres_rustls::MakeRustlsConnect;
-
-    /// `None` without a crypto provider, which the application installs.
-    pub(super) fn connector() -> Option<MakeRustlsConnect> {
-        let Some(provider) = CryptoProvider::get_default() else {
+        if !certificates.is_empty() || mode == SslMode::Require {
+            let config = certificates.client_config()?;
+            return Ok(Self::Rustls(MakeRustlsConnect::new(config)));
+        }
+        if mode != SslMode::Prefer {
+            return Ok(Self::None);
+        }
+        let Some(config) = crate::tls::unverified() else {
             tracing::debug!("no crypto provider is installed, so connections do not use TLS");
-            return None;
+            return Ok(Self::None);
         };
-        let config = ClientConfig::builder()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Unverified(provider.clone())))
-            .with_no_client_auth();
-        Some(MakeRustlsConnect::new(config))
-    }
-
-    #[derive(Debug)]
-    struct Unverified(Arc<CryptoProvider>);
-
-    impl ServerCertVerifier for Unverified {
-        fn verify_server_cert(
-            &self,
-            _certificate: &CertificateDer<'_>,
-            _intermediates: &[CertificateDer<'_>],
-            _name: &ServerName<'_>,
-            _ocsp: &[u8],
-            _now: UnixTime,
-        ) -> Result<ServerCertVerified, Error> {
-            Ok(ServerCertVerified::assertion())
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.0.signature_verification_algorithms;
-            verify_tls12_signature(message, certificate, signed, algorithms)
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.0.signature_verification_algorithms;
-            verify_tls13_signature(message, certificate, signed, algorithms)
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            let algorithms = &self.0.signature_verification_algorithms;
-            algorithms.supported_schemes()
-        }
+        Ok(Self::Preferred(MakeRustlsConnect::new(config)))
     }
 }

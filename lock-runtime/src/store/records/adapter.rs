@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -22,16 +22,18 @@ use super::{
     evaluation::{Lock, Writes},
     news,
     outcome::Outcome,
+    probe::Presence,
 };
 use crate::{
     health::{self, Health},
     key::LockKey,
     spec::LockKind,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, IDENTITY_TTL,
-        Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent, Token,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
+        IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply,
+        Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope,
+        Store, StoreError, StoreEvent, Token,
+        outage::InOutage,
         table::{Step, Table, acquire_all},
     },
     sync::lock,
@@ -63,6 +65,9 @@ pub(super) struct Shared {
     pub(super) clients: Mutex<Halves<ClientId, ()>>,
     /// A grant that a message announces is polled before it is used.
     confirms: AtomicBool,
+    pub(super) presence: Presence,
+    /// The time for which a record is kept after the last use of its lock, in seconds.
+    kept_for: AtomicU64,
 }
 
 impl fmt::Debug for RecordStore {
@@ -86,6 +91,8 @@ impl RecordStore {
             listeners: Listeners::default(),
             clients: Mutex::default(),
             confirms: AtomicBool::new(false),
+            presence: Presence::default(),
+            kept_for: AtomicU64::new(FENCES_KEPT_FOR.as_secs()),
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);
@@ -97,6 +104,28 @@ impl RecordStore {
     #[must_use]
     pub fn confirming_grants(self, confirms: bool) -> Self {
         self.0.confirms.store(confirms, Ordering::Relaxed);
+        self
+    }
+
+    /// Sets for how long the record of a lock is kept after its last use, as
+    /// [`LockClientBuilder::keep_fences_for`](crate::LockClientBuilder::keep_fences_for) describes;
+    /// a minute to a day.
+    #[must_use]
+    pub fn keeping_fences_for(self, time: Duration) -> Self {
+        let time = time.clamp(Duration::from_secs(60), FENCES_KEPT_FOR);
+        self.0.kept_for.store(time.as_secs(), Ordering::Relaxed);
+        self
+    }
+
+    /// Sets the time without an answer after which requests are refused at once, as
+    /// [`LockClientBuilder::unavailable_after`](crate::LockClientBuilder::unavailable_after)
+    /// describes, 100 ms to a day. A reply is any that is not `Unavailable`.
+    #[must_use]
+    pub fn unavailable_after(self, after: impl Into<Option<Duration>>) -> Self {
+        let limits = Duration::from_millis(100)..=crate::MAX_LEASE;
+        let after = after.into();
+        let after = after.map(|after| after.clamp(*limits.start(), *limits.end()));
+        self.0.presence.set_unavailable_after(after);
         self
     }
 }
@@ -124,6 +153,11 @@ impl Inbox for Shared {
 }
 
 impl Shared {
+    /// The part of the usual life of a record that is left out.
+    pub(super) fn kept_shorter_by(&self) -> Duration {
+        FENCES_KEPT_FOR - Duration::from_secs(self.kept_for.load(Ordering::Relaxed))
+    }
+
     fn knows(&self, token: Token) {
         let client = token.client();
         let mut clients = lock(&self.clients);
@@ -145,6 +179,7 @@ impl Shared {
     fn acquire(&self, request: &KeyRequest) -> Attempt<AcquireReply> {
         let Hold { key, mode, token } = &request.hold;
         self.knows(*token);
+        let in_outage = in_outage([request]);
         let (lock, token) = (Lock::new(key, mode.kind()), *token);
         let request = request.clone();
         let rule = move |table: &mut Table, step: &mut Step<'_>| match timely(&request, step) {
@@ -152,7 +187,8 @@ impl Shared {
             None => AcquireReply::Late,
         };
         let attempt = Attempt::new(vec![lock], rule);
-        attempt.cached(&self.cache, true).caller(Some(token))
+        let attempt = attempt.cached(&self.cache, true).caller(Some(token));
+        attempt.in_outage(in_outage)
     }
 
     fn acquire_all(&self, requests: &[KeyRequest]) -> Attempt<AcquireAllReply> {
@@ -161,6 +197,7 @@ impl Shared {
             .for_each(|request| self.knows(request.hold.token));
         let lock = |request: &KeyRequest| Lock::new(&request.hold.key, request.hold.mode.kind());
         let locks = requests.iter().map(lock).collect();
+        let in_outage = in_outage(requests);
         let requests = requests.to_vec();
         let rule = move |table: &mut Table, step: &mut Step<'_>| {
             let timely = requests.iter().map(|request| timely(request, step));
@@ -172,7 +209,8 @@ impl Shared {
                 },
             }
         };
-        Attempt::new(locks, rule).cached(&self.cache, true)
+        let attempt = Attempt::new(locks, rule).cached(&self.cache, true);
+        attempt.in_outage(in_outage)
     }
 
     /// Executes operations on holds, those on the same lock together.
@@ -180,7 +218,7 @@ impl Shared {
         self: Arc<Self>,
         items: Vec<I>,
         hold: fn(&I) -> &Hold,
-        is_cached: bool,
+        (is_cached, in_outage): (bool, InOutage),
         rule: fn(&I, &mut Table, &mut Step<'_>) -> T,
     ) -> Vec<Result<T, StoreError>>
     where
@@ -207,6 +245,7 @@ impl Shared {
                 group.iter().map(one).collect()
             };
             let attempt = Attempt::new(vec![lock], rule).caller(caller);
+            let attempt = attempt.in_outage(in_outage);
             attempts.push(match is_cached {
                 true => attempt.cached(&self.cache, false),
                 false => attempt,
@@ -227,7 +266,12 @@ impl Shared {
         replies
     }
 
-    async fn introduce(&self, client: ClientId, name: &str) -> Result<(), StoreError> {
+    async fn introduce(
+        self: &Arc<Self>,
+        client: ClientId,
+        name: &str,
+        keep_for: Duration,
+    ) -> Result<(), StoreError> {
         let record = RecordName::of_client(client);
         let mut known = self.cache.get(&record).flatten();
         loop {
@@ -246,7 +290,7 @@ impl Shared {
                 record.clone(),
                 known.map(|known| known.version),
                 Record::new(Version::random(), name.into()),
-                now.latest.later(IDENTITY_TTL),
+                now.latest.later(keep_for),
             );
             let mut swap = Swap::new(vec![change], now.reached);
             swap.durable = false;
@@ -262,7 +306,11 @@ impl Shared {
     }
 
     /// Lists the locks first and then the permits. The cursor begins with the part of the list.
-    async fn list(&self, prefix: &str, cursor: Option<Cursor>) -> Result<Page, StoreError> {
+    async fn list(
+        self: &Arc<Self>,
+        prefix: &str,
+        cursor: Option<Cursor>,
+    ) -> Result<Page, StoreError> {
         let cursor = cursor.as_ref().map_or(LOCKS, Cursor::as_str);
         let (part, after) = cursor.split_at(LOCKS.len());
         let after = (!after.is_empty()).then(|| RecordName::new(after));
@@ -274,7 +322,11 @@ impl Shared {
             self.read(&[]).await?;
         }
         let prefix = RecordName::prefix(kind, prefix);
-        let found = self.records.list(&prefix, after.as_ref()).await?;
+        let asked = self.presence.asked();
+        let found = self.records.list(&prefix, after.as_ref()).await;
+        self.replied(&found);
+        drop(asked);
+        let found = found?;
         let next = match found.last() {
             Some((name, _)) => Some(Cursor::new(format!("{part}{name}"))),
             None => (kind == LockKind::Lock).then(|| Cursor::new(PERMITS)),
@@ -292,6 +344,15 @@ impl Shared {
             }
         }
         Ok(page)
+    }
+}
+
+/// The handling of requests during an outage, by whether one of them can wait.
+fn in_outage<'a>(requests: impl IntoIterator<Item = &'a KeyRequest>) -> InOutage {
+    let mut requests = requests.into_iter();
+    match requests.any(|it| it.then_queues || it.if_busy == IfBusy::Queue) {
+        true => InOutage::Wait,
+        false => InOutage::Refuse,
     }
 }
 
@@ -314,10 +375,11 @@ impl Store for RecordStore {
 
     fn poll<'a>(&'a self, holds: &'a [Hold]) -> Replies<'a, PollReply> {
         let poll = |hold: &Hold, table: &mut Table, step: &mut Step<'_>| table.poll(hold, step);
+        let manner = (false, InOutage::Wait);
         Box::pin(
             self.0
                 .clone()
-                .each(holds.to_vec(), |hold| hold, false, poll),
+                .each(holds.to_vec(), |hold| hold, manner, poll),
         )
     }
 
@@ -325,10 +387,11 @@ impl Store for RecordStore {
         let renew = |renewal: &Renewal, table: &mut Table, step: &mut Step<'_>| {
             table.renew(renewal, step.now)
         };
+        let manner = (true, InOutage::Try);
         Box::pin(
             self.0
                 .clone()
-                .each(renewals.to_vec(), Renewal::hold, true, renew),
+                .each(renewals.to_vec(), Renewal::hold, manner, renew),
         )
     }
 
@@ -372,6 +435,11 @@ impl Store for RecordStore {
         Box::pin(self.0.clone().execute(attempt))
     }
 
+    fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {
+        let name = RecordName::of_lock(key, kind);
+        Box::pin(async move { self.0.records.blockers(&name).await })
+    }
+
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
@@ -385,8 +453,13 @@ impl Store for RecordStore {
         Box::pin(self.0.clone().execute(attempt))
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
-        Box::pin(self.0.introduce(client, name))
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
+        Box::pin(self.0.introduce(client, name, keep_for))
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
@@ -417,6 +490,10 @@ impl Store for RecordStore {
 
     fn limits(&self) -> Limits {
         self.0.records.limits()
+    }
+
+    fn sends_events(&self) -> bool {
+        self.0.records.sends_messages()
     }
 
     fn serves_any_runtime(&self) -> bool {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::store::{
     ClientId, StoreError, Token,
+    outage::InOutage,
     table::{Step, Table},
 };
 
@@ -23,6 +24,7 @@ pub(super) struct Attempt<T> {
     pub(super) locks: Vec<Lock>,
     caller: Option<Token>,
     writes: Writes,
+    pub(super) in_outage: InOutage,
     rule: Rule<T>,
     /// The records as far as they are known.
     found: Option<Vec<Option<Record>>>,
@@ -64,6 +66,7 @@ impl<T: Outcome> Attempt<T> {
             locks,
             caller: None,
             writes: Writes::Changes,
+            in_outage: InOutage::Try,
             rule: Box::new(rule),
             found: None,
             is_fresh: false,
@@ -92,6 +95,10 @@ impl<T: Outcome> Attempt<T> {
 
     pub(super) fn writes(self, writes: Writes) -> Self {
         Self { writes, ..self }
+    }
+
+    pub(super) fn in_outage(self, in_outage: InOutage) -> Self {
+        Self { in_outage, ..self }
     }
 
     /// Returns whether the operation would have begun with these records.

@@ -12,7 +12,7 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     store::{
-        ClientId, ENTRY_TTL, POLL_INTERVAL, StoreError, StoreEvent, Token,
+        ClientId, ENTRY_TTL, FENCES_KEPT_FOR, POLL_INTERVAL, StoreError, StoreEvent, Token,
         table::{Fences, Step, Table, entry::Entry},
     },
     time::Instant,
@@ -20,11 +20,8 @@ use crate::{
 
 /// The number of revoked holders that a record remembers.
 const REVOKED: usize = 8;
-/// The time for which a record is kept after its last use: so long that a clock that was set back
-/// does not repeat a fencing token, as in Redis.
-const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// A change is not written if all it does is to renew queue entries by less than this.
-const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 / 2);
+const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 * 3 / 4);
 
 /// A lock and the name of its record.
 #[derive(Clone, Debug)]
@@ -293,6 +290,6 @@ impl Body {
             .iter()
             .map(|place| place.seen.saturating_add(ENTRY_TTL.as_micros() as u64));
         let last = slots.chain(places).fold(now.micros(), u64::max);
-        Timestamp::from_micros(last).later(KEPT_FOR)
+        Timestamp::from_micros(last).later(FENCES_KEPT_FOR)
     }
 }

@@ -53,11 +53,13 @@ impl Shared {
     }
 
     pub(super) async fn read(
-        &self,
+        self: &Arc<Self>,
         names: &[RecordName],
     ) -> Result<Vec<Option<Record>>, StoreError> {
-        let sent = Instant::now();
-        let reply = self.records.read(names).await?;
+        let asked = self.presence.asked();
+        let reply = self.records.read(names).await;
+        self.replied(&reply);
+        let (reply, sent) = (reply?, asked.sent);
         self.clock.read(reply.now, sent);
         for (name, record) in names.iter().zip(&reply.records) {
             self.cache.put(name, record.clone());
@@ -65,20 +67,24 @@ impl Shared {
         Ok(reply.records)
     }
 
-    pub(super) async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
-        let sent = Instant::now();
-        let reply = self.records.swap(swap).await?;
+    pub(super) async fn swap(self: &Arc<Self>, swap: &Swap) -> Result<SwapReply, StoreError> {
+        let asked = self.presence.asked();
+        let reply = self.records.swap(swap).await;
+        self.replied(&reply);
+        let (reply, sent) = (reply?, asked.sent);
         self.swapped(swap, &reply, sent);
         Ok(reply)
     }
 
-    async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+    async fn swap_each(self: &Arc<Self>, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
         if let [swap] = swaps {
             return vec![self.swap(swap).await];
         }
-        let sent = Instant::now();
+        let asked = self.presence.asked();
+        let sent = asked.sent;
         let replies = self.records.swap_each(swaps).await;
         for (swap, reply) in swaps.iter().zip(&replies) {
+            self.replied(reply);
             if let Ok(reply) = reply {
                 self.swapped(swap, reply, sent);
             }
@@ -122,6 +128,7 @@ impl Shared {
         attempts: Vec<Attempt<T>>,
     ) -> Vec<Result<T, StoreError>> {
         let number = attempts.len();
+        let _unanswered = self.unanswered();
         let mut task = JoinSet::new();
         task.spawn(self.clone().advance_all(attempts));
         match task.join_next().await {
@@ -136,7 +143,13 @@ impl Shared {
         attempts: Vec<Attempt<T>>,
     ) -> Vec<Result<T, StoreError>> {
         let mut results: Results<T> = attempts.iter().map(|_| None).collect();
-        let mut open: Open<T> = attempts.into_iter().enumerate().collect();
+        let mut open = Open::new();
+        for (index, attempt) in attempts.into_iter().enumerate() {
+            match self.admits(attempt.in_outage) {
+                Ok(()) => open.push((index, attempt)),
+                Err(refused) => results[index] = Some(Err(refused)),
+            }
+        }
         while !open.is_empty() {
             open = self.go_on(open, &mut results).await;
         }
@@ -209,7 +222,7 @@ impl Shared {
     }
 
     async fn read_for<T: Outcome>(
-        &self,
+        self: &Arc<Self>,
         reads: Open<T>,
         results: &mut Results<T>,
         open: &mut Open<T>,
@@ -324,13 +337,18 @@ impl Shared {
         }
     }
 
-    /// Turns the events for other clients into messages. Returns those for clients of this store.
+    /// Completes a swap: turns the events for other clients into messages. Returns those for
+    /// clients of this store.
     fn address<T>(&self, pending: &mut Pending<T>) -> Vec<StoreEvent> {
         let mut clients = lock(&self.clients);
         let mut local = Vec::new();
         let Swap {
             changes, messages, ..
         } = &mut pending.swap;
+        let shorter = self.kept_shorter_by();
+        for change in changes.iter_mut() {
+            change.needed_until = change.needed_until.earlier(shorter);
+        }
         for caused in pending.events.drain(..) {
             if clients.get(&caused.client).is_some() {
                 local.push(caused.event);
@@ -353,7 +371,8 @@ impl Shared {
         let names = attempt.names();
         loop {
             let mut decided = None;
-            let sent = Instant::now();
+            let asked = self.presence.asked();
+            let sent = asked.sent;
             let decide = Decide::new(caller.clone(), |reply| {
                 if !caller.is_waiting() {
                     return None;
@@ -379,7 +398,13 @@ impl Shared {
             let Some(call) = self.records.update(&names, decide) else {
                 return Updated::Unsupported(Box::new(attempt));
             };
-            let reply = match call.await {
+            let reply = call.await;
+            // No call is made for a caller that has ended.
+            if caller.is_waiting() {
+                self.replied(&reply);
+            }
+            drop(asked);
+            let reply = match reply {
                 Ok(reply) => reply,
                 Err(error) => return Updated::Ended(Err(error)),
             };

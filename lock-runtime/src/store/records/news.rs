@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     fence::FencingToken,
-    store::{Grant, HANDOFF_LEASE, Hold, StoreEvent, Token},
+    store::{Grant, HANDOFF_LEASE, Hold, MOST_RESERVED, StoreEvent, Token},
     time::Instant,
 };
 
@@ -90,7 +90,8 @@ pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
             let (key, _) = name.lock()?;
             // Longer if the reading is older than a step of the clock.
             let ttl = left(expires).min(HANDOFF_LEASE);
-            let grant = Grant::new(FencingToken::new(fence)?, ttl).reserved(reserved);
+            let grant = Grant::new(FencingToken::new(fence)?, ttl);
+            let grant = grant.reserved(reserved.min(MOST_RESERVED));
             StoreEvent::Granted {
                 hold: Hold::new(key, mode.into(), Token::from_bytes(token)),
                 grant,

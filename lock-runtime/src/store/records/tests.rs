@@ -259,7 +259,7 @@ async fn a_client_without_a_name_is_one_client_too() {
     let store: Arc<dyn Store> = Arc::new(database.store(Duration::from_millis(1)));
     let other = LockClient::with_store(store.clone());
     let nameless = LockClient::builder().without_identity();
-    let nameless = nameless.build_with_store(store);
+    let nameless = nameless.build_with_store(store).unwrap();
     let guard = other.exclusive("a").acquire().await.unwrap();
     for _ in 0..20 {
         let waits = nameless.exclusive("a").wait(Duration::from_millis(20));

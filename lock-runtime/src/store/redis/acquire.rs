@@ -13,7 +13,7 @@ use super::{
     connection::Errand,
     names::{Names, marker_name},
     reply::{foreign_part, unexpected},
-    scripts::{self, Call},
+    scripts::{self, Call, Field},
 };
 use crate::{
     call::within,
@@ -150,9 +150,12 @@ impl RedisStore {
             if marker.is_some() {
                 call = call.arg(marker_name(&self.namespace));
             }
-            call = call.number(deadline).arg(channel.as_bytes());
+            call = call.mark(Field::Deadline).number(deadline);
+            call = call.arg(channel.as_bytes());
             for request in requests {
-                call = call.hold(&request.hold).millis(request.lease);
+                call = call.hold(&request.hold);
+                call = call.mark(Field::Lease).millis(request.lease);
+                call = call.mark(Field::Reserved);
                 // Only writers reserve tokens: the reserved tokens of readers would not increase
                 // in the order of their grants.
                 call = match (request.hold.mode, request.reader_group) {
@@ -164,7 +167,9 @@ impl RedisStore {
             }
             let Some(marker) = marker else { return call };
             // Without a proposal the server's clock determines the token.
-            call.arg(marker)
+            call.mark(Field::Marker)
+                .arg(marker)
+                .mark(Field::Proposal)
                 .number(proposal.map_or(0, FencingToken::number))
         };
         // Not repeated under the same token: the first request may be executed after the lock was

@@ -17,8 +17,8 @@ use super::{
     outage::InOutage,
     quarantine,
     reply::{Reply, foreign_part, unexpected},
-    scripts::{self, Call, Script},
-    servers::{Answer, Freed},
+    scripts::{self, Call, Field, Script},
+    servers::{Answer, Freed, Servers},
 };
 use crate::{
     fence::FencingToken,
@@ -137,8 +137,13 @@ impl Store for RedisStore {
         })
     }
 
-    fn introduce<'a>(&'a self, client: ClientId, name: &'a str) -> Replied<'a, ()> {
-        Box::pin(self.introduce_client(client, name))
+    fn introduce<'a>(
+        &'a self,
+        client: ClientId,
+        name: &'a str,
+        keep_for: Duration,
+    ) -> Replied<'a, ()> {
+        Box::pin(self.introduce_client(client, name, keep_for))
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
@@ -159,8 +164,21 @@ impl Store for RedisStore {
     }
 
     fn limits(&self) -> Limits {
+        let sends_messages = match &self.servers {
+            Servers::One(connection) => connection.dial.target.sends_messages(),
+            Servers::Cluster(_) => true,
+        };
         // The slots of a cluster are asked one after the other.
-        Limits::new().in_turn(self.servers.has_slots())
+        Limits::new()
+            .in_turn(self.servers.has_slots())
+            .push(sends_messages)
+    }
+
+    fn sends_events(&self) -> bool {
+        match &self.servers {
+            Servers::One(connection) => !connection.dial.is_silent(),
+            Servers::Cluster(cluster) => !cluster.dial.is_silent(),
+        }
     }
 
     fn serves_any_runtime(&self) -> bool {
@@ -196,6 +214,8 @@ impl QuorumMember for RedisStore {
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply> {
         Box::pin(async move {
+            // The connection of this thread may be a new one, which reads the marker first.
+            self.servers.greeted().await?;
             let marker = self.servers.marker();
             let call = Call::new(&scripts::RAISE, 1 + usize::from(marker.is_some()))
                 .name(&Names::new(&self.namespace, key, kind), KeyPart::Fence);
@@ -272,24 +292,33 @@ impl RedisStore {
         }
     }
 
-    /// Inspects a lock. `part` is `all`, or `holders` without the wait queue.
+    /// Inspects a lock, page by page. `part` is `all`, or `holders` without the wait queue.
     async fn inspected(
         &self,
         key: &LockKey,
         kind: LockKind,
         part: &str,
     ) -> Result<Inspection, StoreError> {
-        let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
-        let mut reply = self.run(call.arg(key.as_str()).arg(part)).await?;
-        if reply.word() != "holders" {
-            return Err(self.foreign(key, kind, &reply));
+        let (mut state, mut part) = (Inspection::default(), part);
+        let (mut skipped, mut from) = (0, 0);
+        loop {
+            let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
+            let call = call.arg(key.as_str()).arg(part);
+            let mut reply = self.run(call.number(skipped).number(from)).await?;
+            if reply.word() != "holders" {
+                return Err(self.foreign(key, kind, &reply));
+            }
+            let (fence, count) = (reply.counter()?, reply.count()?);
+            let (holder, place) = (reply.count()?, reply.count()?);
+            state.fence = fence;
+            state.holders.extend(reply.holders(count)?);
+            state.waiters.extend(reply.waiters()?);
+            match (holder, place) {
+                (0, 0) => return Ok(state),
+                (0, place) => (part, from) = ("waiters", place),
+                (holder, _) => skipped = holder,
+            }
         }
-        let (fence, count) = (reply.counter()?, reply.count()?);
-        Ok(Inspection {
-            holders: reply.holders(count)?,
-            waiters: reply.waiters()?,
-            fence,
-        })
     }
 
     async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {
@@ -324,12 +353,15 @@ impl RedisStore {
         } = renewal;
         let call = |script| self.on_lock(script, &hold.key, hold.mode.kind());
         let call = match hold.mode {
-            Mode::Exclusive => call(&scripts::RENEW).token(hold.token),
+            Mode::Exclusive => {
+                let call = call(&scripts::RENEW).mark(Field::Member);
+                call.token(hold.token)
+            }
             Mode::Shared | Mode::Permits(_) => call(&scripts::RENEW_SHARE).hold(hold),
         };
-        let call = call.millis(*lease);
+        let call = call.mark(Field::Lease).millis(*lease);
         match at_most {
-            Some(at_most) => call.millis(*at_most),
+            Some(at_most) => call.mark(Field::AtMost).millis(*at_most),
             None => call,
         }
     }
@@ -396,8 +428,11 @@ impl RedisStore {
             Mode::Exclusive => &scripts::RELEASE,
             Mode::Shared | Mode::Permits(_) => &scripts::RELEASE_SHARE,
         };
-        let call = self.on_hold(script, hold).member(hold.mode, hold.token);
-        call.millis(reservation(keep_for))
+        self.on_hold(script, hold)
+            .mark(Field::Member)
+            .member(hold.mode, hold.token)
+            .mark(Field::Keep)
+            .millis(reservation(keep_for))
     }
 
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {

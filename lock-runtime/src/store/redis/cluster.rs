@@ -147,7 +147,7 @@ impl Cluster {
         let pushes = Pushes::sharded(namespace).confirming(settings.confirms());
         let target = Target::Server(Arc::new(first.clone()));
         let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
-        let dial = dial.unavailable_after(settings.unavailable_after);
+        let dial = dial.with(settings);
         let (slots, nodes) = (Slots::empty(), HashMap::new());
         let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
@@ -522,7 +522,10 @@ impl Node {
     async fn slots(&self) -> Result<Slots, StoreError> {
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        let answer = self.connection.here().ask(&question).await?;
+        let connection = self.connection.here();
+        // One that does not answer is probed at its own pace.
+        connection.admits(InOutage::Refuse)?;
+        let answer = connection.ask(&question).await?;
         Slots::parse(&answer, &self.address).ok_or_else(|| {
             unavailable("the cluster serves no slots; create it with: redis-cli --cluster create")
         })

@@ -17,7 +17,7 @@ use std::sync::{
 };
 
 use redis::{
-    Client, Cmd, Pipeline, ProtocolVersion, RedisError, ServerErrorKind, Value,
+    AsyncConnectionConfig, Cmd, Pipeline, RedisError, ServerErrorKind, Value,
     aio::{ConnectionLike as _, MultiplexedConnection},
 };
 
@@ -28,15 +28,16 @@ use super::{
     error,
     groups::{self, Groups, Turn},
     handshake::{Info, Kind},
-    link::{Dial, Link},
+    link::{Dial, Link, in_time},
     metered::Metered,
     outage::{InOutage, Outage},
     pushes::Pushes,
+    quarantine,
     redlock::Runs,
     reply::unexpected,
     scripts::Call,
     settings::RedisOptions,
-    target::{Endpoint, Target},
+    target::{Door, Endpoint, Target},
 };
 use crate::{
     keeper,
@@ -99,8 +100,8 @@ impl Connection {
         };
         if error.kind() == StoreErrorKind::WrongServer
             && let Ok((server, _)) = self.dial.target.server().await
-            && let Ok((client, _)) = server.client().await
-            && let Some(info) = without_resp3(&client).await
+            && let Ok((door, _)) = server.door().await
+            && let Some(info) = without_resp3(door).await
         {
             info.check(self.dial.kind)?;
         }
@@ -121,7 +122,7 @@ impl Connection {
         let acl = AclLine::new(&pushes.namespace, db);
         let longest_lease = settings.longest_lease_or_default();
         let dial = Dial::new(target, pushes, acl).member(longest_lease, place, runs);
-        Self::begin(dial.unavailable_after(settings.unavailable_after))
+        Self::begin(dial.with(settings))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
@@ -234,7 +235,7 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
-        let command = call.command();
+        let command = call.command(self.dial.fences_kept_for);
         let votes = !call.script.is_harmless();
         let value = match self.send_behind(first, &command, votes).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => {
@@ -246,7 +247,8 @@ impl Connection {
         if !is_unknown_script(&value) {
             return Ok(value);
         }
-        self.send_behind(first, &call.by_text(), votes).await
+        self.send_behind(first, &call.by_text(self.dial.fences_kept_for), votes)
+            .await
     }
 
     /// Sends a command that is safe to repeat.
@@ -291,7 +293,7 @@ impl Connection {
     async fn answer_each_unmetered(&self, calls: &[Call]) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
-            pipeline.add_command(call.command());
+            pipeline.add_command(call.command(self.dial.fences_kept_for));
         }
         let votes = calls.iter().any(|call| !call.script.is_harmless());
         let mut values = self.send_all_again(&pipeline, votes).await?;
@@ -302,7 +304,7 @@ impl Connection {
         let mut unknown = Vec::new();
         for (call, value) in calls.iter().zip(&mut values) {
             if is_unknown_script(value) {
-                again.add_command(call.by_text());
+                again.add_command(call.by_text(self.dial.fences_kept_for));
                 unknown.push(value);
             }
         }
@@ -372,8 +374,14 @@ impl Connection {
         let link = self.link();
         let mut connected = link.connected().await?;
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
-            // This is the tenure of the server at the other end of this very connection.
+            // This is the tenure of the server at the other end of this very connection. The call
+            // carries the marker of the latest one.
             tenure.check(Instant::now()).map_err(Failed::withheld)?;
+            let latest = self.dial.tenure();
+            if latest.is_some_and(|latest| !latest.is_of_the_same(&tenure)) {
+                link.end();
+                return Err(Failed::withheld(quarantine::has_changed()));
+            }
         }
         let unanswered = link.unanswered();
         let result = call(&mut connected.connection).await;
@@ -392,7 +400,7 @@ impl Connection {
         result.map_err(|cause| {
             link.end();
             let error = error::disconnected(&cause, &self.dial.acl);
-            Failed::new(error, cause.is_connection_dropped())
+            Failed::new(error, error::is_broken(&cause))
         })
     }
 
@@ -509,12 +517,10 @@ pub(super) fn is_unknown_script(value: &Value) -> bool {
 }
 
 /// The reply to `INFO` of a server that may not support RESP3.
-async fn without_resp3(client: &Client) -> Option<Info> {
-    let info = client.get_connection_info().clone();
-    let redis = info.redis_settings().clone();
-    let redis = redis.set_protocol(ProtocolVersion::RESP2);
-    let client = Client::open(info.set_redis_settings(redis)).ok()?;
-    let mut connection = client.get_multiplexed_async_connection().await.ok()?;
+async fn without_resp3(door: Door) -> Option<Info> {
+    let config = AsyncConnectionConfig::new();
+    let opening = door.over_resp2()?;
+    let (mut connection, _driver) = in_time(opening.open(&config)).await.ok()?;
     let info = redis::cmd("INFO").query_async(&mut connection).await;
     info.ok().map(Info)
 }

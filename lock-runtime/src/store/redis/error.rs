@@ -14,6 +14,11 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
+/// The error for a server that does not speak RESP3.
+const NO_HELLO: &str = "the server refuses HELLO 3 (RESP3), which locks need: it is older than Redis 6.0 or has renamed \
+                        the command, or a proxy such as Envoy, twemproxy or Codis is in between; connect to the server itself, or with \
+                        ?protocol=resp2 at the end of a redis:// URL, without messages: waiters then poll";
+
 pub(super) const NO_PROVIDER: &str = "TLS could not be set up; install a crypto provider at the start of `main`: \
                                       `rustls::crypto::ring::default_provider().install_default()`";
 
@@ -35,10 +40,8 @@ pub(super) fn disconnected(error: &RedisError, acl: &AclLine) -> StoreError {
     // select the database.
     let detail = error.detail().unwrap_or_default();
     match error.kind() {
-        ErrorKind::Parse => wrong_server(
-            "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
-        ),
-        ErrorKind::RESP3NotSupported => too_old(None),
+        ErrorKind::Parse => unavailable("the connection ended within a reply"),
+        ErrorKind::RESP3NotSupported => wrong_server(NO_HELLO),
         ErrorKind::AuthenticationFailed => unauthenticated(),
         ErrorKind::Io if error.is_connection_refusal() => unavailable(format!(
             "no connection: {error}; is Redis running there? check host and port"
@@ -77,8 +80,19 @@ pub(super) fn ends_connection(value: &Value) -> bool {
     matches!(cause, "READONLY" | "MASTERDOWN" | "NOAUTH")
 }
 
+/// Whether the connection has broken: at its end, the library cannot parse the reply that was being
+/// received.
+pub(super) fn is_broken(error: &RedisError) -> bool {
+    error.is_connection_dropped() || error.kind() == ErrorKind::Parse
+}
+
 /// Classifies the failure of a first connection, over TLS or not, and adds a remedy.
 pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> StoreError {
+    if error.kind() == ErrorKind::Parse {
+        return wrong_server(
+            "the server does not speak the Redis protocol; check host and port, and whether it requires TLS (rediss://)",
+        );
+    }
     if error.kind() != ErrorKind::Io || error.is_connection_refusal() {
         return disconnected(error, acl);
     }
@@ -94,18 +108,23 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
     } else if tls {
         "the server may not speak TLS on this port; without TLS the URL begins with redis://"
     } else if error.is_connection_dropped() {
-        "check host and port, and whether the server requires TLS (rediss://)"
+        "check host and port, whether the server requires TLS (rediss://), and whether a proxy such as twemproxy is in between"
     } else {
         return disconnected(error, acl);
     };
     unavailable(format!("no connection: {text}; {remedy}"))
 }
 
+/// The reason for which a connection over RESP2 receives no message.
+pub(super) fn without_messages() -> StoreError {
+    let message = "the URL asks for RESP2, which has no messages: the end of the connection is noticed at the next call";
+    StoreError::new(StoreErrorKind::Unsupported, message)
+}
+
 /// The error for a server that lacks RESP3 or the commands of the scripts.
-pub(super) fn too_old(version: Option<&str>) -> StoreError {
-    let found = version.map_or("the server".into(), |version| format!("Redis {version}"));
+pub(super) fn too_old(version: &str) -> StoreError {
     wrong_server(format!(
-        "{found} is too old; locks need Redis 6.0 or later (HELLO 3)"
+        "Redis {version} is too old; locks need Redis 6.0 or later (HELLO 3)"
     ))
 }
 
@@ -174,9 +193,12 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
             let message = "a key of the lock holds data of another type";
             StoreError::new(StoreErrorKind::ForeignKey, message)
         }
-        "UNKNOWN" => wrong_server(
-            "the server does not support a command that locks need; use Redis 6.0 or later",
-        ),
+        "UNKNOWN" if safe(details).to_ascii_lowercase().contains("hello") => wrong_server(NO_HELLO),
+        "UNKNOWN" => wrong_server(format!(
+            "the server, or a proxy before it, does not support a command that locks need ({}); use Redis 6.0 or \
+             later, and connect to the server itself",
+            safe(details)
+        )),
         "OOM" => unavailable("the server is out of memory (maxmemory)"),
         "LOADING" => unavailable("the server is loading its data"),
         "BUSY" => unavailable("the server is busy running another script"),
@@ -198,7 +220,7 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     {
         return "NOPERM";
     }
-    if details.starts_with("unknown command") || details.contains("Unknown Redis command") {
+    if is_unknown_command(details) {
         return "UNKNOWN";
     }
     if details.starts_with("AUTH ") || details.contains("no password is set") {
@@ -213,6 +235,27 @@ fn cause<'a>(code: &'a str, details: &'a str) -> &'a str {
     let is_named = |prefix: &str, code: &str| details.contains(&format!("{prefix}{code} "));
     let named = inner.find(|inner| is_named(": -", inner) || is_named(": ", inner));
     named.unwrap_or(code)
+}
+
+/// Whether the message refuses a command for good, in the words of servers and of proxies.
+fn is_unknown_command(details: &str) -> bool {
+    let details = safe(details).to_ascii_lowercase();
+    let is_of_script = details.starts_with("error running script");
+    let words = [
+        "unknown command",
+        "unknown redis command",
+        "unsupported command",
+        "command not supported",
+        "command is not supported",
+        "not supported command",
+        "invalid command",
+        "command is disabled",
+        "command not allowed by proxy",
+    ];
+    match is_of_script {
+        true => details.contains("unknown redis command"),
+        false => words.iter().any(|words| details.contains(words)),
+    }
 }
 
 /// Removes from a message the arguments that it repeats, and the position in the script, which is
@@ -242,7 +285,10 @@ mod tests {
              ERR AUTH <password> called without any password configured";
         let foreign = "WRONGTYPE Operation against a key holding the wrong kind of value
              ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against";
-        let wrong = "ERR unknown command 'EVALSHA', with args beginning with: 'x'";
+        let wrong = "ERR unknown command 'EVALSHA', with args beginning with: 'x'
+             ERR unsupported command 'hello'
+             ERR Command not supported by the proxy
+             ERR Error running script (call to f_1): @user_script:1: Unknown Redis command called from Lua";
         let unavailable = "OOM command not allowed when used memory > 'maxmemory'.
              ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed
              LOADING Redis is loading the dataset in memory
@@ -274,6 +320,17 @@ mod tests {
         assert!(error.starts_with("no connection: "), "{error}");
         let remedy = "; is Redis running there? check host and port";
         assert!(error.ends_with(remedy), "{error}");
+    }
+
+    /// A cut within a reply is no reason to give up.
+    #[test]
+    fn a_reply_without_an_end_is_permanent_for_a_first_connection_only() {
+        let acl = AclLine::new("lock", 0);
+        let error = RedisError::from((ErrorKind::Parse, "unexpected end"));
+        assert!(is_broken(&error));
+        assert!(disconnected(&error, &acl).is_transient());
+        let first = unconnected(&error, false, &acl);
+        assert_eq!(first.kind(), StoreErrorKind::WrongServer);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use super::{
     error::unavailable,
     metered,
     on_drop::OnDrop,
-    scripts::{self, Call},
+    scripts::{self, Call, Field},
 };
 use crate::{store::StoreError, sync::lock};
 
@@ -170,21 +170,17 @@ impl Groups {
     }
 }
 
-/// Returns whether the call abandons a token, which is its second argument after the mode. In a
-/// release it is the first one.
-fn is_abandonment(call: &Call) -> bool {
-    call.is_of(&scripts::ABANDON)
-}
-
 impl Purpose {
     /// Returns whether a group can execute the call.
     fn suits(self, call: &Call) -> bool {
         match self {
             // One lock, and on a server of a quorum the marker of its data.
-            Self::Acquire => call.keys() < 6 && call.argument(2) == b"exclusive",
+            Self::Acquire => call.keys() < 6 && call.field(Field::Mode) == b"exclusive",
+            Self::Release if call.is_of(&scripts::ABANDON) => {
+                call.field(Field::Mode) == b"exclusive"
+            }
             // A release that reserves the lock is not suited.
-            Self::Release if is_abandonment(call) => call.argument(0) == b"exclusive",
-            Self::Release => call.argument(1) == b"0",
+            Self::Release => call.field(Field::Keep) == b"0",
         }
     }
 
@@ -196,7 +192,7 @@ impl Purpose {
         if let Self::Release = self {
             let call = begin(&scripts::RELEASE_GROUP, 2 * group.len());
             let call = keys(keys(call, 0), 2);
-            return call.args(all().map(|it| it.argument(usize::from(is_abandonment(it)))));
+            return call.args(all().map(|it| it.field(Field::Member)));
         }
         // A server of a quorum has the same marker for all.
         let marker = all().next().filter(|it| it.keys() > 3);
@@ -208,14 +204,15 @@ impl Purpose {
         }
         for it in all() {
             let proposal = match marker {
-                Some(_) => it.argument(7),
+                Some(_) => it.field(Field::Proposal),
                 None => b"0",
             };
-            call = call.args([0, 3, 4, 5].map(|index| it.argument(index)));
-            call = call.arg(proposal);
+            let fields = [Field::Member, Field::Lease, Field::Reserved];
+            call = call.arg(it.field(Field::Deadline));
+            call = call.args(fields.map(|field| it.field(field))).arg(proposal);
         }
         match marker {
-            Some(first) => call.arg(first.argument(6)),
+            Some(first) => call.arg(first.field(Field::Marker)),
             None => call,
         }
     }
@@ -223,14 +220,14 @@ impl Purpose {
     /// Returns the reply of the call's own script, or `None` if the group has done nothing for it.
     fn reply(self, call: &Call, micros: Option<i64>, reply: &Value) -> Option<Value> {
         let word = |word: &str| Value::SimpleString(word.to_owned());
-        let number = |index| str::from_utf8(call.argument(index)).ok()?.parse().ok();
+        let number = |field| str::from_utf8(call.field(field)).ok()?.parse().ok();
         Some(Value::Array(match (self, reply) {
             (Self::Acquire, Value::Int(fence)) => vec![
                 word("granted"),
                 Value::Int(micros?),
                 Value::Int(*fence),
-                Value::Int(number(4)?),
-                Value::Int(number(5)?),
+                Value::Int(number(Field::Lease)?),
+                Value::Int(number(Field::Reserved)?),
             ],
             (Self::Release, Value::Int(0)) => vec![word("not_held")],
             (Self::Release, Value::Int(1)) => vec![word("released")],
@@ -342,9 +339,9 @@ pub(super) async fn answer_all(
     connection: &Connection,
     calls: Vec<Call>,
 ) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-    // A renewal that corrects a lease has a third argument.
+    // A renewal that corrects a lease is sent alone.
     let is_renewal = |index: &usize| {
-        calls[*index].is_of(&scripts::RENEW) && calls[*index].argument(2).is_empty()
+        calls[*index].is_of(&scripts::RENEW) && calls[*index].field(Field::AtMost).is_empty()
     };
     let (renewals, others): (Vec<_>, Vec<_>) = (0..calls.len()).partition(is_renewal);
     let ungrouped = &connection.groups.ungrouped_renewals;
@@ -360,7 +357,8 @@ pub(super) async fn answer_all(
         let call = Call::with_capacity(&scripts::RENEW_GROUP, group.len(), size);
         let all = || group.iter().map(|index| &calls[*index]);
         let call = call.args(all().map(|it| it.key(0)));
-        let call = call.args(all().flat_map(|it| [it.argument(0), it.argument(1)]));
+        let call =
+            call.args(all().flat_map(|it| [it.field(Field::Member), it.field(Field::Lease)]));
         metered::grouped(connection, &call, group.len());
         call
     };

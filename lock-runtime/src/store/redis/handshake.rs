@@ -178,7 +178,7 @@ impl Info {
     /// Checks that the server can store locks in the role `kind`.
     pub(super) fn check(&self, kind: Kind) -> Result<(), StoreError> {
         if let Some(version) = self.old_version() {
-            return Err(error::too_old(Some(version)));
+            return Err(error::too_old(version));
         }
         // Valkey names the mode `server_mode`.
         let modes = ["redis_mode", "server_mode"].map(|mode| self.field(mode));
@@ -193,6 +193,12 @@ impl Info {
         }
         if kind == Kind::Primary && matches!(self.field("role"), Some("slave" | "replica")) {
             return Err(error::read_only());
+        }
+        if kind == Kind::Primary && self.field("cluster_enabled") == Some("1") {
+            tracing::warn!(
+                "the server is a node of a cluster: if there are others, they keep a part of the locks, and this client \
+                 neither lists nor acquires those; connect with redis+cluster://host:port"
+            );
         }
         if let Some(policy) = self.eviction() {
             tracing::warn!(

@@ -192,7 +192,10 @@ impl Examined {
     fn judge(&mut self, connection: &Connection, replies: Replies, required: Option<u64>) {
         let dial = &connection.dial;
         match handshake::text(&replies.info, &dial.acl) {
-            Ok(info) => self.judge_info(&Info(info), dial.kind, required),
+            Ok(info) => {
+                let part = (dial.kind, dial.target.moves());
+                self.judge_info(&Info(info), part, required);
+            }
             // It is one of the missing rights.
             Err(error) if error.kind() == StoreErrorKind::Forbidden => {}
             Err(error) => self.findings.push(Finding::failed(&error)),
@@ -223,7 +226,9 @@ impl Examined {
         }
     }
 
-    fn judge_info(&mut self, info: &Info, kind: Kind, required: Option<u64>) {
+    /// Judges the server in its part: the kind, and whether another one becomes the primary when it
+    /// fails.
+    fn judge_info(&mut self, info: &Info, (kind, fails_over): (Kind, bool), required: Option<u64>) {
         use Severity::{Critical, Notice, Warning};
         let number = |name| info.field(name).and_then(|text| text.parse::<u64>().ok());
         let product = ["valkey_version", "redis_version"];
@@ -301,13 +306,17 @@ impl Examined {
                 "start the replicas, or lower min_replicas",
             );
         }
-        if kind == Kind::Node && connected == Some(0) {
-            self.add(
-                Notice,
-                "no_replica",
-                "the node has no replica: if it fails, its slots are out until it is back",
-                "add a replica",
-            );
+        let without_replica = match kind {
+            Kind::Node => {
+                Some("the node has no replica: if it fails, its slots are out until it is back")
+            }
+            Kind::Primary if fails_over => {
+                Some("the primary has no replica: if it fails, there is no failover")
+            }
+            Kind::Primary => None,
+        };
+        if let (Some(message), Some(0)) = (without_replica, connected) {
+            self.add(Notice, "no_replica", message, "add a replica");
         }
         let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
         if kind == Kind::Node && brand == "Redis" && major.is_some_and(|major| major < 7) {

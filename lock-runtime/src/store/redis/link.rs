@@ -38,11 +38,12 @@ use super::{
     redlock::Runs,
     reply::unexpected,
     scripts::{self, Call},
-    target::{Endpoint, Target, is_tls},
+    settings::RedisOptions,
+    target::{Driver, Endpoint, Target, is_tls},
 };
 use crate::{
     log,
-    store::{StoreError, StoreErrorKind, StoreEvent, Token},
+    store::{FENCES_KEPT_FOR, StoreError, StoreErrorKind, StoreEvent, Token},
     sync::lock,
     time::Instant,
 };
@@ -70,8 +71,9 @@ pub(super) struct Dial {
     pub(super) kind: Kind,
     /// The server's clock. Set by the first established connection.
     pub(super) clock: Arc<OnceLock<ServerClock>>,
-    /// Limits the warnings about missing rights to one each, whatever the number of connections.
-    no_pushes: Arc<Once>,
+    /// The server sends no messages to the connections.
+    is_silent: Arc<AtomicBool>,
+    /// Limits the warning about a missing right to one, whatever the number of connections.
     no_info: Arc<Once>,
     /// A server has accepted the client before.
     accepted: Arc<AtomicBool>,
@@ -79,6 +81,8 @@ pub(super) struct Dial {
     pub(super) listens: bool,
     /// The time without an answer after which requests are refused.
     pub(super) unavailable_after: Option<Duration>,
+    /// The time for which a fencing token is kept after its grant.
+    pub(super) fences_kept_for: Duration,
 }
 
 /// The state of a server that votes with others.
@@ -112,6 +116,7 @@ pub(super) struct Connected {
     pub(super) tenure: Option<Arc<Tenure>>,
     /// Set for credentials that end.
     _authentication: Option<Arc<Authentication>>,
+    _driver: Arc<Driver>,
 }
 
 /// Whether a connection is up. Shared with the task that reads from it.
@@ -165,19 +170,21 @@ impl Dial {
             membership: None,
             kind: Kind::Primary,
             clock: Arc::default(),
-            no_pushes: Arc::new(Once::new()),
+            is_silent: Arc::default(),
             no_info: Arc::new(Once::new()),
             accepted: Arc::default(),
             listens: true,
             unavailable_after: None,
+            fences_kept_for: FENCES_KEPT_FOR,
         }
     }
 
     /// The same parameters for a connection whose requests are refused once the server has not
     /// answered for this long.
-    pub(super) fn unavailable_after(self, unavailable_after: Option<Duration>) -> Self {
+    pub(super) fn with(self, settings: &RedisOptions) -> Self {
         Self {
-            unavailable_after,
+            unavailable_after: settings.unavailable_after,
+            fences_kept_for: settings.fences_kept_for.unwrap_or(FENCES_KEPT_FOR),
             ..self
         }
     }
@@ -185,6 +192,14 @@ impl Dial {
     /// The same parameters for a connection that receives no push messages.
     pub(super) fn deaf(mut self) -> Self {
         self.listens = false;
+        if let Some(membership) = &mut self.membership {
+            // A marker that another connection has read may be newer than the tenure of this one,
+            // and a server in quarantine would vote. With a clock of its own, a call waits for the
+            // connection, which reads the marker.
+            let latest = lock(&membership.latest).clone();
+            membership.latest = Arc::new(Mutex::new(latest));
+            self.clock = Arc::default();
+        }
         self
     }
 
@@ -207,7 +222,7 @@ impl Dial {
         self.membership = Some(Membership {
             longest_lease,
             settings,
-            question: marker.by_text(),
+            question: marker.by_text(FENCES_KEPT_FOR),
             latest: Arc::default(),
             runs: runs.clone(),
         });
@@ -240,11 +255,16 @@ impl Dial {
         }
     }
 
-    /// Warns once that waiters are not notified.
+    /// Returns whether a connection gets no messages.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Warns that waiters are not notified, once until they are again.
     pub(super) fn warn_of_silence(&self, error: &StoreError) {
-        self.no_pushes.call_once(|| {
-            tracing::warn!(%error, "the server sends no messages about grants: waiters only poll once a second");
-        });
+        if !self.is_silent.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "the server sends no messages about grants: waiters only poll");
+        }
     }
 
     /// Starts to connect in a separate task, as a caller may stop waiting for the connection. Its
@@ -283,9 +303,12 @@ impl Dial {
     }
 
     async fn connect(self, life: Arc<Life>) -> Result<Connected, StoreError> {
+        // In an outage, the probes follow each other at their own pace.
+        let owner = life.owner.upgrade();
+        let is_first = owner.is_none_or(|owner| !owner.has_failed());
         let connecting = async {
             match self.attempt(&life).await {
-                Err(failed) if self.is_worth_another(&failed) => {
+                Err(failed) if is_first && self.is_worth_another(&failed) => {
                     sleep(PAUSE).await;
                     self.attempt(&life).await
                 }
@@ -305,7 +328,7 @@ impl Dial {
         connected.map_err(|unconnected| {
             let error = match unconnected {
                 Unconnected::Refused(error) | Unconnected::Unready(error) => error,
-                Unconnected::Broken(cause) if self.clock.get().is_some() => {
+                Unconnected::Broken(cause) if self.is_known() => {
                     error::disconnected(&cause, &self.acl)
                 }
                 // No connection has succeeded so far: the address may be wrong.
@@ -322,6 +345,12 @@ impl Dial {
         })
     }
 
+    /// Returns whether the server has been reached before, by the keeper or not.
+    fn is_known(&self) -> bool {
+        let has_voted = self.is_member() && self.accepted.load(Ordering::Acquire);
+        has_voted || self.clock.get().is_some()
+    }
+
     /// Returns the error of a server, which may accept the client again if it has done so before:
     /// its password is being replaced.
     pub(super) fn excused(&self, error: StoreError) -> StoreError {
@@ -331,7 +360,7 @@ impl Dial {
 
     fn is_worth_another(&self, failed: &Unconnected) -> bool {
         match failed {
-            Unconnected::Broken(cause) => cause.is_io_error(),
+            Unconnected::Broken(cause) => cause.is_io_error() || error::is_broken(cause),
             // The Sentinels may be about to name another primary.
             Unconnected::Refused(error) => self.target.moves() && error.is_transient(),
             Unconnected::Unready(_) => true,
@@ -342,28 +371,36 @@ impl Dial {
         let (reader, clock) = (life.clone(), self.clock.clone());
         let stood = Arc::new(AtomicBool::new(false));
         let stands = stood.clone();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(ATTEMPT))
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(BUFFERED_CALLS)
-            .set_push_sender(move |push: PushInfo| {
-                match push.kind {
-                    // The end of a failed attempt is not that of the next one.
-                    PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
-                    PushKind::Disconnection => {}
-                    _ => {
-                        let pushes = reader.pushes.iter();
-                        pushes.for_each(|pushes| pushes.take(&push, clock.get()));
-                    }
+        let take = move |push: PushInfo| {
+            match push.kind {
+                // The end of a failed attempt is not that of the next one.
+                PushKind::Disconnection if stands.load(Ordering::Acquire) => reader.end(),
+                PushKind::Disconnection => {}
+                _ => {
+                    let pushes = reader.pushes.iter();
+                    pushes.for_each(|pushes| pushes.take(&push, clock.get()));
                 }
-                Ok::<_, redis::aio::SendError>(())
-            });
+            }
+            Ok::<_, redis::aio::SendError>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFERED_CALLS);
+        let sends_messages = self.target.sends_messages();
+        let config = match sends_messages {
+            true => config.set_push_sender(take),
+            false => config,
+        };
         let (server, named) = self.target.server().await?;
-        let (client, login) = server.client().await.map_err(Unconnected::Unready)?;
-        let connect = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connect.await?;
-        if self.listens {
-            self.subscribe(&mut connection).await?;
+        let door = timeout(2 * ATTEMPT, server.door()).await;
+        let door = door.unwrap_or_else(|_| Err(StoreError::timed_out(2 * ATTEMPT)));
+        let (door, login) = door.map_err(Unconnected::Unready)?;
+        let (mut connection, driver) = in_time(door.open(&config)).await?;
+        match self.listens {
+            true if sends_messages => self.subscribe(&mut connection).await?,
+            true => self.warn_of_silence(&error::without_messages()),
+            false => {}
         }
         let membership = self.membership.as_ref();
         let marker = membership.map(|membership| &membership.question);
@@ -395,6 +432,7 @@ impl Dial {
             connection,
             tenure,
             _authentication: authentication,
+            _driver: Arc::new(driver),
         })
     }
 
@@ -407,6 +445,11 @@ impl Dial {
                 if cause.code().is_some() || cause.clone().into_server_errors().is_some() =>
             {
                 self.warn_of_silence(&error::disconnected(&cause, &self.acl));
+                Ok(())
+            }
+            // In a cluster, others decide: the sharded subscriptions.
+            Ok(()) if self.kind == Kind::Primary => {
+                self.is_silent.store(false, Ordering::Relaxed);
                 Ok(())
             }
             result => result,
@@ -456,17 +499,18 @@ impl Dial {
         if let Some(run_id) = &tenure.run_id {
             membership.runs.register(&self.target.to_string(), run_id)?;
         }
-        // A server under two names has the settings of one of them.
+        // A server under two names has the settings of one of them, which gets its vote.
         if settings != membership.settings {
+            membership.runs.forget(&self.target.to_string());
             let (namespace, ours) = (&self.pushes.namespace, &membership.settings);
             return Err(error::other_settings(namespace, &settings, ours));
         }
-        if let Some(before) = &*lock(&membership.latest)
-            && !before.is_of_the_same(&tenure)
-        {
+        match &*lock(&membership.latest) {
+            Some(before) if before.is_of_the_same(&tenure) => tenure.continues(before),
             // The change was observed here, so the full quarantine applies whatever the
             // server's clock shows.
-            tenure.not_before(seen + longest_lease);
+            Some(_) => tenure.not_before(seen + longest_lease),
+            None => {}
         }
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = self.target.to_string();
@@ -503,7 +547,7 @@ impl From<StoreError> for Unconnected {
 }
 
 /// Ends an exchange that takes too long with an error of the connection.
-async fn in_time<T>(exchange: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+pub(super) async fn in_time<T>(exchange: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
     let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
     timeout(ATTEMPT, exchange).await.unwrap_or_else(timed_out)
 }

@@ -16,7 +16,7 @@ use crate::{
     call::within,
     key::LockKey,
     spec::LockKind,
-    store::{ClientId, Cursor, IDENTITY_TTL, Page, StoreError, StoreErrorKind},
+    store::{ClientId, Cursor, Page, StoreError, StoreErrorKind},
 };
 
 /// The number of keys that a server visits for one page. It takes less than a millisecond, in
@@ -60,9 +60,12 @@ impl RedisStore {
         &self,
         client: ClientId,
         name: &str,
+        keep_for: Duration,
     ) -> Result<(), StoreError> {
         let call = Call::new(&scripts::INTRODUCE, 1).arg(client_name(&self.namespace, client));
-        let reply = self.run(call.arg(name).millis(IDENTITY_TTL)).await?;
+        // The server takes no time of zero.
+        let keep_for = keep_for.max(Duration::from_millis(1));
+        let reply = self.run(call.arg(name).millis(keep_for)).await?;
         match reply.word() {
             "ok" => Ok(()),
             _ => Err(unexpected()),

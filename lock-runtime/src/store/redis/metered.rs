@@ -23,7 +23,7 @@ const OUTCOMES: [&str; 3] = ["ok", "error", "dropped"];
 
 fn labels(connection: &Connection, call: &Call) -> [Label; 2] {
     let server = connection.dial.server_label();
-    let operation = SharedString::const_str(call.script.operation());
+    let operation = SharedString::const_str(call.script.operation);
     [
         Label::new("server", server),
         Label::new("operation", operation),

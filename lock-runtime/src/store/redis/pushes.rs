@@ -18,12 +18,13 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::LockKind,
-    store::{Grant, Heir, Hold, Listeners, NextHolder, StoreEvent, Token},
+    store::{Grant, Heir, Hold, Listeners, MOST_RESERVED, NextHolder, StoreEvent, Token},
     time::Instant,
 };
 
-/// The most fencing tokens that a script reserves. A larger count in a message is forged.
-pub(super) const MOST_RESERVED: u32 = 1024;
+/// The most holders of one message that are notified of their revocation. The others notice it at
+/// their next renewal.
+const MOST_REVOKED: usize = 4096;
 
 /// Parses push messages, and notifies the listeners.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl Pushes {
                     .notify(&event.announced(micros, self.confirms));
             }
         } else if channel == self.revoked {
-            for member in message.split(' ') {
+            for member in message.split(' ').take(MOST_REVOKED) {
                 if let Some(token) = member.rsplit(':').next().and_then(Token::from_hex) {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }

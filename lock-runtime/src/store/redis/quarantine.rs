@@ -47,6 +47,11 @@ impl Tenure {
         (&self.run_id, &self.marker) == (&other.run_id, &other.marker)
     }
 
+    /// Votes no earlier than `before`, which is of the same server and data.
+    pub(super) fn continues(&mut self, before: &Self) {
+        self.not_before(before.votes_from);
+    }
+
     /// Delays the vote until `votes_from` at the earliest.
     pub(super) fn not_before(&mut self, votes_from: Instant) {
         self.votes_from = self.votes_from.max(votes_from);
@@ -69,6 +74,11 @@ impl Tenure {
         );
         Err(unavailable(message).with_unsent(true))
     }
+}
+
+/// The error for a connection that is older than a change of the server.
+pub(super) fn has_changed() -> StoreError {
+    unavailable("another connection has found it restarted, or with other data").with_unsent(true)
 }
 
 /// The error for data that was deleted while the connection was up.

@@ -99,6 +99,8 @@ fn connecting(
     let mut endpoints = Vec::with_capacity(urls.len());
     for server in urls {
         let server = REDLOCK.endpoint(server, settings)?;
+        // A proxy would hide a restart of the server from the quarantine.
+        server.check_messages().map_err(|it| REDLOCK.refuse(it))?;
         let name = server.to_string();
         if endpoints.iter().any(|(other, _)| *other == name) {
             return Err(REDLOCK.refuse(same_server(&name, &name)));
@@ -155,6 +157,11 @@ impl Runs {
                 same_server(first, name),
             )),
         }
+    }
+
+    /// Leaves the run of the server `name` to another name of it.
+    pub(super) fn forget(&self, name: &str) {
+        lock(&self.0).retain(|_, server| server != name);
     }
 }
 

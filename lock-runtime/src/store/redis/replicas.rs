@@ -177,10 +177,11 @@ impl Replicas {
         let mut wait = redis::cmd("WAIT");
         wait.arg(count.get()).arg(timeout.as_millis().to_string());
         let calls: Vec<_> = grants.chunks(group).map(|some| self.about(some)).collect();
-        let all = |command: fn(&Call) -> Cmd| {
+        let fences = self.connection.dial.fences_kept_for;
+        let all = |command: fn(&Call, Duration) -> Cmd| {
             let mut all = Pipeline::with_capacity(calls.len() + 1);
             for call in &calls {
-                all.add_command(command(call));
+                all.add_command(command(call, fences));
             }
             all.add_command(wait.clone());
             all

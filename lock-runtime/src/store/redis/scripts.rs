@@ -4,7 +4,12 @@
 //! or `SCRIPT FLUSH`) reports that before anything ran, and is sent the text once. `SCRIPT LOAD`
 //! would have to be sent to every node of a cluster.
 
-use std::{io::Write as _, sync::LazyLock, time::Duration};
+use std::{
+    borrow::Cow,
+    io::Write as _,
+    sync::{LazyLock, Mutex},
+    time::Duration,
+};
 
 use redis::Cmd;
 use smallvec::SmallVec;
@@ -12,125 +17,157 @@ use smallvec::SmallVec;
 use super::names::Names;
 use crate::{
     spec::{LockKind, Mode},
-    store::{Hold, KeyPart, Token},
+    store::{FENCES_KEPT_FOR, Hold, KeyPart, Token},
+    sync::lock,
 };
 
-/// A script and its SHA-1, by which the server identifies it.
+/// The script of an operation.
 pub(super) struct Script {
-    name: &'static str,
-    body: &'static str,
+    in_quarantine: InQuarantine,
+    /// The name of the operation in metrics.
+    #[cfg_attr(not(any(test, feature = "metrics")), expect(dead_code))]
+    pub(super) operation: &'static str,
+    text: Text,
+    /// The texts for other lives of fencing tokens. There are few of them in a process, and they
+    /// last as long as it does.
+    others: Mutex<Vec<(Duration, &'static Text)>>,
+}
+
+/// The treatment of a script on a quarantined server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InQuarantine {
+    /// The reply may confirm that a lock is held, so the script is not run.
+    Votes,
+    /// The reply never confirms that.
+    Harmless,
+}
+
+/// The text of a script and its SHA-1, by which the server identifies it.
+struct Text {
+    body: Cow<'static, str>,
     digest: String,
 }
 
+impl Text {
+    fn new(body: Cow<'static, str>) -> Self {
+        let digest = redis::Script::new(&body).get_hash().to_owned();
+        Self { body, digest }
+    }
+}
+
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $script:ident = $($part:literal)+;)+) => {$(
+    ($($(#[$doc:meta])* $script:ident($in_quarantine:ident, $operation:literal) = $($part:literal)+;)+) => {$(
         $(#[$doc])*
-        pub(super) static $script: LazyLock<Script> =
-            LazyLock::new(|| Script::new(stringify!($script), concat!($(include_str!(concat!("lua/", $part, ".lua"))),+)));
+        pub(super) static $script: LazyLock<Script> = LazyLock::new(|| Script {
+            in_quarantine: InQuarantine::$in_quarantine,
+            operation: $operation,
+            text: Text::new(concat!($(include_str!(concat!("lua/", $part, ".lua"))),+).into()),
+            others: Mutex::default(),
+        });
     )+};
 }
 
+// Each with its treatment in quarantine, and the name of its operation in metrics.
 scripts! {
     /// Grants all locks or none. A single request may enter the wait queue.
-    ACQUIRE = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
+    ACQUIRE(Votes, "acquire") = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
     /// Grants free exclusive locks to several requests.
-    ACQUIRE_GROUP = "acquire_group";
+    ACQUIRE_GROUP(Votes, "acquire_group") = "acquire_group";
     /// Releases the locks of several writers.
-    RELEASE_GROUP = "release_group";
+    RELEASE_GROUP(Harmless, "release_group") = "release_group";
     /// Extends the leases of several writers.
-    RENEW_GROUP = "renew_group";
+    RENEW_GROUP(Votes, "renew_group") = "renew_group";
     /// Returns whether the token holds or waits.
-    POLL = "clock" "fence" "holders" "standing" "line" "poll";
+    POLL(Votes, "poll") = "clock" "fence" "holders" "standing" "line" "poll";
     /// Extends a writer's lease.
-    RENEW = "renew";
+    RENEW(Votes, "renew") = "renew";
     /// Extends the lease of a share.
-    RENEW_SHARE = "clock" "holders" "standing" "renew_share";
+    RENEW_SHARE(Votes, "renew_share") = "clock" "holders" "standing" "renew_share";
     /// Releases a writer's lock, and hands it off or reserves it.
-    RELEASE = "refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
+    RELEASE(Harmless, "release") = "refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
     /// Releases a writer's lock on a server of a quorum, and hands it off to a named heir.
-    HAND_OFF = "refusal" "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
+    HAND_OFF(Votes, "hand_off") = "refusal" "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
     /// Releases a share, and may reserve it.
-    RELEASE_SHARE = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
+    RELEASE_SHARE(Harmless, "release_share") = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
     /// Releases a lock and acquires it under another token, or queues that token.
-    PASS = "clock" "fence" "holders" "standing" "line" "pass";
+    PASS(Votes, "pass") = "clock" "fence" "holders" "standing" "line" "pass";
     /// Converts a writer into a reader.
-    CONVERT = "clock" "fence" "holders" "standing" "line" "convert";
+    CONVERT(Votes, "convert") = "clock" "fence" "holders" "standing" "line" "convert";
     /// Abandons a token, which may hold or wait.
-    ABANDON = "clock" "fence" "holders" "standing" "line" "abandon";
+    ABANDON(Harmless, "abandon") = "clock" "fence" "holders" "standing" "line" "abandon";
     /// Writes to a key of a grant, for the replicas.
-    REPLICATE = "clock" "holders" "standing" "replicate";
+    REPLICATE(Votes, "replicate") = "clock" "holders" "standing" "replicate";
     /// Raises the next fencing token above a number, and gives that number to the caller.
-    RAISE = "clock" "fence" "raise";
+    RAISE(Votes, "raise") = "clock" "fence" "raise";
     /// Returns the marker of the server's data, and its age.
-    MARKER = "clock" "marker";
+    MARKER(Votes, "marker") = "clock" "marker";
     /// Releases the lock that a token may hold, by the key of the lock alone.
-    FREE = "clock" "holders" "free";
+    FREE(Votes, "free") = "clock" "holders" "free";
     /// Returns the holders and the waiters.
-    INSPECT = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
+    INSPECT(Harmless, "inspect") = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
     /// Returns the commands that the user may not run.
-    RIGHTS = "rights";
+    RIGHTS(Votes, "other") = "rights";
     /// Revokes a lock.
-    REVOKE = "clock" "fence" "holders" "standing" "line" "holder_id" "revoke";
+    REVOKE(Harmless, "revoke") = "clock" "fence" "holders" "standing" "line" "holder_id" "revoke";
     /// Records the name of a client.
-    INTRODUCE = "introduce";
+    INTRODUCE(Harmless, "other") = "introduce";
     /// Returns the names of clients.
-    NAMES = "names";
+    NAMES(Harmless, "other") = "names";
 }
 
 impl Script {
-    fn new(name: &'static str, body: &'static str) -> Self {
-        let digest = redis::Script::new(body).get_hash().to_owned();
-        Self { name, body, digest }
-    }
-
-    /// Returns the name of the operation in metrics.
-    #[cfg(feature = "metrics")]
-    pub(super) fn operation(&self) -> &'static str {
-        match self.name {
-            "ACQUIRE" => "acquire",
-            "ACQUIRE_GROUP" => "acquire_group",
-            "RELEASE_GROUP" => "release_group",
-            "RENEW_GROUP" => "renew_group",
-            "POLL" => "poll",
-            "RENEW" => "renew",
-            "RENEW_SHARE" => "renew_share",
-            "RELEASE" => "release",
-            "HAND_OFF" => "hand_off",
-            "RELEASE_SHARE" => "release_share",
-            "PASS" => "pass",
-            "CONVERT" => "convert",
-            "ABANDON" => "abandon",
-            "REPLICATE" => "replicate",
-            "RAISE" => "raise",
-            "MARKER" => "marker",
-            "FREE" => "free",
-            "INSPECT" => "inspect",
-            "REVOKE" => "revoke",
-            _ => "other",
+    /// The text that keeps fencing tokens for this long after their grants.
+    fn keeping(&self, fences: Duration) -> &Text {
+        if fences == FENCES_KEPT_FOR {
+            return &self.text;
         }
+        let mut others = lock(&self.others);
+        let known = others.iter().find(|(kept_for, _)| *kept_for == fences);
+        if let Some((_, text)) = known {
+            return text;
+        }
+        let [usual, other] = [FENCES_KEPT_FOR, fences].map(|it| {
+            let (seconds, millis) = (it.as_secs(), it.as_millis());
+            [format!("'EX', {seconds})"), format!(", {millis})")]
+        });
+        let mut body = self.text.body.to_string();
+        for (usual, other) in usual.iter().zip(&other) {
+            body = body.replace(usual, other);
+        }
+        let text: &'static Text = Box::leak(Box::new(Text::new(body.into())));
+        others.push((fences, text));
+        text
     }
 
-    /// Returns whether the reply never confirms that a lock is held. A quarantined server may run
-    /// such a script.
+    /// Returns whether a quarantined server may run the script.
     pub(super) fn is_harmless(&self) -> bool {
-        matches!(
-            self.name,
-            "RELEASE"
-                | "RELEASE_GROUP"
-                | "RELEASE_SHARE"
-                | "ABANDON"
-                | "INSPECT"
-                | "REVOKE"
-                | "INTRODUCE"
-                | "NAMES"
-        )
+        self.in_quarantine == InQuarantine::Harmless
     }
+}
+
+/// An argument that a group of calls takes from each of them. Where it stands is recorded as the
+/// call is written, so a script may gain arguments.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Deadline,
+    Mode,
+    Member,
+    Lease,
+    Reserved,
+    Marker,
+    Proposal,
+    /// The duration of a reservation.
+    Keep,
+    /// The longest time left of a lease.
+    AtMost,
 }
 
 /// A call of a script, in one allocation. It becomes a command when it is sent on its own.
 #[derive(Clone)]
 pub(super) struct Call {
     pub(super) script: &'static Script,
+    /// The number of each field among the arguments. 0 if it has none, as a key comes first.
+    fields: [u8; Field::AtMost as usize + 1],
     /// The number of arguments that are keys.
     keys: usize,
     /// The keys, then the other arguments.
@@ -149,6 +186,7 @@ impl Call {
     pub(super) fn with_capacity(script: &'static Script, keys: usize, bytes: usize) -> Self {
         Self {
             script,
+            fields: Default::default(),
             keys,
             bytes: Vec::with_capacity(bytes),
             ends: SmallVec::new(),
@@ -159,14 +197,14 @@ impl Call {
         std::ptr::eq(self.script, script)
     }
 
-    /// Returns the command by the script's digest.
-    pub(super) fn command(&self) -> Cmd {
-        self.by("EVALSHA", &self.script.digest)
+    /// Returns the command by the digest of the script that keeps `fences` for this long.
+    pub(super) fn command(&self, fences: Duration) -> Cmd {
+        self.by("EVALSHA", &self.script.keeping(fences).digest)
     }
 
-    /// Returns the command by the script's text, which the server then caches.
-    pub(super) fn by_text(&self) -> Cmd {
-        self.by("EVAL", self.script.body)
+    /// Returns the command by the text of the script, which the server then caches.
+    pub(super) fn by_text(&self, fences: Duration) -> Cmd {
+        self.by("EVAL", &self.script.keeping(fences).body)
     }
 
     fn by(&self, name: &str, script: &str) -> Cmd {
@@ -195,9 +233,19 @@ impl Call {
         self.get(index)
     }
 
-    /// Returns an argument that is not a key.
-    pub(super) fn argument(&self, index: usize) -> &[u8] {
-        self.get(self.keys + index)
+    /// Returns the argument that is marked as this field, and nothing if there is none.
+    pub(super) fn field(&self, field: Field) -> &[u8] {
+        match self.fields[field as usize] {
+            0 => b"",
+            index => self.get(index.into()),
+        }
+    }
+
+    /// Marks the next argument as this field.
+    pub(super) fn mark(mut self, field: Field) -> Self {
+        // Only calls with few arguments are sent in groups.
+        self.fields[field as usize] = u8::try_from(self.ends.len()).unwrap_or_default();
+        self
     }
 
     #[expect(
@@ -247,11 +295,13 @@ impl Call {
 
     /// Adds the mode and the member of a hold.
     pub(super) fn hold(self, hold: &Hold) -> Self {
+        let call = self.mark(Field::Mode);
         let call = match hold.mode {
-            Mode::Exclusive => self.arg("exclusive"),
-            Mode::Shared => self.arg("shared"),
-            Mode::Permits(permits) => self.number(permits.get().into()),
+            Mode::Exclusive => call.arg("exclusive"),
+            Mode::Shared => call.arg("shared"),
+            Mode::Permits(permits) => call.number(permits.get().into()),
         };
+        let call = call.mark(Field::Member);
         call.member(hold.mode, hold.token)
     }
 
@@ -291,10 +341,42 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pushes::MOST_RESERVED;
+    use super::*;
     use crate::store::{
-        ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, MAX_PROPOSAL_SKEW, POLL_INTERVAL,
+        ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, MAX_PROPOSAL_SKEW, MOST_RESERVED,
+        POLL_INTERVAL,
     };
+
+    /// Each place in which a script has the usual time.
+    #[test]
+    fn fencing_tokens_are_kept_for_another_time() {
+        let minute = Duration::from_secs(60);
+        let scripts: [&LazyLock<Script>; 11] = [
+            &super::ACQUIRE,
+            &super::ACQUIRE_GROUP,
+            &super::POLL,
+            &super::RELEASE,
+            &super::HAND_OFF,
+            &super::RELEASE_SHARE,
+            &super::PASS,
+            &super::CONVERT,
+            &super::ABANDON,
+            &super::REPLICATE,
+            &super::RAISE,
+        ];
+        for script in scripts {
+            let (usual, other) = (&script.text, script.keeping(minute));
+            assert!(usual.body.contains("86400"), "{}", script.operation);
+            assert!(!other.body.contains("86400"), "{}", script.operation);
+            assert!(other.body.contains("60)") || other.body.contains("60000)"));
+            assert_ne!(usual.digest, other.digest);
+            assert!(std::ptr::eq(other, script.keeping(minute)));
+            assert!(std::ptr::eq(usual, script.keeping(FENCES_KEPT_FOR)));
+        }
+        for script in [&super::RENEW, &super::INTRODUCE, &super::FREE] {
+            assert!(!script.text.body.contains("86400"), "{}", script.operation);
+        }
+    }
 
     #[test]
     fn the_line_keeps_the_times_of_the_contract() {

@@ -136,9 +136,8 @@ async fn ask(sentinel: &Endpoint, name: &str) -> Answer {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let (client, _) = sentinel.client().await?;
-        let connect = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connect.await.map_err(failed)?;
+        let (door, _) = sentinel.door().await?;
+        let (mut connection, _driver) = door.open(&config).await.map_err(failed)?;
         let mut questions = redis::pipe();
         // The Sentinel that leads a failover names the old primary in its first reply, but with
         // the new epoch, until every replica follows the new primary. Its second reply names the

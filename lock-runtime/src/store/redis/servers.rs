@@ -96,16 +96,29 @@ impl Servers {
         }
     }
 
-    /// The latest marker of the data, on a server of a quorum.
+    /// The latest marker of the data, on a server of a quorum, as the connection of this thread has
+    /// read it.
     pub(super) fn marker(&self) -> Option<String> {
-        Some(self.dial().tenure()?.marker.clone())
+        let dial = match self {
+            Self::One(connection) => &connection.here().dial,
+            Self::Cluster(_) => self.dial(),
+        };
+        Some(dial.tenure()?.marker.clone())
+    }
+
+    /// Waits until the connection of this thread to a single server has been established once.
+    pub(super) async fn greeted(&self) -> Result<(), StoreError> {
+        match self {
+            Self::One(connection) => connection.here().clock().await.map(|_| ()),
+            Self::Cluster(_) => Ok(()),
+        }
     }
 
     /// Ends the connection to a single server that has changed. The next call repeats
     /// the handshake.
     pub(super) fn greet_again(&self) {
         if let Self::One(connection) = self {
-            connection.greet_again();
+            connection.here().greet_again();
         }
     }
 

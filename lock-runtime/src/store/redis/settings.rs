@@ -6,7 +6,7 @@ use std::{error::Error, num::NonZeroU32, time::Duration};
 
 use redis::ConnectionInfo;
 #[cfg(feature = "rustls")]
-use redis::{Client, ClientTlsConfig, TlsCertificates};
+use rustls::{ClientConfig, crypto::CryptoProvider};
 
 use super::target::Endpoint;
 #[cfg(feature = "rustls")]
@@ -43,6 +43,8 @@ pub struct RedisOptions {
     pub(crate) unavailable_after: Option<Duration>,
     /// A grant that a message announces is polled before it is used.
     pub(crate) confirm_grants: bool,
+    /// The time for which a fencing token is kept after its grant.
+    pub(crate) fences_kept_for: Option<Duration>,
     credentials: Option<Provider>,
     sentinel_credentials: Option<Provider>,
     #[cfg(feature = "rustls")]
@@ -157,6 +159,9 @@ impl RedisOptions {
 
     /// Trusts the authorities of these certificates (PEM) for TLS connections (`rediss://`),
     /// instead of those that the system trusts.
+    ///
+    /// The certificate of the server itself may be among them. It is accepted as it is, without a
+    /// look at its name, its dates and its issuer: so a self-signed one can be pinned.
     #[cfg(feature = "rustls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates.root = Some(Pem::Text(pem.into()));
@@ -220,7 +225,7 @@ impl RedisOptions {
             return Err(invalid("min_replicas", complaint));
         }
         #[cfg(feature = "rustls")]
-        self.certificates.read()?;
+        self.certificates.check()?;
         Ok(())
     }
 
@@ -264,29 +269,17 @@ impl RedisOptions {
 
 #[cfg(feature = "rustls")]
 impl Certificates {
-    /// Returns the connection settings `info` with the certificates, whose files are read.
+    /// Checks them before any connection is established, and returns the settings of TLS with them.
+    /// `None` if there are none, or without a crypto provider: each attempt to connect then names
+    /// the remedy.
     ///
     /// # Errors
     /// `InvalidSpec` for certificates that cannot be used.
-    pub(super) fn apply(&self, info: ConnectionInfo) -> Result<ConnectionInfo, LockError> {
-        if self.is_empty() {
-            return Ok(info);
-        }
-        let client = Client::build_with_tls(info, self.read()?).map_err(|error| {
-            // The error names the position of invalid PEM, and does not repeat the text.
-            let message = format!(
-                "`root_certificate`, `client_certificate`: the certificates cannot be used: {error}"
-            );
-            LockError::new(LockErrorKind::InvalidSpec, message)
-        })?;
-        Ok(client.get_connection_info().clone())
-    }
-
-    fn read(&self) -> Result<TlsCertificates, LockError> {
+    pub(super) fn check(&self) -> Result<Option<ClientConfig>, LockError> {
         let read = |setting, pem: &Pem, header: &str, complaint| {
             let text = pem.read().map_err(|error| invalid(setting, &error))?;
             match String::from_utf8_lossy(&text).contains(header) {
-                true => Ok(text.into_owned()),
+                true => Ok(()),
                 false => Err(invalid(setting, complaint)),
             }
         };
@@ -294,20 +287,22 @@ impl Certificates {
             let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
             read(setting, pem, "-----BEGIN CERTIFICATE-----", complaint)
         };
-        let root = self.root.as_ref();
-        let root_cert = root.map(|root| certificate("root_certificate", root));
-        let client = self.client.as_ref().map(|(own, key)| {
+        if let Some(root) = &self.root {
+            certificate("root_certificate", root)?;
+        }
+        if let Some((own, key)) = &self.client {
+            certificate("client_certificate", own)?;
             let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
-            let setting = "client_certificate";
-            Ok(ClientTlsConfig {
-                client_cert: certificate(setting, own)?,
-                client_key: read(setting, key, "PRIVATE KEY-----", complaint)?,
-            })
-        });
-        Ok(TlsCertificates {
-            client_tls: client.transpose()?,
-            root_cert: root_cert.transpose()?,
-        })
+            read("client_certificate", key, "PRIVATE KEY-----", complaint)?;
+        }
+        if self.is_empty() || CryptoProvider::get_default().is_none() {
+            return Ok(None);
+        }
+        // The error names the position of invalid PEM, and does not repeat the text.
+        let config = self.client_config();
+        let config =
+            config.map_err(|error| invalid("root_certificate`, `client_certificate", &error));
+        config.map(Some)
     }
 }
 

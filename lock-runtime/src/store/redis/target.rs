@@ -1,15 +1,30 @@
 //! The target of a connection: a server at an address, or the primary that the Sentinels name.
 
+#[cfg(feature = "rustls")]
+use std::io;
 use std::{fmt, sync::Arc};
 
 #[cfg(feature = "rustls")]
-use futures_util::TryFutureExt as _;
-use redis::{Client, ConnectionAddr, ConnectionInfo};
+use futures_util::{TryFutureExt as _, future::select_ok};
+#[cfg(feature = "rustls")]
+use redis::io::tcp::socket2::SockRef;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisResult,
+    aio::{MultiplexedConnection, PubSub},
+};
+#[cfg(feature = "rustls")]
+use rustls::{ClientConfig, pki_types::ServerName};
+#[cfg(feature = "rustls")]
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinSet;
+#[cfg(feature = "rustls")]
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
     error::unavailable,
     login::Login,
     sentinel::{Named, Sentinels},
+    url,
 };
 use crate::{credentials::Provider, store::StoreError};
 #[cfg(feature = "rustls")]
@@ -29,9 +44,11 @@ pub(super) struct Endpoint {
     pub(super) info: ConnectionInfo,
     /// Provides the credentials of each connection.
     pub(super) provider: Option<Provider>,
-    /// Certificates that are read for each connection.
+    /// Certificates, which are read for each connection unless `tls` has them.
     #[cfg(feature = "rustls")]
     certificates: Option<Arc<Certificates>>,
+    #[cfg(feature = "rustls")]
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Endpoint {
@@ -41,6 +58,8 @@ impl Endpoint {
             provider,
             #[cfg(feature = "rustls")]
             certificates: None,
+            #[cfg(feature = "rustls")]
+            tls: None,
         }
     }
 
@@ -50,14 +69,32 @@ impl Endpoint {
     /// `InvalidSpec` for certificates that cannot be used.
     #[cfg(feature = "rustls")]
     pub(super) fn over_tls(self, certificates: &Certificates) -> Result<Self, LockError> {
-        let changing = certificates
-            .change()
-            .then(|| Arc::new(certificates.clone()));
+        let tls = match certificates.check()? {
+            Some(config) if !certificates.change() => Some(Arc::new(config)),
+            _ => None,
+        };
+        let certificates = (!certificates.is_empty()).then(|| Arc::new(certificates.clone()));
         Ok(Self {
-            info: certificates.apply(self.info)?,
-            certificates: changing,
+            certificates,
+            tls,
             ..self
         })
+    }
+
+    /// Returns a complaint about a URL that asks for RESP2, for several servers.
+    pub(super) fn check_messages(&self) -> Result<(), &'static str> {
+        match sends_messages(&self.info) {
+            true => Ok(()),
+            false => Err("protocol=resp2 is for a single server"),
+        }
+    }
+
+    /// The same server, spoken to in this version of the protocol.
+    pub(super) fn speaking(self, protocol: ProtocolVersion) -> Self {
+        Self {
+            info: url::speaking(self.info, protocol),
+            ..self
+        }
     }
 
     /// A server at another address, with the same credentials and certificates.
@@ -68,29 +105,124 @@ impl Endpoint {
         }
     }
 
-    /// Returns a client with the present credentials and certificates, and when they are to be
+    /// Returns the server with its present credentials and certificates, and when they are to be
     /// replaced on its connection.
     ///
     /// # Errors
     /// `Unavailable` if there are none.
-    pub(super) async fn client(&self) -> Result<(Client, Option<Login>), StoreError> {
+    ///
+    /// # Panics
+    /// Without a crypto provider for certificates, as the redis crate does without certificates.
+    pub(super) async fn door(&self) -> Result<(Door, Option<Login>), StoreError> {
         let (settings, login) = Login::new(self).await?;
         let info = self.info.clone().set_redis_settings(settings);
         #[cfg(feature = "rustls")]
-        let info = match self.certificates.clone() {
-            Some(certificates) => {
-                let reading = tokio::task::spawn_blocking(move || certificates.apply(info));
+        let tls = match (&self.tls, self.certificates.clone()) {
+            (None, Some(certificates)) => {
+                let _ = ClientConfig::builder();
+                let reading = tokio::task::spawn_blocking(move || certificates.client_config());
                 let read = reading
                     .map_err(|error| unavailable(error.to_string()))
                     .await?;
-                read.map_err(|error| unavailable(format!("no connection: {error}")))?
+                let read = read.map_err(|error| unavailable(format!("no connection: {error}")));
+                Some(Arc::new(read?))
             }
-            None => info,
+            (tls, _) => tls.clone(),
         };
         let client = Client::open(info);
         let client = client.map_err(|error| unavailable(format!("no connection: {error}")))?;
-        Ok((client, login))
+        let door = Door {
+            client,
+            #[cfg(feature = "rustls")]
+            tls,
+        };
+        Ok((door, login))
     }
+}
+
+/// The task that reads from and writes to a connection. It ends when this is dropped. Empty if the
+/// redis crate has started the task, which then ends with the connection.
+pub(super) type Driver = JoinSet<()>;
+
+/// A server with the credentials and the certificates of one connection.
+pub(super) struct Door {
+    client: Client,
+    /// Set for certificates of the application. Without them, the redis crate connects with those
+    /// of the system.
+    #[cfg(feature = "rustls")]
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Door {
+    /// Opens a connection for calls.
+    pub(super) async fn open(
+        &self,
+        config: &AsyncConnectionConfig,
+    ) -> RedisResult<(MultiplexedConnection, Driver)> {
+        #[allow(unused_mut)]
+        let mut driver = Driver::new();
+        #[cfg(feature = "rustls")]
+        if let Some(tls) = &self.tls {
+            let info = self.client.get_connection_info();
+            let (stream, config) = (over_tls(info, tls).await?, config.clone());
+            let connect =
+                MultiplexedConnection::new_with_config(info.redis_settings(), stream, config);
+            let (connection, work) = connect.await?;
+            driver.spawn(work);
+            return Ok((connection, driver));
+        }
+        let connect = self
+            .client
+            .get_multiplexed_async_connection_with_config(config);
+        Ok((connect.await?, driver))
+    }
+
+    /// Opens a connection for messages.
+    pub(super) async fn listen(&self) -> RedisResult<PubSub> {
+        #[cfg(feature = "rustls")]
+        if let Some(tls) = &self.tls {
+            let info = self.client.get_connection_info();
+            return PubSub::new(info.redis_settings(), over_tls(info, tls).await?).await;
+        }
+        self.client.get_async_pubsub().await
+    }
+
+    /// The same over RESP2.
+    pub(super) fn over_resp2(self) -> Option<Self> {
+        let info = self.client.get_connection_info().clone();
+        let info = url::speaking(info, ProtocolVersion::RESP2);
+        let client = Client::open(info).ok()?;
+        Some(Self { client, ..self })
+    }
+}
+
+#[cfg(feature = "rustls")]
+async fn over_tls(
+    info: &ConnectionInfo,
+    tls: &Arc<ClientConfig>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let ConnectionAddr::TcpTls { host, port, .. } = info.addr() else {
+        return Err(io::Error::other("the URL does not ask for TLS"));
+    };
+    let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+    // An address that does not answer must not delay the others.
+    let addresses = lookup_host((&host[..], *port)).await?;
+    let attempts: Vec<_> = addresses
+        .map(|it| Box::pin(TcpStream::connect(it)))
+        .collect();
+    if attempts.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    let (stream, _) = select_ok(attempts).await?;
+    let settings = info.tcp_settings();
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    TlsConnector::from(tls.clone()).connect(name, stream).await
 }
 
 /// Formats the address alone.
@@ -126,6 +258,11 @@ impl Target {
         matches!(self, Self::Primary(_))
     }
 
+    /// Returns whether the server can send messages: RESP2 has none on a connection for calls.
+    pub(super) fn sends_messages(&self) -> bool {
+        sends_messages(self.info())
+    }
+
     /// The connection settings, without the address of a primary.
     pub(super) fn info(&self) -> &ConnectionInfo {
         match self {
@@ -143,6 +280,10 @@ impl fmt::Display for Target {
             Self::Primary(sentinels) => sentinels.fmt(f),
         }
     }
+}
+
+fn sends_messages(info: &ConnectionInfo) -> bool {
+    info.redis_settings().protocol() != ProtocolVersion::RESP2
 }
 
 pub(super) fn is_tls(address: &ConnectionAddr) -> bool {

@@ -70,7 +70,13 @@ impl Form {
         check_tls(url)?;
         let info = check_parameters(url).and_then(|()| info(url));
         let info = info.map_err(|complaint| self.refuse(complaint))?;
-        settings.endpoint(for_locks(info))
+        let is_plain = |it| matches!(it, "protocol=resp2" | "protocol=2");
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        let endpoint = settings.endpoint(for_locks(info))?;
+        Ok(match query.split('&').any(is_plain) {
+            true => endpoint.speaking(ProtocolVersion::RESP2),
+            false => endpoint,
+        })
     }
 }
 
@@ -239,6 +245,7 @@ pub(super) fn nodes(
     let mut nodes: Vec<Endpoint> = Vec::new();
     for url in urls {
         let node = CLUSTER.endpoint(url.as_ref(), settings)?;
+        node.check_messages().map_err(|it| CLUSTER.refuse(it))?;
         if node.info.redis_settings().db() != 0 {
             return Err(CLUSTER.refuse("a cluster has no numbered databases"));
         }
@@ -325,9 +332,12 @@ impl<'a> Hosts<'a> {
 pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     // With RESP3 the client library reports a lost connection by itself, and delivers
     // push messages.
-    let redis = info.redis_settings().clone();
-    let redis = redis.set_protocol(ProtocolVersion::RESP3);
-    tuned(info.set_redis_settings(redis))
+    tuned(speaking(info, ProtocolVersion::RESP3))
+}
+
+pub(super) fn speaking(info: ConnectionInfo, protocol: ProtocolVersion) -> ConnectionInfo {
+    let redis = info.redis_settings().clone().set_protocol(protocol);
+    info.set_redis_settings(redis)
 }
 
 /// The connection settings for any server.
@@ -429,15 +439,18 @@ mod tests {
     }
 
     #[test]
-    fn a_client_speaks_resp3_whatever_the_url_says() {
-        for url in [
-            "redis://127.0.0.1/3",
-            "redis+unix:///run/redis.sock",
-            "redis://[::1]:7/?protocol=resp2",
-            "unix:///run/redis.sock",
+    fn a_client_speaks_resp3_unless_the_url_says_otherwise() {
+        use ProtocolVersion::{RESP2, RESP3};
+        for (url, protocol) in [
+            ("redis://127.0.0.1/3", RESP3),
+            ("redis+unix:///run/redis.sock", RESP3),
+            ("redis://[::1]:7/?protocol=resp2", RESP2),
+            ("unix:///run/redis.sock?db=1&protocol=2", RESP2),
+            ("redis://[::1]:7/?protocol=3", RESP3),
+            ("unix:///run/redis.sock", RESP3),
         ] {
             let info = &endpoint(url).unwrap().info;
-            assert_eq!(info.redis_settings().protocol(), ProtocolVersion::RESP3);
+            assert_eq!(info.redis_settings().protocol(), protocol, "{url}");
             assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());
         }
     }

@@ -79,6 +79,10 @@ impl Place {
     }
 }
 
+/// The time after which another attempt is useful while a transaction of the user keeps a free lock
+/// from being granted. Its end is no event.
+const GUARDED: Duration = Duration::from_millis(40);
+
 impl Entry {
     pub(crate) fn new(mode: Mode) -> Self {
         Self {
@@ -177,6 +181,11 @@ impl Entry {
             return;
         }
         if step.grants_nothing {
+            let next = self.next_waiter(now).filter(|next| self.admits(next.mode));
+            if let Some(next) = next.filter(|_| step.frees && step.is_guarded()) {
+                let (key, kind, ttl) = (key.clone(), next.mode.kind(), GUARDED);
+                step.events.push(StoreEvent::FreeIn { key, kind, ttl });
+            }
             return;
         }
         let mut index = 0;
@@ -269,8 +278,16 @@ impl Entry {
 
     /// Returns the time after which another attempt for `mode` is useful, if no holder is
     /// released or renewed before.
-    pub(crate) fn holder_ttl(&self, mode: Mode, now: Instant) -> Option<Duration> {
+    pub(crate) fn holder_ttl(&self, mode: Mode, step: &Step<'_>) -> Option<Duration> {
+        let now = step.now;
         match self.next_waiter(now) {
+            // The others poll at their usual pace.
+            next if step.is_guarded()
+                && self.admits(mode)
+                && next.is_none_or(|next| step.caller == Some(next.request.token)) =>
+            {
+                Some(GUARDED)
+            }
             // The holders admit the request, but this waiter is before it, and is skipped unless
             // it polls.
             Some(next) if self.admits(mode) => Some(next.seen + ENTRY_STALE_AFTER - now),

@@ -1,10 +1,13 @@
 //! A cluster with users, and one that speaks TLS.
 
+use std::time::Duration;
+
 use lock_runtime::{
     LockClient, LockErrorKind, RedisOptions,
     store::{StoreErrorKind, redis::RedisStore},
 };
-use lock_tests::{Captured, RedisCluster, chain};
+use lock_tests::{Captured, Lateness, RedisCluster, chain};
+use tokio::time::Instant;
 
 use super::{
     HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock,
@@ -179,12 +182,27 @@ async fn connect_names_missing_cluster_rights_or_does_without_them() {
                     traces
                         .events()
                         .iter()
-                        .any(|event| event.message.contains("only poll once a second"))
+                        .any(|event| event.message.contains("waiters only poll"))
                 };
                 eventually("it is said", said).await;
             }
             guard.release().await.unwrap();
             waiting.await.unwrap().unwrap().release().await.unwrap();
+            if missing == "+ssubscribe" {
+                // The first polls of the next waiter follow soon.
+                let guard = locks.exclusive("k").acquire().await.unwrap();
+                let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
+                eventually("it waits", async || {
+                    !locks.inspect("k").await.unwrap().waiters.is_empty()
+                })
+                .await;
+                let late = Lateness::start();
+                guard.release().await.unwrap();
+                let released = Instant::now();
+                waiting.await.unwrap().unwrap().release().await.unwrap();
+                let longest = late.allows(Duration::from_millis(500));
+                assert!(released.elapsed() < longest, "{:?}", released.elapsed());
+            }
         }
     })
     .await;

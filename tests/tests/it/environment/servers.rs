@@ -3,14 +3,16 @@
 
 use std::net::SocketAddr;
 
-use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{RedisServer, chain, shared_server, unique};
+use futures_util::TryStreamExt as _;
+use lock_runtime::{LockClient, LockErrorKind, RevokeScope, Verdict};
+use lock_tests::{Captured, RedisServer, chain, shared_server, unique};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
 };
 
 use super::{CONNECT, Duration, HOUR, assert_says, within};
+use crate::place::{LONG, begun, eventually, in_time};
 
 fn url_of(address: SocketAddr) -> String {
     format!("redis://user:hunter2@{address}")
@@ -364,4 +366,74 @@ async fn a_database_is_a_world_of_its_own() {
             &["no database of that number", "/0"],
         );
     }
+}
+
+/// In the words of proxies, whose refusal holds for good: a client that connects in the background
+/// does not wait for it to pass.
+#[tokio::test]
+async fn a_proxy_that_does_not_know_hello_is_named() {
+    for words in [
+        &b"-ERR unsupported command 'hello'\r\n"[..],
+        b"-ERR unknown command 'HELLO'\r\n",
+        b"-ERR command not supported: HELLO\r\n",
+    ] {
+        let url = url_of(saying(words, false).await);
+        let says = ["HELLO 3", "Envoy", "connect to the server itself"];
+        let error = within(CONNECT, LockClient::connect(&url))
+            .await
+            .unwrap_err();
+        assert_says(&error, LockErrorKind::WrongServer, &says);
+        let locks = LockClient::connect_lazy(&url).unwrap();
+        let waiting = locks.exclusive("k").wait(HOUR).acquire();
+        let error = within(CONNECT, waiting).await.unwrap_err();
+        assert_says(&error, LockErrorKind::WrongServer, &says);
+    }
+}
+
+#[tokio::test]
+async fn a_server_with_another_name_for_hello_serves_polls_alone() {
+    in_time(async {
+        let server = RedisServer::builder().args(["--rename-command", "HELLO", "SALUTE"]);
+        let server = server.start().await;
+        let url = server.url();
+        let error = LockClient::connect(&url).await.unwrap_err();
+        let says = ["HELLO 3", "renamed", "?protocol=resp2"];
+        assert_says(&error, LockErrorKind::WrongServer, &says);
+
+        let traces = Captured::new();
+        let _guard = traces.set_default();
+        let url = format!("{url}?protocol=resp2");
+        let one = LockClient::connect(&url).await.unwrap();
+        let two = LockClient::connect(&url).await.unwrap();
+        let said = traces.events();
+        let of_silence = said
+            .iter()
+            .filter(|event| event.message.contains("waiters only poll"));
+        assert_eq!(of_silence.count(), 2, "once for each client: {said:?}");
+        assert_eq!(one.health().await.verdict(), Verdict::Healthy);
+
+        // A waiter finds by a poll that it has been granted the lock.
+        let held = one.exclusive("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(begun(two.exclusive("k").wait(LONG).acquire()).await);
+        eventually("it waits", async || {
+            !one.inspect("k").await.unwrap().waiters.is_empty()
+        })
+        .await;
+        let listed: Vec<_> = two.list("k").try_collect().await.unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        let earlier = held.fence();
+        held.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.fence() > earlier);
+
+        // A revoked holder learns of it at its next renewal.
+        one.revoke("k", RevokeScope::Leased).await.unwrap();
+        next.lost().await;
+
+        // The end of the connection is noticed at the next call.
+        server.restart_empty().await;
+        let guard = one.exclusive("k").acquire().await.unwrap();
+        guard.release().await.unwrap();
+    })
+    .await;
 }

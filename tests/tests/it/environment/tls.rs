@@ -147,6 +147,21 @@ async fn a_certificate_for_another_host_is_refused() {
 }
 
 #[tokio::test]
+async fn a_certificate_that_no_chain_can_verify_is_pinned() {
+    let builder = || RedisServer::builder().tls_self_signed();
+    let (server, stranger) = (builder().start().await, builder().start().await);
+    let locks = connect(&server.tls_url(), server.ca_pem()).await.unwrap();
+    let guard = locks.exclusive("k").acquire().await.unwrap();
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    let error = connect(&server.tls_url(), stranger.ca_pem())
+        .await
+        .unwrap_err();
+    assert_says(&error, LockErrorKind::Unavailable, &["certificate"]);
+}
+
+#[tokio::test]
 async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
     let server = RedisServer::builder().tls().start().await;
     let error = connect(&format!("rediss://{}", server.addr()), server.ca_pem())

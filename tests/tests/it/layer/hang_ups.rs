@@ -79,7 +79,8 @@ impl Scene {
         });
         let locks = LockClient::builder()
             .max_waiters(WAITERS)
-            .build_with_store(store.clone());
+            .build_with_store(store.clone())
+            .unwrap();
         let (entered, entries) = mpsc::unbounded_channel();
         let handler = async move |lock: HeldLock| {
             let (answer, told) = oneshot::channel();

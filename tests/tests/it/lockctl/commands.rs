@@ -171,7 +171,7 @@ async fn the_doctor_knows_refused_passwords_and_rights() {
             assert!(refused.output.contains(part), "{part}: {refused:?}");
         }
         let listed = store.ended(&["ls", "--url", &url]).await;
-        assert_eq!(listed.status, 70, "{listed:?}");
+        assert_eq!(listed.status, 78, "{listed:?}");
         for shown in [&refused.output, &listed.errors] {
             assert!(!shown.contains(user), "the password is shown: {shown}");
         }
@@ -349,7 +349,6 @@ async fn mistakes_are_explained() {
         ),
         (&["revoke", "a", "--holder=x"], "16 hexadecimal digits"),
         (&["--url=memory:", "ls"], "store that the services use"),
-        (&["--url=http://a", "ls"], "redis://"),
         (&["lst"], "ls"),
         (&["run", "--key=a", "--leese=5s", "true"], "--lease"),
         (
@@ -363,6 +362,9 @@ async fn mistakes_are_explained() {
         assert_eq!(ended.status, 2, "{arguments:?}: {ended:?}");
         assert!(ended.errors.contains(word), "{word}: {ended:?}");
     }
+    let other = store.ended(&["--url=http://a", "ls"]).await;
+    assert_eq!(other.status, 78, "{other:?}");
+    assert!(other.errors.contains("redis://"), "{other:?}");
     let without = super::ended(store.command(&["ls"]).env_remove("LOCK_URL")).await;
     assert_eq!(without.status, 2);
     assert!(without.errors.contains("--url redis://"), "{without:?}");
@@ -431,4 +433,202 @@ async fn urls_of_tls_and_of_several_servers_are_known() {
     let url = format!("redlock:{one},{two},redis://127.0.0.1:1");
     let degraded = store.ended(&["--url", &url, "doctor", "--json"]).await;
     assert_eq!(degraded.json()["servers"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn permits_of_the_name_are_shown_without_being_asked_for() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let request = || locks.permits("mailer", 3.try_into().unwrap()).acquire();
+    let _permits = [
+        request().await.unwrap(),
+        request().await.unwrap(),
+        request().await.unwrap(),
+    ];
+    let shown = store.ended(&["inspect", "mailer"]).await;
+    assert!(
+        shown.output.starts_with("3 of 3 permits mailer are held"),
+        "{shown:?}"
+    );
+    let value = store.ended(&["inspect", "mailer", "--json"]).await.json();
+    assert_eq!(
+        (&value["kind"], value["holders"].as_array().unwrap().len()),
+        (&"permits".into(), 3)
+    );
+    let _lock = locks.exclusive("mailer").acquire().await.unwrap();
+    let shown = store.ended(&["inspect", "mailer"]).await;
+    for part in [
+        "mailer is held; fencing token",
+        "3 of 3 permits mailer are held; latest",
+    ] {
+        assert!(shown.output.contains(part), "{part}: {shown:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_is_sorted_and_an_empty_one_is_explained() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let empty = store.ended(&["ls"]).await;
+    assert_eq!(
+        (empty.status, &*empty.errors),
+        (0, "lockctl: no lock is held\n")
+    );
+    let mut guards = Vec::new();
+    for number in (10..40).rev() {
+        guards.push(
+            locks
+                .exclusive(format!("order:{number}"))
+                .acquire()
+                .await
+                .unwrap(),
+        );
+    }
+    let readers = [
+        locks.read("order:a").acquire(),
+        locks.read("order:a").acquire(),
+    ];
+    let _readers = futures_util::future::try_join_all(readers.map(IntoFuture::into_future))
+        .await
+        .unwrap();
+    let listed = store.ended(&["ls", "order:"]).await;
+    let rows = rows(&listed);
+    assert!(rows[1..].is_sorted_by_key(|row| row[0]), "{listed:?}");
+    // A token of the key is not that of each reader.
+    assert!(rows[31..].iter().all(|row| row[5] == "-"), "{listed:?}");
+    assert_eq!(rows.len(), 33);
+    let pattern = store.ended(&["ls", "order:*"]).await;
+    assert_eq!((pattern.status, rows_of(&pattern)), (0, 1));
+    assert!(
+        pattern.errors.contains("did you mean `order:`"),
+        "{pattern:?}"
+    );
+    let other = store.ended(&["ls", "item:"]).await;
+    assert!(other.errors.contains("begins with item:"), "{other:?}");
+    assert_eq!(store.ended(&["ls", "item:", "--json"]).await.errors, "");
+}
+
+fn rows_of(ended: &Ended) -> usize {
+    ended.output.lines().count()
+}
+
+#[tokio::test]
+async fn a_job_of_cron_is_skipped_without_a_word() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let guard = locks.exclusive("job").acquire().await.unwrap();
+    for wait in [&[][..], &["--wait", "100ms"]] {
+        let command = [
+            &["run", "--key", "job", "--skip"],
+            wait,
+            &["--", "echo", "ran"],
+        ]
+        .concat();
+        let skipped = store.ended(&command).await;
+        let seen = (skipped.status, &*skipped.output, &*skipped.errors);
+        assert_eq!(seen, (0, "", ""));
+    }
+    guard.release().await.unwrap();
+    let ran = store
+        .ended(&[
+            "run",
+            "--key",
+            "job",
+            "--skip",
+            "--",
+            "sh",
+            "-c",
+            "echo ran; exit 3",
+        ])
+        .await;
+    assert_eq!((ran.status, &*ran.output), (3, "ran\n"));
+    // Only others that hold the lock are a reason.
+    let port = "redis://127.0.0.1:1";
+    let away = store
+        .ended(&["--url", port, "run", "--key", "job", "--skip", "--", "true"])
+        .await;
+    assert_eq!(away.status, 69, "{away:?}");
+}
+
+#[tokio::test]
+async fn a_command_that_waits_says_on_which_holder() {
+    let store = Store::start().await;
+    let mut first = store.running(&[
+        "run",
+        "--key",
+        "backup",
+        "--",
+        "sh",
+        "-c",
+        "echo started; sleep 8",
+    ]);
+    first.line().await;
+    let shown = store.ended(&["inspect", "backup", "--json"]).await.json();
+    let holder = shown["holders"][0]["client"].as_str().unwrap();
+    assert!(holder.starts_with("sh@"), "{holder}");
+    let waited = store
+        .ended(&["run", "--key", "backup", "--wait", "20s", "--", "true"])
+        .await;
+    assert_eq!(waited.status, 0, "{waited:?}");
+    let line = format!("lockctl: waiting for backup, held by {holder} for ");
+    assert!(waited.errors.starts_with(&line), "{waited:?}");
+    assert_eq!(first.ended().await.0, 0);
+}
+
+#[tokio::test]
+async fn warnings_of_the_library_are_printed() {
+    let store = Store::start().await;
+    let set = ["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"];
+    store.server.query::<String>(&set).await;
+    let mut command = store.command(&["ls"]);
+    command.env("LOCK_NAMESPAC", "orders");
+    let warned = super::ended(&mut command).await;
+    assert_eq!(warned.status, 0, "{warned:?}");
+    for part in [
+        "lockctl: warning: ",
+        "LOCK_NAMESPAC",
+        "may evict a lock",
+        "allkeys-lru",
+    ] {
+        assert!(warned.errors.contains(part), "{part}: {warned:?}");
+    }
+    // Once, though two processes read the settings.
+    let mut command = store.command(&["run", "--key", "k", "--", "true"]);
+    command.env("LOCK_NAMESPAC", "orders");
+    let warned = super::ended(&mut command).await;
+    assert_eq!(warned.status, 0);
+    let about = |text: &str| {
+        warned
+            .errors
+            .lines()
+            .filter(|line| line.contains(text))
+            .count()
+    };
+    assert_eq!(
+        (about("LOCK_NAMESPAC"), about("may evict")),
+        (1, 1),
+        "{warned:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_is_json_where_that_is_asked_for() {
+    let store = Store::start().await;
+    for command in [
+        &["--json", "inspect"][..],
+        &["run", "--json", "--key", "k", "--wait", "5", "--", "true"],
+    ] {
+        let refused = store.ended(command).await;
+        assert_eq!(refused.status, 2, "{refused:?}");
+        let error: Value = serde_json::from_str(&refused.errors).unwrap();
+        assert_eq!(error["code"], "usage");
+        assert!(
+            !error["error"].as_str().unwrap().starts_with("error"),
+            "{error}"
+        );
+    }
+    let text = store
+        .ended(&["run", "--key", "k", "--wait", "5", "--", "echo", "--json"])
+        .await;
+    assert!(text.errors.starts_with("error: "), "{text:?}");
 }

@@ -287,3 +287,93 @@ async fn a_command_that_ignores_the_end_of_its_terminal_keeps_its_lock() {
     ends(number).await;
     eventually("the lock is free", || async { !store.is_held("a").await }).await;
 }
+
+/// A command that waits for a terminal that it does not have, and nothing but a signal can end.
+async fn waits_for_terminal(store: &Store) -> (Terminal, u32) {
+    let mut terminal = Terminal::shell(store).await;
+    let script = "echo num''ber=$$; read line; echo got $line";
+    let command = format!("$LOCKCTL run --key=a --lease=2s -- sh -c '{script}' | cat\r");
+    terminal.press(&command).await;
+    let number = terminal.number().await;
+    eventually("it is stopped", || async { is_stopped(number) }).await;
+    sleep(Duration::from_secs(3)).await;
+    assert!(store.is_held("a").await && is_stopped(number));
+    (terminal, number)
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_command_that_waits_for_the_terminal() {
+    let store = Store::start().await;
+    let (mut terminal, number) = waits_for_terminal(&store).await;
+    terminal.press("\u{3}").await;
+    ends(number).await;
+    terminal.shows("$ ").await;
+    assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn each_signal_that_ends_programs_ends_a_stopped_command() {
+    let store = Store::start().await;
+    for signal in ["HUP", "INT", "QUIT", "TERM"] {
+        let (mut terminal, number) = waits_for_terminal(&store).await;
+        let runner = stat(number, 1).unwrap().parse().unwrap();
+        send(signal, runner).await;
+        ends(number).await;
+        ends(runner).await;
+        assert!(!store.is_held("a").await, "{signal}");
+        terminal.press("exit\r").await;
+    }
+    // Stopped by another process.
+    let (mut terminal, _) = waits_for_terminal(&store).await;
+    terminal.press("\u{3}").await;
+    terminal.shows("$ ").await;
+    let command = "$LOCKCTL run --key=a -- sh -c 'echo num''ber=$$; exec sleep 1000' | cat\r";
+    terminal.press(command).await;
+    let number = terminal.number().await;
+    send("STOP", number).await;
+    eventually("it is stopped", || async { is_stopped(number) }).await;
+    terminal.press("\u{3}").await;
+    ends(number).await;
+    terminal.shows("$ ").await;
+    assert!(!store.is_held("a").await);
+}
+
+#[tokio::test]
+async fn a_terminal_that_closes_ends_a_command_that_waits_for_it() {
+    let store = Store::start().await;
+    let (terminal, number) = waits_for_terminal(&store).await;
+    send("KILL", terminal.script.id().unwrap()).await;
+    ends(number).await;
+    eventually("the lock is free", || async { !store.is_held("a").await }).await;
+}
+
+#[tokio::test]
+async fn the_locks_of_a_prefix_are_revoked_after_a_question() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let acquire = async |key: &str| locks.exclusive(key).acquire().await.unwrap();
+    let (one, two, other) = (
+        acquire("test:1").await,
+        acquire("test:2").await,
+        acquire("job").await,
+    );
+    for (answer, status) in [("n\r", 1), ("y\r", 0)] {
+        let mut terminal = Terminal::open(&store, "exec $LOCKCTL revoke --prefix test:");
+        terminal.shows("2 locks whose names begin with").await;
+        terminal.shows("[y/N] ").await;
+        terminal.press(answer).await;
+        if status == 0 {
+            terminal.shows("revoked").await;
+            terminal.shows("revoked").await;
+        }
+        let ended = timeout(LONG, terminal.script.wait()).await.unwrap();
+        assert_eq!(ended.unwrap().code(), Some(status), "{answer:?}");
+    }
+    for guard in [one, two] {
+        let lost = guard.lost().await;
+        assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
+    }
+    other.verify().await.unwrap();
+    let refused = store.ended(&["revoke", "--prefix", "test:"]).await;
+    assert_eq!(refused.status, 2, "{refused:?}");
+}

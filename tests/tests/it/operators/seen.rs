@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_runtime::{HolderId, Identity, LockClient, LockErrorKind, Loss, RevokeReply, RevokeScope};
-use lock_tests::{Proxy, proxy::DropReply, shared_server};
+use lock_tests::{Proxy, RedisServer, proxy::DropReply, shared_server};
 use tokio::join;
 
 use crate::place::{LONG, Place, begun, in_time, on_every_store};
@@ -14,6 +14,7 @@ on_every_store! {
     one_reader_of_several_is_revoked,
     a_holder_is_revoked_or_keeps_its_lock_while_the_lock_changes_hands,
     a_reservation_is_not_the_holder_that_left_it,
+    a_release_after_a_revocation_names_it,
     ; with permits:
     one_permit_of_several_is_revoked,
 }
@@ -49,6 +50,25 @@ async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
     assert_eq!(revoke().await, RevokeReply::Changed);
     reader.verify().await.unwrap();
     reader.release().await.unwrap();
+}
+
+/// The work of an operator is no loss that wakes another one.
+async fn a_release_after_a_revocation_names_it(place: Place) {
+    let (locks, operator) = (place.client().await, place.client().await);
+    for _ in 0..5 {
+        for request in [locks.exclusive("a"), locks.read("a")] {
+            let guard = request.acquire().await.unwrap();
+            let seen = holder_of(&operator, "a").await;
+            let revoked = operator.revoke("a", RevokeScope::Holder(seen)).await;
+            assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+            let error = guard.release().await.unwrap_err();
+            assert_eq!(
+                error.kind(),
+                LockErrorKind::Lost(Loss::Revoked),
+                "{error:#}"
+            );
+        }
+    }
 }
 
 async fn of_two_operators_one_revokes(place: Place) {
@@ -267,6 +287,75 @@ async fn a_revocation_whose_reply_is_lost_is_not_repeated() {
         let guard = waiting.await.unwrap();
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
+    })
+    .await;
+}
+
+/// A page of a thousand for each call, so that no call keeps the server from others.
+#[tokio::test]
+async fn many_holders_and_waiters_are_inspected_in_pages() {
+    const READERS: u64 = 1500;
+    const WAITERS: u64 = 3000;
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        let client = redis::Client::open(server.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let (seconds, _): (u64, u64) = redis::cmd("TIME")
+            .query_async(&mut connection)
+            .await
+            .unwrap();
+        let now = seconds * 1000;
+        let mut pipe = redis::pipe();
+        for reader in 0..READERS {
+            let expiry = now + 600_000 + 1000 * reader;
+            pipe.cmd("ZADD")
+                .arg("lock:k")
+                .arg(expiry)
+                .arg(format!("{reader:032x}"));
+        }
+        pipe.cmd("PEXPIREAT")
+            .arg("lock:k")
+            .arg(now + 600_000 + 1000 * (READERS - 1));
+        for place in 1..=WAITERS {
+            let token = format!("{place:032x}");
+            let entry = format!("{now} exclusive 30000 0 {token} lock:channel");
+            let mut set = redis::cmd("HSET");
+            set.arg("{lock:k}:q")
+                .arg(place)
+                .arg(entry)
+                .arg(&token)
+                .arg(place);
+            pipe.add_command(set);
+        }
+        let ends = format!("1 {WAITERS} {WAITERS}");
+        pipe.cmd("HSET").arg("{lock:k}:q").arg("ends").arg(ends);
+        let _: redis::Value = pipe.query_async(&mut connection).await.unwrap();
+
+        let calls = async || {
+            let mut info = redis::cmd("INFO");
+            let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+            let stats: String = info
+                .arg("commandstats")
+                .query_async(&mut connection)
+                .await
+                .unwrap();
+            let scripts = stats
+                .lines()
+                .filter(|line| line.starts_with("cmdstat_evalsha:"));
+            let calls = scripts.filter_map(|line| line.split_once("calls=")?.1.split_once(','));
+            calls
+                .map(|(calls, _)| calls.parse::<u64>().unwrap())
+                .sum::<u64>()
+        };
+        locks.inspect("other").await.unwrap();
+        let before = calls().await;
+        let found = locks.inspect("k").await.unwrap();
+        assert_eq!(found.holders.len() as u64, READERS);
+        assert_eq!(found.waiters.len() as u64, WAITERS);
+        assert!(found.holders.is_sorted_by_key(|holder| holder.ttl));
+        // And one for the names of the clients.
+        assert!(calls().await - before >= READERS / 1000 + WAITERS / 1000);
     })
     .await;
 }

@@ -27,6 +27,7 @@ async fn every_form_of_url_is_checked_at_once() {
         "redis+cluster://127.0.0.1/3",
         "redlock:redis://127.0.0.1,redis://127.0.0.2",
         "redlock:redis://127.0.0.1,redis://127.0.0.1,redis://127.0.0.2",
+        "redlock:redis://a?protocol=resp2,redis://b,redis://c",
     ] {
         let error = LockClient::connect_lazy(url).unwrap_err();
         let kind = error.kind();
@@ -233,22 +234,35 @@ async fn a_majority_is_found_later_and_quarantine_applies() {
     .await;
 }
 
-/// A server with two addresses would have two votes.
+/// A server with two addresses would have two votes. It has the one of the name that came first.
 #[tokio::test]
 async fn one_server_under_two_names_has_one_vote() {
     in_time(async {
-        let servers = RedisServer::builder().start_all(2).await;
-        let (one, port) = (servers[0].url(), servers[1].port());
-        let url = format!("redlock:{one},redis://127.0.0.1:{port},redis://localhost:{port}");
-        let short = RedisOptions::new().longest_lease(Duration::from_secs(1));
-        let locks = LockClient::builder()
-            .redis(short)
-            .connect_lazy(&url)
-            .unwrap();
-        until_served(&locks, "k").await;
-        servers[0].kill();
-        let error = until_refused_at_once(&locks, "k").await;
-        assert!(format!("{error:#}").contains("two votes"), "{error:#}");
+        for first in 1..=2 {
+            let servers = RedisServer::builder().start_all(2).await;
+            let (one, port) = (servers[0].url(), servers[1].port());
+            let names = ["127.0.0.1", "localhost"].map(|it| format!("redis://{it}:{port}"));
+            let client = |names: [&str; 2]| {
+                let short = RedisOptions::new().longest_lease(Duration::from_secs(1));
+                let url = format!("redlock:{one},{}", names.join(","));
+                LockClient::builder().redis(short).connect_lazy(&url)
+            };
+            let away = "redis://127.0.0.1:1";
+            let earlier = match first {
+                1 => client([&names[0], away]),
+                _ => client([away, &names[1]]),
+            };
+            until_served(&earlier.unwrap(), "k").await;
+            for _ in 0..5 {
+                let locks = client([&names[0], &names[1]]).unwrap();
+                until_served(&locks, "k").await;
+            }
+            let locks = client([&names[0], &names[1]]).unwrap();
+            until_served(&locks, "k").await;
+            servers[0].kill();
+            let error = until_refused_at_once(&locks, "k").await;
+            assert!(format!("{error:#}").contains("two votes"), "{error:#}");
+        }
     })
     .await;
 }

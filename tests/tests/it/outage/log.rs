@@ -6,7 +6,7 @@
 use axum::{Router, body::Body, routing::post};
 use http::{Request, StatusCode};
 use lock_runtime::{LockClient, LockError, distributed_lock};
-use lock_tests::{Captured, RedisServer, traces::Event};
+use lock_tests::{Captured, Lateness, RedisServer, traces::Event};
 use lock_tower::LockLayer;
 use tokio::{
     task::JoinSet,
@@ -96,6 +96,7 @@ async fn an_outage_under_load_writes_few_lines() {
         let held = held.map(|request| request.lease(Duration::from_secs(3)).acquire());
         futures_util::future::try_join_all(held).await.unwrap()
     };
+    let late = Lateness::start();
     let mut requests = JoinSet::new();
     let mut ticks = interval(Duration::from_millis(4));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -177,5 +178,9 @@ async fn an_outage_under_load_writes_few_lines() {
     };
     assert_eq!(told("request refused", ("name", "pay")), refused as u64);
     assert!(told("served without its lock", ("policy", "view")) > number / 3);
-    assert!(told("lost", ("loss", "Expired")) + told("lost", ("loss", "Taken")) == 100);
+    let lost = told("lost", ("loss", "Expired")) + told("lost", ("loss", "Taken"));
+    // Those that a busy runtime is late for are reported by a thread of the library, which writes
+    // nothing for the subscriber of this thread.
+    let is_busy = late.allows(Duration::ZERO) > Duration::from_millis(500);
+    assert!(lost == 100 || is_busy && (1..100).contains(&lost), "{lost}");
 }

@@ -21,7 +21,7 @@ use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockKind, Loss, MAX_KEY_BYTES, MIN_LEASE, Mode,
     RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, Hold, KeyRequest, RecordStore, Records as _, Store, StoreErrorKind, Token,
+        AcquireAllReply, Hold, KeyRequest, RecordStore, Records, Store, StoreErrorKind, Token,
         records::{RecordName, Swap, Swapped, Timestamp},
     },
 };
@@ -37,6 +37,11 @@ pub(super) use self::example::FileRecords;
 lock_runtime::conformance!({
     let place = Arc::new(Place::new());
     async move || place.store()
+});
+
+lock_runtime::conformance!(records: {
+    let place = Arc::new(Place::new());
+    async move || Arc::new(place.records()) as Arc<dyn Records>
 });
 
 /// A directory with locks.

@@ -31,6 +31,12 @@ const DROPPED_WITHIN: Duration = Duration::from_millis(30);
 enum Fault {
     /// Replaces records of any version.
     IgnoresVersions,
+    /// Compares the version of the first record of a swap only.
+    ComparesOneVersion,
+    /// Returns the records of a conflict in another order.
+    ReversesConflicts,
+    /// Replaces records before the time of a swap.
+    IgnoresTimes,
     /// Keeps the version of a record that it replaces.
     KeepsVersions,
     /// Replies to each fifth swap without executing it.
@@ -55,6 +61,15 @@ struct Faulty {
 }
 
 impl Faulty {
+    fn new(place: &Place, fault: Fault) -> Self {
+        Self {
+            records: place.records(),
+            fault,
+            swaps: Arc::default(),
+            dropped: Arc::default(),
+        }
+    }
+
     /// Executes dropped swaps after another one, such as that of the abandonment.
     fn execute_late(&self, after: &Swap) {
         let names: Vec<_> = after.changes.iter().map(|change| &change.name).collect();
@@ -81,7 +96,9 @@ impl Faulty {
             Fault::LosesSwaps if nth % 5 == 4 => {
                 return Ok(SwapReply::new(Timestamp::of_system(), Swapped::Done));
             }
-            Fault::IgnoresVersions => return self.overwrite(swap).await,
+            Fault::IgnoresVersions => return self.overwrite(swap, 0).await,
+            Fault::ComparesOneVersion => return self.overwrite(swap, 1).await,
+            Fault::IgnoresTimes => swap.not_before = Timestamp::default(),
             Fault::KeepsVersions => {
                 for change in &mut swap.changes {
                     change.record.version = change.known.unwrap_or(change.record.version);
@@ -96,21 +113,34 @@ impl Faulty {
             }
             _ => {}
         }
-        let reply = self.records.swap(&swap).await;
+        let mut reply = self.records.swap(&swap).await;
+        if self.fault == Fault::ReversesConflicts
+            && let Ok(SwapReply {
+                outcome: Swapped::Conflict(present),
+                ..
+            }) = &mut reply
+        {
+            present.reverse();
+        }
         if self.fault == Fault::RepliesLate {
             sleep(LATENESS).await;
         }
         reply
     }
 
-    async fn overwrite(self, mut swap: Swap) -> Result<SwapReply, StoreError> {
+    /// Replaces records of any version, apart from the first ones, which are `compared`.
+    async fn overwrite(self, mut swap: Swap, compared: usize) -> Result<SwapReply, StoreError> {
         loop {
             let reply = self.records.swap(&swap).await?;
             let Swapped::Conflict(present) = &reply.outcome else {
                 return Ok(reply);
             };
-            for (change, record) in swap.changes.iter_mut().zip(present) {
-                change.known = record.as_ref().map(|record| record.version);
+            for (index, (change, record)) in swap.changes.iter_mut().zip(present).enumerate() {
+                let version = record.as_ref().map(|record| record.version);
+                if index < compared && version != change.known {
+                    return Ok(reply);
+                }
+                change.known = version;
             }
         }
     }
@@ -161,12 +191,7 @@ impl Records for Faulty {
 /// Makes a client of a database with a fault each time.
 macro_rules! make {
     ($place:ident, $fault:expr) => {{
-        let records = Faulty {
-            records: $place.records(),
-            fault: $fault,
-            swaps: Arc::default(),
-            dropped: Arc::default(),
-        };
+        let records = Faulty::new(&$place, $fault);
         async move || Arc::new(RecordStore::new(records.clone())) as Arc<dyn Store>
     }};
 }
@@ -177,6 +202,30 @@ async fn versions_that_do_not_count_are_noticed() {
         let place = Place::new();
         let make = make!(place, fault);
         notices(BREAKS, conformance::contenders_exclude_each_other(&make)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_that_locks_meet_rarely_are_noticed() {
+    for (fault, promise) in [
+        (
+            Fault::ComparesOneVersion,
+            "each of them has the known version",
+        ),
+        (Fault::IgnoresVersions, "each of them has the known version"),
+        (Fault::HalvesSwaps, "a swap"),
+        (Fault::ReversesConflicts, "in the order of the changes"),
+        (Fault::IgnoresTimes, "before its time"),
+    ] {
+        let place = Place::new();
+        let records = Arc::new(Faulty::new(&place, fault));
+        let make = async || records.clone() as Arc<dyn Records>;
+        notices(promise, async {
+            conformance::swaps_compare_every_version(&make).await;
+            conformance::conflicts_are_in_the_order_of_their_changes(&make).await;
+            conformance::swaps_wait_for_their_time(&make).await;
+        })
+        .await;
     }
 }
 

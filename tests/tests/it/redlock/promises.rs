@@ -402,3 +402,47 @@ async fn queues_without_an_end_stop_no_hand_off() {
         }
     }
 }
+
+/// The keeper connects while the runtime of a client is blocked, and finds a server without its
+/// data. The connection of the client is older, and does not know of the quarantine.
+#[tokio::test]
+async fn a_server_whose_data_were_deleted_gives_no_vote_after_the_keeper_has_found_that() {
+    in_time(async {
+        // On a busy machine the keeper may be late.
+        while !the_keeper_finds_a_server_without_data().await {}
+    })
+    .await;
+}
+
+/// Returns whether the keeper has connected in time.
+async fn the_keeper_finds_a_server_without_data() -> bool {
+    let servers = Servers::start().await;
+    let a = &servers.all()[0];
+    let connections = async || {
+        let clients: String = a.query(&["CLIENT", "LIST", "TYPE", "normal"]).await;
+        let subscribed: String = a.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
+        clients.lines().count() + subscribed.lines().count()
+    };
+    let other = servers.clients_of_three(1).await.swap_remove(0);
+    let proxies = servers.proxies().await;
+    let holder = servers.client_of(proxies[..3].iter().map(Proxy::url)).await;
+    let renewed = other.exclusive("b").lease(LEASE / 2).acquire();
+    let renewed = renewed.await.unwrap();
+    // The holder has the votes of two servers.
+    proxies[2].black_hole();
+    let guard = holder.exclusive("a").lease(LEASE).no_renew();
+    let guard = guard.acquire().await.unwrap();
+
+    let before = connections().await;
+    a.command(&["FLUSHALL"]).await;
+    std::thread::sleep(LEASE * 3 / 8);
+    let is_early = connections().await > before;
+    let is_early = is_early && !guard.is_lost();
+    while !guard.is_lost() {
+        let second = other.exclusive("a").lease(LEASE).no_wait().acquire().await;
+        assert!(second.is_err() || guard.is_lost(), "two holders");
+        sleep(Duration::from_millis(20)).await;
+    }
+    drop((guard, renewed));
+    is_early
+}

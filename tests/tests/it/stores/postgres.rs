@@ -1,6 +1,7 @@
 //! Locks in PostgreSQL: the server, its connections and its crashes. The promises of every store
 //! are in the other modules.
 
+mod blocked;
 mod clock;
 mod connecting;
 mod connections;
@@ -8,6 +9,7 @@ mod crashes;
 mod credentials;
 mod faults;
 mod guard;
+mod late;
 mod names;
 mod roles;
 mod schema;

@@ -86,9 +86,10 @@ impl Group {
         let _ = kill_process_group(self.pid, signal);
     }
 
-    pub(super) fn terminate(&self) {
-        self.signal(Signal::TERM);
-        // Processes that are stopped receive it when they go on.
+    /// Sends a signal that ends programs to all processes of the group, stopped ones included: they
+    /// receive it when they go on, and with it a command whose terminal is gone would never end.
+    pub(super) fn end_by(&self, signal: Signal) {
+        self.signal(signal);
         self.signal(Signal::CONT);
     }
 

@@ -1,16 +1,19 @@
 //! The process that holds the lock of a command, seen from both sides.
 
 use std::{
-    io::{self, BufRead as _},
+    ffi::OsString,
+    io::{self, BufRead as _, Write as _},
     os::unix::process::CommandExt as _,
     path::PathBuf,
+    pin::pin,
     process::{self, Stdio},
     thread,
     time::Duration,
 };
 
 use lock_runtime::{
-    LockError, LockErrorKind, LockGuard,
+    LockClient, LockError, LockErrorKind, LockGuard,
+    text::{brief, visible},
     time::{Instant, timeout_at},
 };
 use rustix::process::Signal;
@@ -29,8 +32,11 @@ use super::{
 use crate::{
     Failure,
     args::{Lock, Store},
+    table::client,
 };
 
+/// The wait after which its reason is printed.
+const EXPLAINED: Duration = Duration::from_secs(1);
 /// The interval at which the keeper looks for renewals to report.
 const REPORTS: Duration = Duration::from_millis(100);
 /// The time that the other process has to end a command whose lock is lost.
@@ -57,7 +63,12 @@ pub(super) struct Dismissed {
 }
 
 impl Keeper {
-    pub(super) fn start(store: &Store, url: &str, lock: &Lock) -> io::Result<Self> {
+    pub(super) fn start(
+        store: &Store,
+        url: &str,
+        lock: &Lock,
+        held_for: &[OsString],
+    ) -> io::Result<Self> {
         // Also if the file was replaced by a newer version in the meantime.
         let own = PathBuf::from("/proc/self/exe");
         let program = if own.exists() {
@@ -82,7 +93,16 @@ impl Keeper {
         if std::env::var_os("LOCK_IDENTITY").is_none_or(|name| name.is_empty()) {
             let host = gethostname::gethostname();
             let host: String = host.to_string_lossy().chars().take(64).collect();
-            let name = format!("lockctl@{host}:{}", process::id());
+            // The command tells an operator more than this program.
+            let program = held_for.first().map(PathBuf::from);
+            let program = program.as_ref().and_then(|program| program.file_name());
+            let program = program.map(|name| name.to_string_lossy());
+            let program: String = program
+                .iter()
+                .flat_map(|name| name.chars())
+                .take(32)
+                .collect();
+            let name = format!("{program}@{host}:{}", process::id());
             command.env("LOCK_IDENTITY", name);
         }
         let mut process = Command::from(command).spawn()?;
@@ -103,8 +123,6 @@ impl Keeper {
     }
 
     pub(super) fn order(&mut self, order: &Order) -> io::Result<()> {
-        use std::io::Write as _;
-
         let Some(orders) = &self.orders else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
@@ -176,7 +194,18 @@ pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
         return Ok(0);
     };
     let acquiring = locks.request(&*lock.key, lock.spec()).name("lockctl run");
-    let granted = unless_dismissed(&mut orders, acquiring.acquire()).await;
+    let acquiring = async {
+        let mut acquiring = pin!(acquiring.acquire().into_future());
+        match timeout(EXPLAINED, &mut acquiring).await {
+            Ok(granted) => granted,
+            Err(_) if lock.quiet => acquiring.await,
+            Err(_) => tokio::select! {
+                granted = &mut acquiring => granted,
+                () = explain(&locks, &lock) => acquiring.await,
+            },
+        }
+    };
+    let granted = unless_dismissed(&mut orders, acquiring).await;
     let Some(guard) = granted else {
         // The request leaves the wait queue.
         locks.shutdown().await;
@@ -196,6 +225,32 @@ pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
     released.until_ended().await;
     locks.shutdown().await;
     Ok(0)
+}
+
+/// Says on which holder the command waits.
+async fn explain(locks: &LockClient, lock: &Lock) {
+    let found = match lock.permits {
+        Some(_) => locks.inspect_permits(&*lock.key).await,
+        None => locks.inspect(&*lock.key).await,
+    };
+    let Ok(found) = found else { return };
+    let key = visible(&lock.key);
+    let holder = match &found.holders[..] {
+        [] => String::new(),
+        [first, others @ ..] => {
+            let others = match others.len() {
+                0 => String::new(),
+                others => format!(" and {others} others"),
+            };
+            let since = first.held_for.map(|time| format!(" for {}", brief(time)));
+            format!(
+                ", held by {}{}{others}",
+                client(first),
+                since.unwrap_or_default()
+            )
+        }
+    };
+    let _ = writeln!(io::stderr(), "lockctl: waiting for {key}{holder}");
 }
 
 /// Waits for a result, which is reported if it is an error, unless the other process gives up.

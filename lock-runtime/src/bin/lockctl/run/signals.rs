@@ -19,8 +19,8 @@ const FORWARDED: [Signal; 8] = [
     Signal::WINCH,
     Signal::TSTP,
 ];
-/// Those that end a wait.
-const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+/// Those that end a program, and a wait.
+pub(super) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 pub(super) struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,

@@ -53,7 +53,10 @@ impl Cluster {
         let mut covered = vec![false; usize::from(SLOTS)];
         let (mut servers, mut findings) = (Vec::new(), Vec::new());
         let mut is_stale = owned.is_empty();
-        for (address, slots, examined) in join_all(examined).await {
+        let mut examined = join_all(examined).await;
+        // The others may refuse locks because of those that do not answer, which come first.
+        examined.sort_by_key(|(_, _, examined)| examined.server.reachable);
+        for (address, slots, examined) in examined {
             let reply = examined.slots.as_ref();
             let map = reply.and_then(|reply| Slots::parse(reply, address));
             match map {
@@ -67,7 +70,8 @@ impl Cluster {
             }
             findings.extend(examined.findings);
             if !examined.server.grants_locks {
-                findings.push(out(slots).about(&examined.server.name));
+                let out = out(slots, examined.server.reachable);
+                findings.push(out.about(&examined.server.name));
             }
             servers.push(examined.server);
         }
@@ -107,12 +111,17 @@ impl Cluster {
     }
 }
 
-fn out(slots: &[Slot]) -> Finding {
+fn out(slots: &[Slot], reachable: bool) -> Finding {
     let message = format!(
         "the slots {} are out: their locks are not granted",
         ranges(slots)
     );
-    let remedy = "bring the node back, or promote its replica: CLUSTER FAILOVER FORCE";
+    let remedy = match reachable {
+        false => "bring the node back, or promote its replica: CLUSTER FAILOVER FORCE",
+        true => {
+            "the node answers: repair the other nodes first, or set cluster-require-full-coverage to no"
+        }
+    };
     Finding::new(Severity::Critical, "slots_out", message, remedy)
 }
 

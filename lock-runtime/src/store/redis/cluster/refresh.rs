@@ -111,8 +111,6 @@ impl Cluster {
         // Calls are refused while a node does not answer, so none of them would find the node that
         // takes its place.
         let is_unsettled = self.unfound.lasts() || self.has_silent_owner();
-        let error = self.unfound.error();
-        let is_refused = error.is_some_and(|error| !error.is_transient());
         let mut refresh = lock(&self.refresh);
         let now = Instant::now();
         let is_calm = now.saturating_duration_since(refresh.not_before) > LONGEST_PAUSE;
@@ -121,9 +119,10 @@ impl Cluster {
         } else {
             (refresh.pause * 2).min(LONGEST_PAUSE)
         };
-        let pause = match is_refused {
-            true => self.unfound.pause(rand::random()),
-            false => refresh.pause,
+        // Each attempt to find the cluster connects to nodes that do not answer.
+        let pause = match self.unfound.error() {
+            Some(_) => self.unfound.pause(rand::random(), now),
+            None => refresh.pause,
         };
         refresh.not_before = now + pause;
         refresh.running = refresh.wanted || is_unsettled;

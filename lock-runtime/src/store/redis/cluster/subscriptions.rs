@@ -30,10 +30,10 @@ use super::{
     super::{
         clock::ServerClock,
         error,
-        link::Dial,
+        link::{Dial, in_time},
         login::Authentication,
         on_drop::OnDrop,
-        target::{Endpoint, Target},
+        target::{Driver, Endpoint, Target},
     },
     audience::{Audience, LINGER, Wanted},
     slots::{Address, Slot, number_in, slot_of},
@@ -67,8 +67,8 @@ struct Ear {
     address: Address,
     server: Arc<Endpoint>,
     clock: Arc<OnceLock<ServerClock>>,
-    /// With the task that authenticates it again, if its credentials end.
-    connection: OnceCell<(MultiplexedConnection, Option<Authentication>)>,
+    /// With its driver, and the task that authenticates it again, if its credentials end.
+    connection: OnceCell<(MultiplexedConnection, Driver, Option<Authentication>)>,
 }
 
 impl Subscriptions {
@@ -260,7 +260,7 @@ impl Ear {
                 }
             });
             let config = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(PATIENCE))
+                .set_connection_timeout(None)
                 .set_response_timeout(None)
                 .set_push_sender(move |push: PushInfo| {
                     let _owned = &end;
@@ -269,21 +269,21 @@ impl Ear {
                     }
                     Ok::<_, redis::aio::SendError>(())
                 });
-            let (client, login) = self.server.client().await?;
-            let connection = client.get_multiplexed_async_connection_with_config(&config);
+            let (door, login) = self.server.door().await?;
             let disconnected = |cause| error::disconnected(&cause, &all.dial.acl);
-            let connection = connection.await.map_err(disconnected)?;
+            let opened = in_time(door.open(&config)).await;
+            let (connection, driver) = opened.map_err(disconnected)?;
             // The replies to commands may be those to others here, so only errors are certain.
             let authentication = login.map(|login| login.keep(&connection));
-            Ok::<_, StoreError>((connection, authentication))
+            Ok::<_, StoreError>((connection, driver, authentication))
         };
         let connected = self.connection.get_or_try_init(connect).await;
-        connected.map(|(connection, _)| connection.clone())
+        connected.map(|(connection, ..)| connection.clone())
     }
 
     /// Unsubscribes from the channel, if there is a connection.
     async fn unsubscribe(&self, channel: &str) {
-        let Some((connection, _)) = self.connection.get() else {
+        let Some((connection, ..)) = self.connection.get() else {
             return;
         };
         let mut connection = connection.clone();

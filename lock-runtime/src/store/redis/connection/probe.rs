@@ -41,6 +41,11 @@ impl Connection {
         self.outage.lasts()
     }
 
+    /// Returns whether the latest attempt to connect has failed.
+    pub(in crate::store::redis) fn has_failed(&self) -> bool {
+        self.outage.error().is_some()
+    }
+
     /// Records an established connection, to the primary that the Sentinels have `named`.
     pub(in crate::store::redis) fn established(&self, attempt: u64, named: Option<&Named>) {
         let Some(restored) = self.outage.end(attempt, Instant::now()) else {
@@ -161,7 +166,9 @@ async fn probe_until_connected(connection: &Weak<Connection>) {
         let attempt = async {
             outcome.await;
             let connection = connection.upgrade().filter(|it| it.is_in_outage());
-            if let Some(pause) = connection.map(|it| it.outage.pause(rand::random())) {
+            if let Some(pause) =
+                connection.map(|it| it.outage.pause(rand::random(), Instant::now()))
+            {
                 sleep(pause).await;
             }
         };

@@ -92,8 +92,15 @@ fn the_findings_follow_the_info() {
         ),
     ] {
         let mut examined = examined();
-        examined.judge_info(&Info(info.into()), kind, required);
+        examined.judge_info(&Info(info.into()), (kind, false), required);
         assert_eq!(codes(&examined), expected, "{info}");
+    }
+    // A primary that Sentinels watch.
+    for (replicas, expected) in [(0, &["no_replica"][..]), (1, &[])] {
+        let mut examined = examined();
+        let info = Info(format!("role:master\r\nconnected_slaves:{replicas}\r\n"));
+        examined.judge_info(&info, (Kind::Primary, true), None);
+        assert_eq!(codes(&examined), expected, "{replicas}");
     }
 }
 

@@ -8,7 +8,7 @@
 use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use redis::{Client, RedisError, RedisResult, aio::PubSub};
+use redis::{RedisError, RedisResult, aio::PubSub};
 use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
@@ -18,7 +18,11 @@ use super::{Answer, Named, PATIENCE, Sentinels, ask};
 use crate::{
     store::{
         StoreErrorKind,
-        redis::{acl::AclLine, error, target::Endpoint},
+        redis::{
+            acl::AclLine,
+            error,
+            target::{Door, Endpoint},
+        },
     },
     sync::lock,
     time::{Instant, sleep_until},
@@ -64,8 +68,8 @@ impl Sentinels {
 
     /// The same on one connection; `None` when that is lost.
     async fn listen(&self, current: &Named, sentinel: &Endpoint) -> Option<Named> {
-        let (client, login) = sentinel.client().await.ok()?;
-        let mut pubsub = match timeout(PATIENCE, subscribed(&client)).await.ok()? {
+        let (door, login) = sentinel.door().await.ok()?;
+        let mut pubsub = match timeout(PATIENCE, subscribed(&door)).await.ok()? {
             Ok(pubsub) => pubsub,
             // An explicit refusal is final, but for that of a password, which may be replaced.
             Err(cause) if cause.code().is_some() && !is_unauthenticated(&cause) => {
@@ -109,8 +113,8 @@ fn is_unauthenticated(cause: &RedisError) -> bool {
     error.kind() == StoreErrorKind::Unauthenticated
 }
 
-async fn subscribed(sentinel: &Client) -> RedisResult<PubSub> {
-    let mut pubsub = sentinel.get_async_pubsub().await?;
+async fn subscribed(sentinel: &Door) -> RedisResult<PubSub> {
+    let mut pubsub = sentinel.listen().await?;
     pubsub.subscribe(SWITCH).await?;
     Ok(pubsub)
 }

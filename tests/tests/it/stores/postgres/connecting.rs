@@ -346,6 +346,26 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
     .await;
 }
 
+#[tokio::test]
+async fn a_certificate_that_no_chain_can_verify_is_pinned() {
+    in_time(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let builder = || PostgresServer::builder().in_memory().tls_self_signed();
+        let (server, stranger) = (builder().start().await, builder().start().await);
+        let connect = async |pem: &str| {
+            let options = PostgresOptions::new().root_certificate(pem);
+            let builder = LockClient::builder().postgres(options);
+            builder.connect(&server.url()).await
+        };
+        once(connect(server.ca_pem()).await.unwrap().exclusive("a"))
+            .await
+            .unwrap();
+        let error = connect(stranger.ca_pem()).await.unwrap_err();
+        assert_says(&error, LockErrorKind::Unavailable, &["certificate"]);
+    })
+    .await;
+}
+
 /// Whether the connections of clients to a server use TLS.
 async fn uses_tls(admin: &tokio_postgres::Client) -> Vec<bool> {
     let query = "select distinct ssl from pg_stat_ssl join pg_stat_activity using (pid) \

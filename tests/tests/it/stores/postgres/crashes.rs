@@ -9,8 +9,8 @@ use lock_runtime::store::Instant;
 use lock_runtime::{
     Inspection, LockClient, LockKey, LockKind, Mode, RevokeScope,
     store::{
-        AcquireReply, ClientId, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply,
-        RenewReply, Renewal, Store, Token,
+        AcquireReply, ClientId, Grant, Hold, IDENTITY_TTL, KeyRequest, PollReply, Release,
+        ReleaseReply, RenewReply, Renewal, Store, Token,
         postgres::{PostgresOptions, PostgresRecords},
     },
 };
@@ -294,7 +294,8 @@ mod lost {
         in_time(async {
             let mut case = Case::new().await;
             let client = ClientId::random();
-            case.store.introduce(client, "somewhere").await.unwrap();
+            let introduced = case.store.introduce(client, "somewhere", IDENTITY_TTL);
+            introduced.await.unwrap();
             let named = async |case: &Case| {
                 let names = case.store.names_of(&[client]).await.unwrap();
                 names.into_iter().next().flatten()

@@ -18,6 +18,9 @@ const NAME: &str = "lock:order:42";
 /// Longer than a lease of a test, and than a poll of a waiter.
 const QUIET: Duration = Duration::from_millis(1500);
 
+/// A lease with room for a few calls, on a busy machine as well.
+const BRIEF: Duration = Duration::from_secs(2);
+
 /// Two clients and the connection of the first one.
 async fn two() -> (LockClient, LockClient, Client) {
     let (url, one, db) = client_of_new_database().await;
@@ -463,8 +466,8 @@ async fn readers_guard_together_and_keep_a_writer_out() {
     in_time(async {
         let (one, other, mut db) = two().await;
         let (first, second) = (
-            one.read(KEY).lease(MIN_LEASE).no_renew().acquire().await,
-            other.read(KEY).lease(MIN_LEASE).no_renew().acquire().await,
+            one.read(KEY).lease(BRIEF).no_renew().acquire().await,
+            other.read(KEY).lease(BRIEF).no_renew().acquire().await,
         );
         let (first, second) = (first.unwrap(), second.unwrap());
         let transaction = guarded(&mut db, NAME, first.fence()).await;

@@ -115,6 +115,8 @@ async fn a_role_that_may_call_guard_learns_no_token_and_keeps_no_free_lock() {
         let refused = stranger.execute(GUARD, &[&NAME, &fence]).await;
         let refused = refused.unwrap_err();
         assert_eq!(refused.code().unwrap().code(), fencing::STALE);
+        // The server sends an error before it undoes the transaction, and this one after that.
+        stranger.batch_execute("select 1").await.unwrap_err();
         let next = locks.exclusive("order:42").try_acquire().await.unwrap();
         next.unwrap().release().await.unwrap();
     })
@@ -149,12 +151,12 @@ async fn roles_of_an_older_schema_keep_their_rights_and_others_get_none() {
         let old = LockClient::connect(&url_as(&client, &url).await)
             .await
             .unwrap();
-        assert_eq!(number(&admin, PUBLIC).await, 7);
+        assert_eq!(number(&admin, PUBLIC).await, 6);
         LockClient::connect(&url).await.unwrap();
         assert_eq!(number(&admin, PUBLIC).await, 0);
         assert_eq!(
             number(&admin, "select version::bigint from lock_runtime.format").await,
-            2
+            3
         );
         once(old.exclusive("a")).await.unwrap();
         once(old.all(["b", "c"])).await.unwrap();

@@ -10,6 +10,9 @@ use crate::place::in_time;
 
 const FORMAT: &str = "select version::bigint from lock_runtime.format";
 
+/// The version of the schema that this version of the library creates.
+const CURRENT: i32 = 3;
+
 async fn set_format(admin: &Client, version: i32, since: i32) {
     let update = "update lock_runtime.format set version = $1, since = $2";
     admin.execute(update, &[&version, &since]).await.unwrap();
@@ -30,7 +33,7 @@ async fn four_processes_create_it_at_once() {
                 once(locks.as_ref().unwrap().exclusive("a")).await.unwrap();
             }
             let admin = postgres::connect(&url).await;
-            assert_eq!(number(&admin, FORMAT).await, 2);
+            assert_eq!(number(&admin, FORMAT).await, i64::from(CURRENT));
             assert_eq!(
                 number(&admin, "select count(*) from lock_runtime.format").await,
                 1
@@ -50,7 +53,7 @@ async fn clients_of_two_versions_use_one_schema() {
         let guard = held(&old, "a").await;
         let newer = "alter table lock_runtime.record add column extra text not null default 'new'";
         admin.batch_execute(newer).await.unwrap();
-        set_format(&admin, 3, 1).await;
+        set_format(&admin, CURRENT + 1, 1).await;
         let other = LockClient::connect(&url).await.unwrap();
         assert!(other.exclusive("a").try_acquire().await.unwrap().is_none());
         let fence = guard.fence();
@@ -61,7 +64,7 @@ async fn clients_of_two_versions_use_one_schema() {
         guard.release().await.unwrap();
         // An older migration changes nothing.
         admin.batch_execute(MIGRATION).await.unwrap();
-        assert_eq!(number(&admin, FORMAT).await, 3);
+        assert_eq!(number(&admin, FORMAT).await, i64::from(CURRENT) + 1);
     })
     .await;
 }
@@ -71,11 +74,13 @@ async fn a_client_that_is_too_old_is_refused() {
     in_time(async {
         let (url, old, admin) = client_of_new_database().await;
         once(old.exclusive("a")).await.unwrap();
-        set_format(&admin, 4, 3).await;
+        set_format(&admin, CURRENT + 2, CURRENT + 1).await;
         let error = LockClient::connect(&url).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::IncompatibleFormat);
         let message = chain(&error);
-        for word in ["version 4", "knows 2", "use versions of one format"] {
+        let newer = format!("version {}", CURRENT + 2);
+        let known = format!("knows {CURRENT}");
+        for word in [&newer, &known, "use versions of one format"] {
             assert!(message.contains(word), "{message}");
         }
         let lazy = LockClient::connect_lazy(&url).unwrap();
@@ -111,7 +116,7 @@ async fn an_older_schema_is_brought_up_to_date_and_keeps_its_locks() {
             .await
             .unwrap();
         let locks = LockClient::connect(&url).await.unwrap();
-        assert_eq!(number(&admin, FORMAT).await, 2);
+        assert_eq!(number(&admin, FORMAT).await, i64::from(CURRENT));
         assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
         let mut db = postgres::connect(&url).await;
         let transaction = db.transaction().await.unwrap();

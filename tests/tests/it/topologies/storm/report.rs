@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lock_runtime::LockErrorKind;
+use lock_runtime::LockError;
 use lock_tests::{fenced, storm::Violation};
 
 use super::{fault::Fault, worker::Key};
@@ -18,7 +18,8 @@ pub(crate) struct Report {
     length: Duration,
     keys: Vec<OfKey>,
     outages: Vec<Outage>,
-    errors: BTreeMap<&'static str, u64>,
+    /// The number of each code, and the last error with it.
+    errors: BTreeMap<&'static str, (u64, String)>,
 }
 
 #[derive(Debug)]
@@ -44,7 +45,7 @@ impl Report {
         time: Range<Instant>,
         faults: Vec<Fault>,
         keys: &[Key],
-        errors: impl Iterator<Item = LockErrorKind>,
+        errors: impl Iterator<Item = LockError>,
     ) -> Self {
         let outages = faults.iter().enumerate().flat_map(|(index, fault)| {
             let nexts = &faults[index + 1..];
@@ -78,8 +79,11 @@ impl Report {
             violations: key.history().violations(),
             resource: key.resource(),
         };
-        let mut counts = BTreeMap::new();
-        errors.for_each(|kind| *counts.entry(kind.code()).or_default() += 1);
+        let mut counts = BTreeMap::<_, (u64, String)>::new();
+        for error in errors {
+            let (count, last) = counts.entry(error.code()).or_default();
+            (*count, *last) = (*count + 1, format!("{error:#}"));
+        }
         let length = time.end - time.start;
         Self {
             length,
@@ -164,7 +168,10 @@ impl fmt::Display for Report {
         )?;
         self.errors
             .iter()
-            .try_for_each(|(code, count)| write!(f, ", {count} {code}"))?;
+            .try_for_each(|(code, (count, _))| write!(f, ", {count} {code}"))?;
+        self.errors
+            .values()
+            .try_for_each(|(_, last)| write!(f, "\n  the last: {last}"))?;
         self.outages
             .iter()
             .try_for_each(|outage| write!(f, "\n  {outage}"))?;

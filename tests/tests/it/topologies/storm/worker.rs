@@ -77,7 +77,7 @@ pub(super) struct Worker {
 impl Worker {
     /// Works until the storm is over. Returns the errors, each of which was followed by a new
     /// attempt.
-    pub(super) async fn work(self) -> Vec<LockErrorKind> {
+    pub(super) async fn work(self) -> Vec<LockError> {
         let mut errors = Vec::new();
         while !self.over.load(Ordering::Relaxed) {
             let key = &self.keys[rand::random_range(0..self.keys.len())];
@@ -93,7 +93,7 @@ impl Worker {
                     Unavailable | WaitTimeout | Lost(_) | ReleaseUnknown | ReadOnly
                 );
                 assert!(expected, "no failing server explains this: {error:?}");
-                errors.push(error.kind());
+                errors.push(error);
                 sleep(PAUSE).await;
             }
         }

@@ -1,6 +1,5 @@
 //! The outage of one server: since when it has not answered, and which calls are refused until it
-//! answers again (a circuit breaker). Decides only; the [connection](super::connection) probes the
-//! server.
+//! answers again (a circuit breaker). Decides only; the connection to the server probes it.
 
 use std::{
     fmt,
@@ -17,15 +16,18 @@ use crate::{
     time::Instant,
 };
 
-/// The pause between two probes of a server that does not answer, at most: short against the half
-/// second within which requests are served again. At random, at least half of it.
+/// The pause between two probes of a server that does not answer, at first: short against the half
+/// second within which requests are served again after a failover.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The same if the server refuses a password that is being replaced: a new one takes a second or
 /// more to arrive, and each refusal is work and a line of the log for the server.
 const LOGIN_PAUSE: Duration = Duration::from_millis(500);
-/// The same if another attempt cannot succeed by itself: the server has never accepted the
-/// password, for example.
+/// The longest pause: in a long outage, or if another attempt cannot succeed by itself, as the
+/// server has never accepted the password, for example.
 const LONG_PAUSE: Duration = Duration::from_secs(2);
+/// The part of an outage that a pause may prolong it by. So the pauses double as the outage does,
+/// and the clients of a large fleet do not keep the server from coming back.
+const SHARE: u32 = 8;
 
 /// The handling of a call during an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +43,6 @@ pub(super) enum InOutage {
 /// The outage of one server.
 #[derive(Debug)]
 pub(super) struct Outage {
-    /// The time without an answer after which the circuit breaker opens.
-    unavailable_after: Option<Duration>,
     /// The only part that is read while the server answers.
     lasts: AtomicBool,
     state: Mutex<State>,
@@ -50,6 +50,8 @@ pub(super) struct Outage {
 
 #[derive(Debug)]
 struct State {
+    /// The time without an answer after which the circuit breaker opens.
+    unavailable_after: Option<Duration>,
     /// Since when the server has not answered.
     since: Instant,
     /// A connection was established before.
@@ -73,9 +75,9 @@ impl Outage {
     /// The state of a server to which the first connection is being established.
     pub(super) fn new(unavailable_after: Option<Duration>, now: Instant) -> Self {
         Self {
-            unavailable_after,
             lasts: AtomicBool::new(true),
             state: Mutex::new(State {
+                unavailable_after,
                 since: now,
                 stood: false,
                 failed: None,
@@ -122,14 +124,28 @@ impl Outage {
         if !self.lasts.swap(false, Ordering::AcqRel) {
             return None;
         }
-        let was_open = self.unavailable_after.is_some_and(|after| silent >= after);
+        let was_open = state.unavailable_after.is_some_and(|after| silent >= after);
         Some(match stood || failed.is_some() || was_open {
             true => Restored::After(silent),
             false => Restored::First,
         })
     }
 
+    /// Sets the time without an answer after which the circuit breaker opens.
+    #[cfg(feature = "records")]
+    pub(super) fn set_unavailable_after(&self, unavailable_after: Option<Duration>) {
+        lock(&self.state).unavailable_after = unavailable_after;
+    }
+
+    /// The silence after which a server seems not to answer, of `longest` at most.
+    #[cfg(feature = "records")]
+    pub(super) fn patience(&self, longest: Duration) -> Duration {
+        let after = lock(&self.state).unavailable_after;
+        after.map_or(longest, |after| after.min(longest))
+    }
+
     /// The error of the latest attempt to connect, while the outage lasts.
+    #[cfg(any(test, feature = "redis"))]
     pub(super) fn error(&self) -> Option<StoreError> {
         lock(&self.state).failed.clone()
     }
@@ -141,8 +157,11 @@ impl Outage {
 
     /// When the circuit breaker opens; `None` if no outage lasts, or if it is not set.
     pub(super) fn opens_at(&self) -> Option<Instant> {
-        let after = self.unavailable_after.filter(|_| self.lasts())?;
-        Some(lock(&self.state).since + after)
+        if !self.lasts() {
+            return None;
+        }
+        let state = lock(&self.state);
+        Some(state.since + state.unavailable_after?)
     }
 
     /// Admits a call to the `server`, or refuses it without sending it.
@@ -167,7 +186,7 @@ impl Outage {
     ) -> Option<StoreError> {
         let state = lock(&self.state);
         let silent = now.saturating_duration_since(state.since);
-        let is_open = self.unavailable_after.is_some_and(|after| silent >= after);
+        let is_open = state.unavailable_after.is_some_and(|after| silent >= after);
         let is_known = in_outage == InOutage::Refuse && state.failed.is_some();
         if !is_open && !is_known {
             return None;
@@ -193,15 +212,19 @@ impl Outage {
         )
     }
 
-    /// The pause before the next probe. `jitter` in 0..1 spreads the probes of all clients.
-    pub(super) fn pause(&self, jitter: f64) -> Duration {
-        let failed = &lock(&self.state).failed;
-        let longest = match failed {
+    /// The pause before the next probe: an eighth of the outage, between a shortest and a longest
+    /// one. `jitter` in 0..1 spreads the probes of all clients, and halves it at most.
+    pub(super) fn pause(&self, jitter: f64, now: Instant) -> Duration {
+        let state = lock(&self.state);
+        let shortest = match &state.failed {
             Some(error) if !error.is_transient() => LONG_PAUSE,
             Some(error) if error.kind() == StoreErrorKind::Unauthenticated => LOGIN_PAUSE,
             _ => PAUSE,
         };
-        longest.mul_f64(0.5 + 0.5 * jitter)
+        let share = now.saturating_duration_since(state.since) / SHARE;
+        share
+            .clamp(shortest, LONG_PAUSE)
+            .mul_f64(0.5 + 0.5 * jitter)
     }
 }
 
@@ -286,14 +309,32 @@ mod tests {
 
     #[test]
     fn a_server_that_refuses_the_client_is_asked_each_time() {
-        let outage = Outage::new(None, Instant::now());
+        let now = Instant::now();
+        let outage = Outage::new(None, now);
         let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
         outage.failed(0, &wrong);
         assert!(outage.admits(InOutage::Refuse, &"a").is_ok());
-        assert!(outage.pause(0.0) > PAUSE);
+        assert!(outage.pause(0.0, now) > PAUSE);
         outage.failed(0, &refused());
         assert!(outage.admits(InOutage::Refuse, &"a").is_err());
-        assert!(outage.pause(1.0) <= PAUSE && outage.pause(0.0) >= PAUSE / 2);
+        assert_eq!(outage.pause(1.0, now), PAUSE);
+    }
+
+    #[test]
+    fn the_probes_of_a_long_outage_become_rare() {
+        let now = Instant::now();
+        let outage = Outage::new(Some(AFTER), now);
+        outage.failed(0, &refused());
+        let pause = |jitter, seconds| outage.pause(jitter, now + Duration::from_secs(seconds));
+        assert_eq!((pause(1.0, 0), pause(0.0, 1)), (PAUSE, PAUSE / 2));
+        assert_eq!(pause(1.0, 8), Duration::from_secs(1));
+        assert_eq!((pause(1.0, 16), pause(1.0, 3600)), (LONG_PAUSE, LONG_PAUSE));
+        assert_eq!(pause(0.0, 3600), LONG_PAUSE / 2);
+        // The next outage begins anew.
+        let later = now + Duration::from_secs(3600);
+        outage.end(0, later);
+        outage.begin(0, later);
+        assert_eq!(outage.pause(1.0, later), PAUSE);
     }
 
     #[test]
@@ -315,6 +356,6 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(outage.pause(1.0) <= LOGIN_PAUSE && outage.pause(0.0) > PAUSE);
+        assert_eq!(outage.pause(1.0, now), LOGIN_PAUSE);
     }
 }
