@@ -13,11 +13,23 @@ use super::{
 use crate::{
     key::LockKey,
     spec::{LockKind, Mode},
-    store::{Hold, NextHolder, RevokeScope, Token},
+    store::{ENTRY_STALE_AFTER, HANDOFF_LEASE, Hold, NextHolder, RevokeScope, Token},
+    time::Instant,
 };
 
 const KEYS: usize = 3;
 const TOKENS: usize = 4;
+/// The time within which a waiter has polled again, and a hand-off is confirmed, if neither is to
+/// end by itself at one of the stores.
+const POLLED_WITHIN: Duration = {
+    let [stale, ended] = [ENTRY_STALE_AFTER, HANDOFF_LEASE];
+    let first = if stale.as_millis() < ended.as_millis() {
+        stale
+    } else {
+        ended
+    };
+    first.checked_mul(4).unwrap().checked_div(5).unwrap()
+};
 
 /// Draws steps.
 pub(super) struct Steps {
@@ -35,6 +47,8 @@ pub(super) struct Steps {
     abandoned: Vec<Token>,
     /// All tokens of this sequence; messages show the index of a token.
     known: Vec<Token>,
+    /// The times of the last two draws. Each waiter polls between two draws.
+    drawn: [Instant; 2],
 }
 
 impl Steps {
@@ -60,6 +74,7 @@ impl Steps {
             confirm: VecDeque::new(),
             abandoned: Vec::new(),
             shape,
+            drawn: [Instant::now(); 2],
         }
     }
 
@@ -71,11 +86,17 @@ impl Steps {
         } else if let Some(hold) = self.polls.pop_front() {
             Step::Poll(hold)
         } else {
+            self.drawn = [self.drawn[1], Instant::now()];
             let step = self.draw();
             self.polls.extend(self.in_line.iter().cloned());
             step
         };
         Shown::new(step, self.known.clone())
+    }
+
+    /// Whether a waiter may have polled too late for one of the stores.
+    pub(super) fn are_late(&self) -> bool {
+        self.drawn[0].elapsed() >= POLLED_WITHIN
     }
 
     /// Same as `hold`, for a request. A store without a clock ignores the requests of an abandoned

@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{
     conformance::Model,
-    store::{Store, redis::RedisStore},
+    store::{ENTRY_STALE_AFTER, MemoryStore, Store, redis::RedisStore},
 };
-use lock_tests::RedisServer;
+use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation};
+use tokio::time::sleep;
 
 /// Of 110 operations each.
 const SEQUENCES: u64 = 1_000;
@@ -30,7 +31,7 @@ async fn server_of_a_quorum_answers_as_memory_does() {
     let members = RedisStore::members(&urls, "model", Duration::ZERO).await;
     let (_, member) = members.unwrap().swap_remove(0);
     // The uptime is in whole seconds.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
+    sleep(Duration::from_millis(1100)).await;
     let channel = format!("model:{}:quorum", "0".repeat(32));
     // A server grants nothing to an heir whose channel has no subscriber.
     let client = redis::Client::open(urls[0]).unwrap();
@@ -38,4 +39,16 @@ async fn server_of_a_quorum_answers_as_memory_does() {
     subscription.subscribe(&channel).await.unwrap();
     let model = Model::new().sequences(SEQUENCES).exact();
     model.run_member(member, Some(channel.into())).await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_polls_too_late_is_no_mismatch() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
+        if matches!(call.operation, Operation::Poll(_)) && call.nth % 50 == 0 {
+            sleep(ENTRY_STALE_AFTER + Duration::from_millis(100)).await;
+        }
+        call.execute().await
+    });
+    let make = async || store.clone() as Arc<dyn Store>;
+    Model::new().sequences(100).run(&make).await;
 }
