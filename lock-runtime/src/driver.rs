@@ -37,6 +37,8 @@ const JOBS_IN_FLIGHT: usize = 256;
 /// The pauses after the client was introduced to the store, and after an attempt failed.
 const INTRODUCED_FOR: Duration = Duration::from_secs(IDENTITY_TTL.as_secs() / 3);
 const INTRODUCED_AGAIN: Duration = Duration::from_secs(10);
+/// The largest number of readers and permits whose times are recorded with the client.
+const GRANTS: usize = 256;
 /// The pause before another look whether the name of a client has been sent.
 const INTRODUCING: Duration = Duration::from_millis(5);
 
@@ -275,12 +277,14 @@ impl Calls {
     }
 }
 
-/// Repeats the name of the client to the store.
+/// Repeats to the store the name of the client, and since when it holds locks as a reader or with
+/// permits.
 async fn introduce(core: Arc<Core>) -> Done {
     let own = core.clone();
     let _over = OnDrop::new(move || own.with_state(|state| state.is_introducing = false));
     if let Some(name) = &core.own_name {
-        let introduced = core.store.introduce(core.id, name, IDENTITY_TTL);
+        let grants = core.with_state(|state| state.session.oldest_shares(GRANTS, Instant::now()));
+        let introduced = core.store.introduce(core.id, name, &grants, IDENTITY_TTL);
         let introduced = within(call_timeout(DEFAULT_LEASE), introduced).await;
         if let Err(error) = introduced {
             tracing::debug!(%error, "the store does not have the name of this client yet");
@@ -303,7 +307,7 @@ pub(crate) async fn dismiss(core: &Core) {
         while core.with_state(|state| state.is_introducing) && Instant::now() < until {
             sleep(INTRODUCING).await;
         }
-        let dismissed = core.store.introduce(core.id, name, Duration::ZERO);
+        let dismissed = core.store.introduce(core.id, name, &[], Duration::ZERO);
         if let Err(error) = within(call_timeout(DEFAULT_LEASE), dismissed).await {
             tracing::debug!(%error, "the name of this client stays in the store until it expires");
         }

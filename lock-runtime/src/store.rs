@@ -185,15 +185,18 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> Replied<'a, RevokeReply>;
 
     /// Records the name of a client for a time, [`IDENTITY_TTL`] while it lives and none once it is
-    /// shut down, so that holders and waiters are shown with it. This implementation, for a store
-    /// that keeps no names, does nothing.
+    /// shut down, so that holders and waiters are shown with it. `grants` are the readers and permits
+    /// that it has held for the longest, each with the time since its grant, for a store that does
+    /// not record the times of these grants itself. This implementation, for a store that keeps no
+    /// names, does nothing.
     fn introduce<'a>(
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Replied<'a, ()> {
-        let _ = (client, name, keep_for);
+        let _ = (client, name, grants, keep_for);
         Box::pin(ready(Ok(())))
     }
 

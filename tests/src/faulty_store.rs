@@ -32,9 +32,9 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     FencingToken, Health, LockKey, LockKind, RevokeReply, RevokeScope,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
-        KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember, RaiseReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
+        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
     },
 };
 use tokio::sync::watch;
@@ -257,9 +257,10 @@ impl Store for FaultyStore {
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Reply<'a, ()> {
-        self.inner.introduce(client, name, keep_for)
+        self.inner.introduce(client, name, grants, keep_for)
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Reply<'a, Vec<Option<String>>> {

@@ -13,10 +13,10 @@ use crate::{
     key::LockKey,
     spec::LockKind,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
-        KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release, ReleaseReply, RenewReply,
-        Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind,
-        StoreEvent,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
+        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release, ReleaseReply,
+        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
+        StoreErrorKind, StoreEvent,
     },
     sync::lock,
 };
@@ -164,9 +164,10 @@ impl Store for Intercepted {
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Replied<'a, ()> {
-        self.inner.introduce(client, name, keep_for)
+        self.inner.introduce(client, name, grants, keep_for)
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {

@@ -297,9 +297,11 @@
 //! | settings | `f:<namespace>:settings` | STRING, with several servers: settings of all clients |
 //!
 //! | names | `f:<namespace>:client:<id>` | STRING: the name of a client |
+//! | grants | `f:<namespace>:grants:<id>` | HASH: since when a client reads and holds permits |
 //!
 //! The wait queue is deleted with its last waiter, or 10 s after the last poll. The name of a
-//! client is deleted when it is shut down, or 15 minutes after its last sign of life.
+//! client and the times of its grants are deleted when it is shut down, or 15 minutes after its
+//! last sign of life.
 //!
 //! # Memory
 //!

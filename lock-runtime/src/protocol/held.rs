@@ -14,7 +14,7 @@ use crate::{
     fence::FencingToken,
     key::LockKey,
     spec::{LockKind, Mode, Terms},
-    store::{Hold, RenewReply, Renewal, StoreError, StoreErrorKind, Token},
+    store::{Hold, HolderId, RenewReply, Renewal, StoreError, StoreErrorKind, Token},
     time::Instant,
 };
 
@@ -229,6 +229,23 @@ impl Session {
     /// Returns whether the lock is still held, so that its renewal is still to be sent.
     pub(crate) fn is_held(&self, id: HeldId) -> bool {
         self.held.get(id).is_some_and(|held| held.loss.is_none())
+    }
+
+    /// Returns the readers and permits that have been held for the longest, at most `most`, each
+    /// with the time since its grant.
+    pub(crate) fn oldest_shares(&self, most: usize, now: Instant) -> Vec<(HolderId, Duration)> {
+        let held = self.held.values().filter(|held| held.loss.is_none());
+        let shares = held.filter(|held| held.hold.mode != Mode::Exclusive);
+        let mut shares: Vec<_> = shares
+            .map(|held| (held.lease.since(), &held.hold))
+            .collect();
+        shares.sort_unstable_by_key(|(since, _)| *since);
+        let oldest = shares.into_iter().take(most);
+        let entry = |(since, hold): (Instant, &Hold)| {
+            let id = HolderId::of(&hold.key, hold.token, false);
+            (id, now.saturating_duration_since(since))
+        };
+        oldest.map(entry).collect()
     }
 
     /// Records the answer to a renewal sent at `sent`.

@@ -93,9 +93,9 @@ use futures_util::{
 use tokio::sync::watch;
 
 use super::{
-    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, Inspection,
-    KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember, Release,
-    ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
+    Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
+    Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
     StoreError, StoreErrorKind, StoreEvent,
 };
 use crate::{
@@ -362,11 +362,12 @@ impl Store for QuorumStore {
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Replied<'a, ()> {
         let servers = self.inner.servers.iter();
         let calls: Vec<_> = servers
-            .map(|server| server.introduce(client, name, keep_for))
+            .map(|server| server.introduce(client, name, grants, keep_for))
             .collect();
         Box::pin(async move {
             let introduced = join_all(calls.into_iter().map(|it| within(PATIENCE, it))).await;

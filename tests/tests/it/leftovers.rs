@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use lock_runtime::{LockClient, LockClientBuilder, LockErrorKind};
 use lock_tests::{RedisServer, postgres, shared_postgres};
+use tokio::time::sleep;
 
 use crate::place::{cluster_url, eventually, in_time};
 
@@ -89,6 +90,37 @@ async fn a_client_that_is_shut_down_leaves_fencing_tokens_in_redis() {
             }
             assert_eq!(left.len(), 6, "{left:?}");
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
+    in_time(async {
+        let server = RedisServer::start().await;
+        let locks = LockClient::connect(&server.url()).await.unwrap();
+        let _reader = locks.read("a").acquire().await.unwrap();
+        let permit = locks.permits("a", 2.try_into().unwrap());
+        let _permit = permit.acquire().await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        // A client whose connection broke introduces itself again.
+        server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+        eventually("its grants are known", async || {
+            let seen = [locks.inspect("a").await, locks.inspect_permits("a").await];
+            seen.into_iter().flatten().all(|seen| {
+                let held_for = seen.holders[0].held_for;
+                held_for.is_some_and(|time| time >= Duration::from_secs(1) && time < MINUTE)
+            })
+        })
+        .await;
+        let grants = async || {
+            let keys = keys(&server).await.into_iter();
+            let mut grants = keys.filter(|(name, _)| name.starts_with("f:lock:grants:"));
+            grants.next().map(|(_, left)| left)
+        };
+        assert!(grants().await.is_some_and(|left| left <= NAMED));
+        locks.shutdown().await;
+        eventually("they are gone", async || grants().await.is_none()).await;
     })
     .await;
 }

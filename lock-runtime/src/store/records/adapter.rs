@@ -30,9 +30,9 @@ use crate::{
     spec::LockKind,
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
-        IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply,
-        Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope,
-        Store, StoreError, StoreEvent, Token,
+        HolderId, IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page,
+        PollReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
+        RevokeScope, Store, StoreError, StoreEvent, Token,
         outage::InOutage,
         table::{Step, Table, acquire_all},
     },
@@ -457,8 +457,11 @@ impl Store for RecordStore {
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Replied<'a, ()> {
+        // The records of the locks have the times of grants.
+        let _ = grants;
         Box::pin(self.0.introduce(client, name, keep_for))
     }
 

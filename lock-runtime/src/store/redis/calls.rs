@@ -27,9 +27,9 @@ use crate::{
     spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
-        Holder, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
-        RevokeScope, Store, StoreError,
+        Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,
+        QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies,
+        RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -141,9 +141,10 @@ impl Store for RedisStore {
         &'a self,
         client: ClientId,
         name: &'a str,
+        grants: &'a [(HolderId, Duration)],
         keep_for: Duration,
     ) -> Replied<'a, ()> {
-        Box::pin(self.introduce_client(client, name, keep_for))
+        Box::pin(self.introduce_client(client, name, grants, keep_for))
     }
 
     fn names_of<'a>(&'a self, clients: &'a [ClientId]) -> Replied<'a, Vec<Option<String>>> {
@@ -299,7 +300,7 @@ impl RedisStore {
         kind: LockKind,
         part: &str,
     ) -> Result<Inspection, StoreError> {
-        let (mut state, mut part) = (Inspection::default(), part);
+        let (mut state, mut part, is_whole) = (Inspection::default(), part, part == "all");
         let (mut skipped, mut from) = (0, 0);
         loop {
             let call = self.on_all(&scripts::INSPECT, key, kind).kind(kind);
@@ -314,7 +315,12 @@ impl RedisStore {
             state.holders.extend(reply.holders(count)?);
             state.waiters.extend(reply.waiters()?);
             match (holder, place) {
-                (0, 0) => return Ok(state),
+                (0, 0) => {
+                    if is_whole {
+                        self.add_ages(&mut state.holders).await;
+                    }
+                    return Ok(state);
+                }
                 (0, place) => (part, from) = ("waiters", place),
                 (holder, _) => skipped = holder,
             }

@@ -1,31 +1,32 @@
-//! The list of a store's locks, and the names of its clients.
+//! The list of a store's locks, and what its clients have recorded about themselves: their names,
+//! and since when their readers and permits hold locks.
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join, join_all};
 use redis::{Cmd, Value};
 
 use super::{
     RedisStore,
-    names::{client_name, key_of},
+    names::{client_name, grants_name, key_of},
     reply::{text, unexpected},
-    scripts::{self, Call},
+    scripts::{self, Call, Script},
     servers::Servers,
 };
 use crate::{
     call::within,
     key::LockKey,
-    spec::LockKind,
-    store::{ClientId, Cursor, Page, StoreError, StoreErrorKind},
+    spec::{LockKind, Mode},
+    store::{ClientId, Cursor, Holder, HolderId, Identity, Page, StoreError, StoreErrorKind},
 };
 
 /// The number of keys that a server visits for one page. It takes less than a millisecond, in
 /// which the server does nothing else.
 const VISITED: u32 = 1000;
-/// The time for which the names of a node are awaited.
-const NAMES: Duration = Duration::from_millis(200);
-/// The number of names that one script reads.
-const NAMES_AT_ONCE: usize = 256;
+/// The time for which the texts of a node are awaited.
+const TEXTS: Duration = Duration::from_millis(200);
+/// The number of texts that one script reads.
+const TEXTS_AT_ONCE: usize = 256;
 
 /// The keys of one step of `SCAN`, and the place of the next one; 0 after the last one.
 pub(super) struct Scanned {
@@ -60,48 +61,96 @@ impl RedisStore {
         &self,
         client: ClientId,
         name: &str,
+        grants: &[(HolderId, Duration)],
         keep_for: Duration,
     ) -> Result<(), StoreError> {
-        let call = Call::new(&scripts::INTRODUCE, 1).arg(client_name(&self.namespace, client));
         // The server takes no time of zero.
-        let keep_for = keep_for.max(Duration::from_millis(1));
-        let reply = self.run(call.arg(name).millis(keep_for)).await?;
-        match reply.word() {
-            "ok" => Ok(()),
-            _ => Err(unexpected()),
+        let kept_for = keep_for.max(Duration::from_millis(1));
+        let call = Call::new(&scripts::INTRODUCE, 1).arg(client_name(&self.namespace, client));
+        let named = self.run(call.arg(name).millis(kept_for));
+        // In a cluster, the two keys are on different nodes.
+        let call = Call::new(&scripts::SINCE, 1).arg(grants_name(&self.namespace, client));
+        let since = grants
+            .iter()
+            .fold(call.millis(kept_for), |call, (id, age)| {
+                call.arg(id.to_string()).millis(*age)
+            });
+        let has_grants = !grants.is_empty() || keep_for.is_zero();
+        let since = has_grants.then(|| self.run(since));
+        let (named, since) = join(named, OptionFuture::from(since)).await;
+        for reply in [Some(named), since].into_iter().flatten() {
+            if reply?.word() != "ok" {
+                return Err(unexpected());
+            }
         }
+        Ok(())
     }
 
     pub(super) async fn client_names(
         &self,
         clients: &[ClientId],
     ) -> Result<Vec<Option<String>>, StoreError> {
-        // In a cluster, each name is in a slot of its own.
+        let name = |id: &ClientId| client_name(&self.namespace, *id);
+        self.texts(&scripts::NAMES, clients, name, |_| None).await
+    }
+
+    /// Adds the times since the grants of readers and permits, as far as their clients have
+    /// recorded them.
+    pub(super) async fn add_ages(&self, holders: &mut [Holder]) {
+        let client = |holder: &Holder| match holder.client {
+            Identity::Client { id, .. } if holder.mode != Mode::Exclusive => Some(id),
+            _ => None,
+        };
+        let (asked, shares): (Vec<_>, Vec<_>) = holders
+            .iter_mut()
+            .filter_map(|holder| Some(((client(holder)?, holder.id), holder)))
+            .unzip();
+        let name = |asked: &(ClientId, HolderId)| grants_name(&self.namespace, asked.0);
+        let id = |asked: &(ClientId, HolderId)| Some(asked.1.to_string());
+        let ages = self.texts(&scripts::AGES, &asked, name, id).await;
+        for (holder, age) in shares.into_iter().zip(ages.unwrap_or_default()) {
+            let age = age.and_then(|age| age.parse().ok());
+            holder.held_for = age.map(Duration::from_millis);
+        }
+    }
+
+    /// Runs a script that returns a text for each of its keys, of which each may have an argument.
+    async fn texts<T>(
+        &self,
+        script: &'static Script,
+        asked: &[T],
+        key: impl Fn(&T) -> String,
+        arg: impl Fn(&T) -> Option<String>,
+    ) -> Result<Vec<Option<String>>, StoreError> {
+        // In a cluster, each key is in a slot of its own.
         let at_once = match self.servers {
-            Servers::One(_) => NAMES_AT_ONCE,
+            Servers::One(_) => TEXTS_AT_ONCE,
             Servers::Cluster(_) => 1,
         };
-        let groups = clients.chunks(at_once);
+        let groups = asked.chunks(at_once);
         let replies = groups.clone().map(|group| {
-            let names = group.iter().map(|id| client_name(&self.namespace, *id));
-            let call = names.fold(Call::new(&scripts::NAMES, group.len()), Call::arg);
-            within(NAMES, Box::pin(self.run(call)))
+            let call = Call::new(script, group.len());
+            let args = group.iter().map(&key);
+            let call = args
+                .chain(group.iter().filter_map(&arg))
+                .fold(call, Call::arg);
+            within(TEXTS, Box::pin(self.run(call)))
         });
-        let mut names = Vec::with_capacity(clients.len());
+        let mut texts = Vec::with_capacity(asked.len());
         let mut failed = None;
         for (group, reply) in groups.zip(join_all(replies).await) {
             match reply {
-                Ok(mut reply) => names.extend(reply.texts()),
-                // Other nodes of the cluster have the names of others.
+                Ok(mut reply) => texts.extend(reply.texts()),
+                // Other nodes of the cluster have the texts of others.
                 Err(error) => {
-                    names.extend(group.iter().map(|_| None));
+                    texts.extend(group.iter().map(|_| None));
                     failed = Some(error);
                 }
             }
         }
         match failed {
-            Some(error) if names.iter().all(Option::is_none) => Err(error),
-            _ => Ok(names),
+            Some(error) if texts.iter().all(Option::is_none) => Err(error),
+            _ => Ok(texts),
         }
     }
 

@@ -76,6 +76,12 @@ pub(super) fn client_name(namespace: &str, client: ClientId) -> String {
     format!("{fence}:{namespace}:client:{client}")
 }
 
+/// The key of the grant times of a client's readers and permits.
+pub(super) fn grants_name(namespace: &str, client: ClientId) -> String {
+    let [fence, _] = SIDE_KEYS;
+    format!("{fence}:{namespace}:grants:{client}")
+}
+
 /// The name of the lock that the key belongs to; `None` if it is not in this namespace and kind.
 pub(super) fn key_of<'a>(namespace: &str, lock: &'a str, kind: LockKind) -> Option<&'a str> {
     let name = lock.strip_prefix(namespace)?;

@@ -113,6 +113,10 @@ scripts! {
     INTRODUCE(Harmless, "other") = "introduce";
     /// Returns the names of clients.
     NAMES(Harmless, "other") = "names";
+    /// Records since when a client holds readers' locks and permits.
+    SINCE(Harmless, "other") = "clock" "since";
+    /// Returns since when readers and permits hold their locks.
+    AGES(Harmless, "inspect") = "clock" "ages";
 }
 
 impl Script {

@@ -294,7 +294,7 @@ mod lost {
         in_time(async {
             let mut case = Case::new().await;
             let client = ClientId::random();
-            let introduced = case.store.introduce(client, "somewhere", IDENTITY_TTL);
+            let introduced = case.store.introduce(client, "somewhere", &[], IDENTITY_TTL);
             introduced.await.unwrap();
             let named = async |case: &Case| {
                 let names = case.store.names_of(&[client]).await.unwrap();
