@@ -40,7 +40,6 @@
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
 //! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
-//! | `cli` | | the program `lockctl`: [`guide::lockctl`] |
 //! | `conformance` | | the tests of a store by a third party: [`mod@conformance`] |
 //! | `serde` | | serialization of specs, keys and tokens, and of all that operators see |
 

@@ -13,15 +13,12 @@ use std::{
 pub fn lockctl() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock-runtime/Cargo.toml");
+        let manifest = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../lock-runtime/lockctl/Cargo.toml"
+        );
         let built = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--features=cli",
-                "--bin=lockctl",
-            ])
+            .args(["build", "--quiet", "--locked"])
             .args(["--message-format=json", "--manifest-path", manifest])
             .output()
             .expect("cargo has built this test as well");

@@ -1,13 +1,13 @@
 //! `lockctl`, the locks of a store on the command line.
 //!
 //! ```sh
-//! cargo install lock-runtime --features cli,postgres,postgres-rustls # Unix only
+//! cargo install lockctl # Unix only
 //! export LOCK_URL=redis://127.0.0.1:6379/0
 //! lockctl ls order:
 //! ```
 //!
 //! It needs nothing but the URL, in any form that [`connect`](crate::LockClient::connect) takes
-//! except `memory:`; `postgres://` with the features above. All variables of
+//! except `memory:`. All variables of
 //! [`from_env`](crate::LockClient::from_env) apply, so a container of the service has the right
 //! settings already. `--url` and `--namespace` replace theirs. `lockctl help COMMAND` explains each
 //! command, `lockctl completions SHELL` prints a completion script, and `lockctl man` the manual

@@ -21,15 +21,9 @@ const KEYS: usize = 3;
 const TOKENS: usize = 4;
 /// The time within which a waiter has polled again, and a hand-off is confirmed, if neither is to
 /// end by itself at one of the stores.
-const POLLED_WITHIN: Duration = {
-    let [stale, ended] = [ENTRY_STALE_AFTER, HANDOFF_LEASE];
-    let first = if stale.as_millis() < ended.as_millis() {
-        stale
-    } else {
-        ended
-    };
-    first.checked_mul(4).unwrap().checked_div(5).unwrap()
-};
+const POLLED_WITHIN: Duration = Duration::from_millis(2400);
+const _: () = assert!(POLLED_WITHIN.as_millis() < ENTRY_STALE_AFTER.as_millis());
+const _: () = assert!(POLLED_WITHIN.as_millis() < HANDOFF_LEASE.as_millis());
 
 /// Draws steps.
 pub(super) struct Steps {
