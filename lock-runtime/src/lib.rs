@@ -40,7 +40,6 @@
 //! | `tonic` | | `LockError` as a `tonic::Status` |
 //! | `metrics` | | metrics of all locks, through the crate `metrics`: [`metrics`] |
 //! | `tracing` | | spans of acquires, holds and releases; events are written without it, too |
-//! | `conformance` | | the tests of a store by a third party: [`mod@conformance`] |
 //! | `serde` | | serialization of specs, keys and tokens, and of all that operators see |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -66,8 +65,6 @@ mod ambient;
 mod call;
 mod client;
 mod clients;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod core;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod credentials;

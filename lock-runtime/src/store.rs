@@ -101,7 +101,7 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 ///
 /// # Tests
 ///
-/// With the feature `conformance`, `lock_runtime::conformance` contains tests of these promises for
+/// The crate [`lock-conformance`](https://docs.rs/lock-conformance) contains tests of these promises for
 /// any implementation.
 ///
 /// # Stability

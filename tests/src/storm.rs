@@ -1,10 +1,10 @@
-//! The storm of lock-runtime's conformance tests, with a clock that the processes of a test share.
+//! The storm of lock-conformance, with a clock that the processes of a test share.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-pub use lock_runtime::conformance::storm::*;
+pub use lock_conformance::storm::*;
 
 /// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine.
 pub fn nanos() -> u64 {

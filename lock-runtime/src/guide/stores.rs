@@ -113,12 +113,12 @@
 //!
 //! # Testing it
 //!
-//! The [conformance suite](mod@crate::conformance) (feature `conformance`) is the test suite of the
-//! stores of this crate:
+//! The [conformance suite](https://docs.rs/lock-conformance) is the test suite of the stores of this
+//! crate:
 //!
 //! ```text
-//! lock_runtime::conformance!(async || Arc::new(RecordStore::new(MyRecords::connect().await)));
-//! lock_runtime::conformance!(records: async || Arc::new(MyRecords::connect().await));
+//! lock_conformance::conformance!(async || Arc::new(RecordStore::new(MyRecords::connect().await)));
+//! lock_conformance::conformance!(records: async || Arc::new(MyRecords::connect().await));
 //! ```
 
 #[cfg(doc)]

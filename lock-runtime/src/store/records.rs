@@ -54,7 +54,7 @@ pub const MAX_MESSAGE_BYTES: usize = 4096;
 ///
 /// A future may be dropped at any await point. The database may or may not execute its call then.
 ///
-/// The [conformance suite](mod@crate::conformance) tests an implementation.
+/// The [conformance suite](https://docs.rs/lock-conformance) tests an implementation.
 pub trait Records: fmt::Debug + Send + Sync + 'static {
     /// Replaces all records of `swap` and sends its messages, or does nothing.
     ///

@@ -1,4 +1,4 @@
-//! The conformance tests of lock-runtime, on its own stores.
+//! The conformance tests, on the stores of lock-runtime.
 
 mod model;
 pub(crate) mod noticed;
@@ -8,7 +8,7 @@ mod in_memory {
 
     use lock_runtime::store::{MemoryStore, Store};
 
-    lock_runtime::conformance!({
+    lock_conformance::conformance!({
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         async move || store.clone()
     });
@@ -20,7 +20,7 @@ mod on_redis {
     use lock_runtime::store::{Store, redis::RedisStore};
     use lock_tests::shared_server;
 
-    lock_runtime::conformance!(async || {
+    lock_conformance::conformance!(async || {
         let url = shared_server().await.url();
         Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
     });
@@ -32,7 +32,7 @@ mod on_redis_by_polls_alone {
     use lock_runtime::store::{Store, redis::RedisStore};
     use lock_tests::shared_server;
 
-    lock_runtime::conformance!(async || {
+    lock_conformance::conformance!(async || {
         let url = format!("{}?protocol=resp2", shared_server().await.url());
         Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
     });
@@ -47,14 +47,14 @@ mod on_postgres {
     };
     use lock_tests::shared_postgres;
 
-    lock_runtime::conformance!(async || {
+    lock_conformance::conformance!(async || {
         let url = shared_postgres().await.url();
         let options = PostgresOptions::default();
         let records = PostgresRecords::connect(&url, "conformance", options).await;
         Arc::new(records.unwrap().into_store()) as Arc<dyn Store>
     });
 
-    lock_runtime::conformance!(records: async || {
+    lock_conformance::conformance!(records: async || {
         let url = shared_postgres().await.url();
         let options = PostgresOptions::default();
         let records = PostgresRecords::connect(&url, "conformance", options).await;
@@ -69,7 +69,7 @@ mod on_a_server_of_a_quorum {
     use lock_tests::{RedisServer, shared_five};
     use tokio::{sync::OnceCell, time::sleep};
 
-    lock_runtime::conformance!(async || {
+    lock_conformance::conformance!(async || {
         static VOTES: OnceCell<()> = OnceCell::const_new();
         let urls: Vec<_> = shared_five().await.iter().map(RedisServer::url).collect();
         let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -91,7 +91,7 @@ mod on_a_cluster {
 
     use crate::place::cluster_url;
 
-    lock_runtime::conformance!(async || {
+    lock_conformance::conformance!(async || {
         let url = cluster_url(shared_cluster().await);
         Arc::new(RedisStore::connect(&url, "conformance").await.unwrap()) as Arc<dyn Store>
     });

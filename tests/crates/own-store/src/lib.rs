@@ -11,10 +11,8 @@ mod store;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
-use lock_runtime::{
-    conformance::{self, Model},
-    store::{Limits, Store},
-};
+use lock_conformance::Model;
+use lock_runtime::store::{Limits, Store};
 
 use self::store::OwnStore;
 
@@ -28,7 +26,7 @@ const LIMITS: Limits = Limits::new()
 mod with_wait_queues {
     use super::*;
 
-    lock_runtime::conformance!({
+    lock_conformance::conformance!({
         let store: Arc<dyn Store> = OwnStore::new(LIMITS, true);
         async move || store.clone()
     });
@@ -37,7 +35,7 @@ mod with_wait_queues {
 mod without_wait_queues {
     use super::*;
 
-    lock_runtime::conformance!({
+    lock_conformance::conformance!({
         let store: Arc<dyn Store> = OwnStore::new(LIMITS.keys_at_once(NonZeroUsize::MAX), false);
         async move || store.clone()
     });
@@ -48,7 +46,7 @@ mod without_wait_queues {
 async fn a_store_is_tested_without_the_macro() {
     let store: Arc<dyn Store> = OwnStore::new(LIMITS, true);
     let make = || std::future::ready(store.clone());
-    conformance::fencing_tokens_increase(&make).await;
+    lock_conformance::fencing_tokens_increase(&make).await;
     Model::new().sequences(5).run(&make).await;
 }
 

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lock_runtime::{
-    conformance::{self, cancelled},
-    store::{Store, redis::RedisStore},
-};
+use lock_conformance::cancelled;
+use lock_runtime::store::{Store, redis::RedisStore};
 use lock_tests::{
     Proxy,
     proxy::Direction::{ToClient, ToServer},
@@ -42,26 +40,26 @@ impl Distant {
 #[tokio::test]
 async fn a_dropped_acquire_leaves_nothing_on_a_distant_server() {
     let server = Distant::server().await;
-    conformance::dropped_acquires_leave_nothing(&async || server.store().await).await;
+    lock_conformance::dropped_acquires_leave_nothing(&async || server.store().await).await;
 }
 
 #[tokio::test]
 async fn a_dropped_release_frees_the_lock_on_a_distant_server() {
     let server = Distant::server().await;
-    conformance::dropped_releases_free_the_lock(&async || server.store().await).await;
+    lock_conformance::dropped_releases_free_the_lock(&async || server.store().await).await;
 }
 
 #[tokio::test]
 async fn any_other_dropped_call_leaves_the_lock_held_on_a_distant_server() {
     let server = Distant::server().await;
-    conformance::dropped_calls_leave_the_lock_held(&async || server.store().await).await;
+    lock_conformance::dropped_calls_leave_the_lock_held(&async || server.store().await).await;
 }
 
 #[tokio::test]
 async fn a_dropped_call_can_be_abandoned_on_a_distant_server() {
     let server = Distant::server().await;
-    conformance::dropped_calls_can_be_abandoned(&async || server.store().await).await;
-    conformance::abandoned_requests_have_no_effect(&async || server.store().await).await;
+    lock_conformance::dropped_calls_can_be_abandoned(&async || server.store().await).await;
+    lock_conformance::abandoned_requests_have_no_effect(&async || server.store().await).await;
 }
 
 /// Shutdown is final, so each number of polls needs a new client.

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lock_runtime::{
-    conformance::Model,
-    store::{ENTRY_STALE_AFTER, MemoryStore, Store, redis::RedisStore},
-};
+use lock_conformance::Model;
+use lock_runtime::store::{ENTRY_STALE_AFTER, MemoryStore, Store, redis::RedisStore};
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation};
 use tokio::time::sleep;
 

@@ -11,9 +11,9 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
+use lock_conformance::Model;
 use lock_runtime::{
     FencingToken, Inspection, LockKey,
-    conformance::{self, Model},
     store::{
         AcquireReply, Grant, Hold, Instant, KeyRequest, MemoryStore, Page, Release, ReleaseReply,
         RenewReply, Store, StoreError, Token,
@@ -87,9 +87,17 @@ fn repeats_fences() -> Arc<FaultyStore> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fencing_tokens_that_are_repeated_are_noticed() {
     let make = make!(repeats_fences());
-    notices(FENCES, conformance::fencing_tokens_increase(&make)).await;
-    notices(AS_MEMORY, conformance::it_answers_as_memory_does(&make)).await;
-    notices(FENCES, conformance::contenders_exclude_each_other(&make)).await;
+    notices(FENCES, lock_conformance::fencing_tokens_increase(&make)).await;
+    notices(
+        AS_MEMORY,
+        lock_conformance::it_answers_as_memory_does(&make),
+    )
+    .await;
+    notices(
+        FENCES,
+        lock_conformance::contenders_exclude_each_other(&make),
+    )
+    .await;
 }
 
 /// A release leaves the lock to the next call that finds it free.
@@ -113,10 +121,14 @@ async fn a_release_that_does_not_advance_the_queue_is_noticed() {
     let promise = "a call that frees a lock grants it to the next waiter in the same step";
     notices(
         promise,
-        conformance::a_freed_lock_goes_to_the_next_waiter(&make),
+        lock_conformance::a_freed_lock_goes_to_the_next_waiter(&make),
     )
     .await;
-    notices(AS_MEMORY, conformance::it_answers_as_memory_does(&make)).await;
+    notices(
+        AS_MEMORY,
+        lock_conformance::it_answers_as_memory_does(&make),
+    )
+    .await;
 }
 
 /// Some releases are answered and not executed.
@@ -150,13 +162,29 @@ fn loses_renewals() -> Arc<FaultyStore> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_and_renewals_that_are_lost_are_noticed() {
     let make = make!(loses_releases());
-    notices(AS_MEMORY, conformance::it_answers_as_memory_does(&make)).await;
+    notices(
+        AS_MEMORY,
+        lock_conformance::it_answers_as_memory_does(&make),
+    )
+    .await;
     // The lock stays with its holder until the end of a long lease.
     let promise = "nothing is left after the last release";
-    notices(promise, conformance::contenders_exclude_each_other(&make)).await;
+    notices(
+        promise,
+        lock_conformance::contenders_exclude_each_other(&make),
+    )
+    .await;
     let make = make!(loses_renewals());
-    notices(RENEWED, conformance::renewals_never_shorten_a_lease(&make)).await;
-    notices(AS_MEMORY, conformance::it_answers_as_memory_does(&make)).await;
+    notices(
+        RENEWED,
+        lock_conformance::renewals_never_shorten_a_lease(&make),
+    )
+    .await;
+    notices(
+        AS_MEMORY,
+        lock_conformance::it_answers_as_memory_does(&make),
+    )
+    .await;
 }
 
 /// Ignores the deadline of a request.
@@ -188,7 +216,11 @@ fn executes_late() -> Arc<FaultyStore> {
 async fn a_request_that_is_executed_late_is_noticed() {
     for store in [has_no_deadline(), executes_late()] {
         let make = make!(store);
-        notices(LATE, conformance::abandoned_requests_have_no_effect(&make)).await;
+        notices(
+            LATE,
+            lock_conformance::abandoned_requests_have_no_effect(&make),
+        )
+        .await;
     }
 }
 
@@ -223,10 +255,14 @@ fn grants_twice() -> Arc<FaultyStore> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_with_two_holders_is_noticed() {
     let make = make!(grants_twice());
-    notices(AS_MEMORY, conformance::it_answers_as_memory_does(&make)).await;
+    notices(
+        AS_MEMORY,
+        lock_conformance::it_answers_as_memory_does(&make),
+    )
+    .await;
     notices(
         HELD_TWICE,
-        conformance::contenders_exclude_each_other(&make),
+        lock_conformance::contenders_exclude_each_other(&make),
     )
     .await;
 }
@@ -238,10 +274,10 @@ async fn a_store_that_never_sends_events_is_noticed() {
     let promise = "a store whose limits().push is true sends the grants from its queue";
     notices(
         promise,
-        conformance::grants_from_the_queue_are_pushed(&make),
+        lock_conformance::grants_from_the_queue_are_pushed(&make),
     )
     .await;
-    conformance::holders_exclude_each_other(&make).await;
+    lock_conformance::holders_exclude_each_other(&make).await;
 }
 
 /// Ends a lease after the time of its latest renewal, and says so or conceals it.
@@ -270,7 +306,11 @@ fn shortens_leases(conceals: bool) -> Arc<FaultyStore> {
 async fn leases_that_a_renewal_shortens_are_noticed() {
     for conceals in [false, true] {
         let make = make!(shortens_leases(conceals));
-        notices(RENEWED, conformance::renewals_never_shorten_a_lease(&make)).await;
+        notices(
+            RENEWED,
+            lock_conformance::renewals_never_shorten_a_lease(&make),
+        )
+        .await;
     }
 }
 
@@ -310,16 +350,16 @@ async fn inspections_and_lists_that_lie_are_noticed() {
     let promise = "an inspection shows the holders of a lock";
     notices(
         promise,
-        conformance::inspections_show_holders_and_waiters(&make),
+        lock_conformance::inspections_show_holders_and_waiters(&make),
     )
     .await;
     let all = "a list contains every lock that is held";
-    notices(all, conformance::lists_contain_every_held_lock(&make)).await;
+    notices(all, lock_conformance::lists_contain_every_held_lock(&make)).await;
     notices(AS_MEMORY, Model::new().run(&make)).await;
     let make = make!(shows_other_leases());
     notices(
         promise,
-        conformance::inspections_show_holders_and_waiters(&make),
+        lock_conformance::inspections_show_holders_and_waiters(&make),
     )
     .await;
     notices(AS_MEMORY, Model::new().run(&make)).await;
@@ -343,5 +383,9 @@ async fn grants_from_the_queue_that_last_long_are_noticed() {
         Ok(outcome)
     }));
     let promise = "a grant from the queue ends soon unless it is renewed";
-    notices(promise, conformance::grants_from_the_queue_are_short(&make)).await;
+    notices(
+        promise,
+        lock_conformance::grants_from_the_queue_are_short(&make),
+    )
+    .await;
 }

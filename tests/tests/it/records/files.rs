@@ -34,12 +34,12 @@ use crate::place::LONG;
 
 pub(super) use self::example::FileRecords;
 
-lock_runtime::conformance!({
+lock_conformance::conformance!({
     let place = Arc::new(Place::new());
     async move || place.store()
 });
 
-lock_runtime::conformance!(records: {
+lock_conformance::conformance!(records: {
     let place = Arc::new(Place::new());
     async move || Arc::new(place.records()) as Arc<dyn Records>
 });

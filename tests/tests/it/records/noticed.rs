@@ -8,12 +8,9 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{
-    conformance,
-    store::{
-        RecordStore, Records, Replied, Store, StoreError,
-        records::{ReadReply, Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
-    },
+use lock_runtime::store::{
+    RecordStore, Records, Replied, Store, StoreError,
+    records::{ReadReply, Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
 };
 use tokio::time::sleep;
 
@@ -201,7 +198,11 @@ async fn versions_that_do_not_count_are_noticed() {
     for fault in [Fault::IgnoresVersions, Fault::KeepsVersions] {
         let place = Place::new();
         let make = make!(place, fault);
-        notices(BREAKS, conformance::contenders_exclude_each_other(&make)).await;
+        notices(
+            BREAKS,
+            lock_conformance::contenders_exclude_each_other(&make),
+        )
+        .await;
     }
 }
 
@@ -221,9 +222,9 @@ async fn faults_that_locks_meet_rarely_are_noticed() {
         let records = Arc::new(Faulty::new(&place, fault));
         let make = async || records.clone() as Arc<dyn Records>;
         notices(promise, async {
-            conformance::swaps_compare_every_version(&make).await;
-            conformance::conflicts_are_in_the_order_of_their_changes(&make).await;
-            conformance::swaps_wait_for_their_time(&make).await;
+            lock_conformance::swaps_compare_every_version(&make).await;
+            lock_conformance::conflicts_are_in_the_order_of_their_changes(&make).await;
+            lock_conformance::swaps_wait_for_their_time(&make).await;
         })
         .await;
     }
@@ -233,7 +234,11 @@ async fn faults_that_locks_meet_rarely_are_noticed() {
 async fn swaps_that_are_lost_are_noticed() {
     let place = Place::new();
     let make = make!(place, Fault::LosesSwaps);
-    notices(BREAKS, conformance::contenders_exclude_each_other(&make)).await;
+    notices(
+        BREAKS,
+        lock_conformance::contenders_exclude_each_other(&make),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,7 +248,7 @@ async fn swaps_of_which_a_part_is_lost_are_noticed() {
     let promise = "a call that is repeated does no more than the first one";
     notices(
         promise,
-        conformance::several_keys_are_acquired_together(&make),
+        lock_conformance::several_keys_are_acquired_together(&make),
     )
     .await;
 }
@@ -253,7 +258,11 @@ async fn swaps_of_which_a_part_is_lost_are_noticed() {
 async fn records_that_are_deleted_early_are_noticed() {
     let place = Place::new();
     let make = make!(place, Fault::ForgetsAndExecutesLate);
-    notices(LATE, conformance::abandoned_requests_have_no_effect(&make)).await;
+    notices(
+        LATE,
+        lock_conformance::abandoned_requests_have_no_effect(&make),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -261,7 +270,7 @@ async fn late_swaps_and_late_replies_do_no_harm() {
     for fault in [Fault::ExecutesLate, Fault::RepliesLate] {
         let place = Place::new();
         let make = make!(place, fault);
-        conformance::abandoned_requests_have_no_effect(&make).await;
-        conformance::dropped_calls_can_be_abandoned(&make).await;
+        lock_conformance::abandoned_requests_have_no_effect(&make).await;
+        lock_conformance::dropped_calls_can_be_abandoned(&make).await;
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    LockClient, MAX_LEASE, conformance,
+    LockClient, MAX_LEASE,
     store::{MemoryStore, QuorumMember, QuorumStore, Store, StoreError, StoreErrorKind},
 };
 use lock_tests::{
@@ -115,7 +115,7 @@ async fn an_outage_does_not_lengthen_min_hold() {
 #[tokio::test(start_paused = true)]
 async fn min_hold_is_kept_among_many_waiters() {
     let place = Place::majority();
-    conformance::min_hold_outlives_lost_releases(&async || place.store().await).await;
+    lock_conformance::min_hold_outlives_lost_releases(&async || place.store().await).await;
 }
 
 /// A request for several keys that fails reserves none of those that it had acquired.
