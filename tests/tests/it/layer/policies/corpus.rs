@@ -64,7 +64,7 @@ fn every_mistake_is_told_as_the_corpus_says() {
 
 #[test]
 fn the_readme_shows_the_file_of_the_example() {
-    let readme = include_str!("../../../../../README.md");
+    let readme = include_str!("../../../../../lock-tower/README.md");
     let example = include_str!("../../../../../examples/src/bin/orders/locks.toml");
     assert!(
         readme.contains(&format!("```toml\n{example}```\n")),
