@@ -194,6 +194,7 @@ async fn only_the_holder([one, other]: &[Subject; 2], mode: Mode) {
 
 /// Checks that of several keys all are acquired or none, and that no request for several keys
 /// overtakes a waiter.
+// Rule 18.
 ///
 /// # Panics
 /// If the store breaks this promise.

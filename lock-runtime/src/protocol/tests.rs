@@ -1315,6 +1315,7 @@ fn a_late_push_message_frees_no_lock_that_is_to_stay_reserved() {
 /// Other programs may be able to send any number of messages.
 #[test]
 fn grants_of_an_abandoned_token_add_one_abandonment() {
+    // Rule 6.
     let mut bench = Bench::new();
     let (id, token) = bench.asks_for(&WRITER);
     let held = bench.is_granted(id, 7);

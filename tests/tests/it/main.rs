@@ -23,6 +23,7 @@ mod leftovers;
 mod lockctl;
 mod loss;
 
+mod documents;
 mod malice;
 mod modes;
 mod observed;
@@ -31,7 +32,6 @@ mod outage;
 mod owners;
 mod place;
 mod protocol;
-mod readme;
 mod recipe;
 mod records;
 mod redlock;

@@ -162,6 +162,7 @@ async fn release_in_a_migrating_slot_hands_off_after_the_migration() {
 
 #[tokio::test]
 async fn a_lock_on_its_way_is_renewed() {
+    // Rule 25.
     let lease = Duration::from_secs(1);
     in_time(half_way(lease, async |guard, gone| {
         let held = guard.held();

@@ -1,4 +1,4 @@
-//! Revocation of a holder that an operator has seen, and of no other.
+//! Revocation of a holder that an operator has seen, and of no other (rule 37).
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The clock of a server is set back by an hour: nothing is kept for longer than it was asked for.
+//! The clock of a server is set back by an hour: nothing is kept for longer than it was asked
+//! for (rule 39).
 
 use lock_runtime::{LockSpec, RedisOptions};
 use lock_tests::{PostgresServer, ServerClock, Worker};

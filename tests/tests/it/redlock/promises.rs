@@ -187,6 +187,7 @@ async fn votes_that_others_have_are_contention() {
 /// The reply of each of the five servers is lost in turn, then those of all.
 #[tokio::test]
 async fn an_answer_that_is_lost_leaves_no_vote_behind() {
+    // Rule 31.
     let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let locks = servers.clients_through(&proxies, 1).await.remove(0);

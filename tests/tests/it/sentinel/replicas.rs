@@ -93,6 +93,7 @@ fn each_way(locks: &LockClient) -> [LockRequest; 5] {
 
 #[tokio::test]
 async fn a_grant_is_on_its_replica_when_it_is_told() {
+    // Rule 32.
     in_time(async {
         let pair = Pair::start().await;
         for request in each_way(&pair.locks) {
