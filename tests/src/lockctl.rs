@@ -13,12 +13,11 @@ use std::{
 pub fn lockctl() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let manifest = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../lock-runtime/lockctl/Cargo.toml"
-        );
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked"])
+            // As the tests are built: another set of features would be compiled anew.
+            .args(["test", "--quiet", "--locked", "--workspace"])
+            .args(["--all-features", "--no-run", "--test=help"])
             .args(["--message-format=json", "--manifest-path", manifest])
             .output()
             .expect("cargo has built this test as well");
@@ -27,7 +26,9 @@ pub fn lockctl() -> &'static Path {
         let messages = String::from_utf8_lossy(&built.stdout);
         let mut messages = messages.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
-            message["executable"].as_str().map(PathBuf::from)
+            let is_program = message["target"]["name"] == "lockctl";
+            let path = message["executable"].as_str().map(PathBuf::from);
+            path.filter(|_| is_program)
         });
         messages.next().expect("cargo names the executable")
     })
