@@ -10,12 +10,12 @@ use super::{
     server::Server,
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
     protocol::{HeldId, quorum::majority},
-    spec::{LockKind, Mode},
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{Hold, Token},
-    time::Instant,
 };
 
 /// The kinds of violations.

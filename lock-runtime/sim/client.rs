@@ -17,8 +17,8 @@ use crate::{
         Request,
         quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
     },
+    shell::time::Instant,
     store::{Hold, PollReply, RevokeScope, StoreError, StoreEvent, Token},
-    time::Instant,
 };
 
 /// An event in a client. A second number distinguishes the current wait from earlier ones.

@@ -1,6 +1,6 @@
 //! Clocks that drift apart.
 
-use crate::time::Instant;
+use crate::shell::time::Instant;
 use std::time::Duration;
 
 const MILLION: u128 = 1_000_000;

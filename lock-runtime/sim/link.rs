@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     protocol::quorum::{self, Send, ServerRequest},
+    shell::time::Instant,
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
@@ -17,7 +18,6 @@ use crate::{
             quarantine::{Tenure, lost_its_data},
         },
     },
-    time::Instant,
 };
 
 const ATTEMPT: Duration = Duration::from_secs(1);

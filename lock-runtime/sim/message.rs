@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::{network::Network, process::Message};
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
     protocol::{
         self,
         quorum::{self, ServerRequest},
     },
+    shell::time::Instant,
     store::{AcquireReply, Grant, Hold, KeyRequest, PollReply, Renewal, StoreEvent, Token},
-    time::Instant,
 };
 
 /// The number of a call; 0 if its reply is not awaited.

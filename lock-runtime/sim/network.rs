@@ -13,15 +13,15 @@ use super::{
     server::KINDS,
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
     protocol::{
         self, HeldId,
         quorum::{Mutation, ServerRequest},
     },
-    spec::LockKind,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{Hold, StoreEvent, Token},
-    time::Instant,
 };
 
 /// The longest delay of a message that is not late.

@@ -6,16 +6,16 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use super::{dice::Dice, message, network::Network};
 use crate::{
     error::Loss,
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
     protocol::{
         AcquireId, AllStep, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
         Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
         Session, Step, Together, quorum,
     },
-    spec::{LockKind, Terms, Wait},
+    request::key::LockKey,
+    request::spec::{LockKind, Terms, Wait},
+    shell::time::Instant,
     store::{Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
-    time::Instant,
 };
 
 /// A process, and the number of its restarts.

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{Broken, dice::Dice, process::Message, server::execute_one};
 use crate::{
     protocol::{self, quorum},
+    shell::time::Instant,
     store::{
         KeyRequest, RevokeScope, StoreEvent, Token,
         records::sim::{
@@ -12,7 +13,6 @@ use crate::{
         },
         table::{Step, Table, acquire_all},
     },
-    time::Instant,
 };
 
 /// A time that is later than any deadline.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     protocol::WaiterLimits,
-    spec::{Mode, Terms, Wait},
+    request::spec::{Mode, Terms, Wait},
     store::StoreEvent,
 };
 

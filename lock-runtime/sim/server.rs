@@ -15,12 +15,12 @@ use crate::{
         self, Mutation,
         quorum::{self, ServerRequest},
     },
-    spec::{LockKind, Mode},
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{
         AcquireReply, RenewReply, RevokeScope, StoreEvent, Token,
         table::{Fences, Step, Table, acquire_all},
     },
-    time::Instant,
 };
 
 /// The start of the run in true time, in microseconds since 1970.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     protocol::Mutation,
-    spec::{Mode, Terms, Wait},
+    request::spec::{Mode, Terms, Wait},
 };
 
 const LEASE: Duration = Duration::from_secs(1);

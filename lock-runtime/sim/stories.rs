@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     protocol::{Mutation, quorum},
-    spec::{Mode, Terms, Wait},
+    request::spec::{Mode, Terms, Wait},
 };
 
 const BUSY: usize = 5;

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     protocol::{AcquireId, Mutation, NO_DRIFT, quorum::ServerRequest},
+    shell::time::Instant,
     store::StoreEvent,
-    time::Instant,
 };
 
 /// The number of events after which a run counts as endless.

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
-    key::LockKey,
-    name::LockName,
+    request::key::LockKey,
+    request::name::LockName,
     store::error::{StoreError, StoreErrorKind},
     web::ErrorClass,
 };

@@ -54,93 +54,54 @@
     allow(dead_code)
 )]
 
-pub mod fencing;
 pub mod guide;
 pub mod store;
 pub mod web;
 
-mod acquire;
-mod activity;
-mod ambient;
-mod call;
 mod client;
-mod clients;
-mod core;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod credentials;
-mod driver;
 mod error;
-mod fence;
-#[cfg(feature = "serde")]
-mod fields;
 mod guard;
-mod health;
-mod keeper;
-mod key;
-#[doc(hidden)]
-pub mod log;
-#[cfg(feature = "metrics")]
-pub mod metrics;
-mod name;
-
-mod on_drop;
-mod options;
-mod owner;
-#[cfg(any(feature = "rustls", feature = "postgres"))]
-// Without TLS they are refused.
-#[cfg_attr(
-    not(any(feature = "rustls", feature = "postgres-rustls")),
-    allow(dead_code)
-)]
-mod pem;
+mod observe;
 mod protocol;
 mod request;
-mod runtime;
+mod shell;
 #[cfg(all(test, feature = "redis", feature = "records"))]
 #[path = "../sim/mod.rs"]
 mod sim;
-mod spec;
-mod sync;
-#[doc(hidden)]
-pub mod text;
-#[doc(hidden)]
-pub mod time;
-#[cfg(any(feature = "rustls", feature = "postgres-rustls"))]
-mod tls;
-mod under_lock;
-mod view;
-mod watch;
 
-#[doc(hidden)]
-#[path = "rt.rs"]
-pub mod __rt;
-
-pub use __rt::FromLockError;
+pub use shell::rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
-#[doc(hidden)]
-pub use __rt::{LockKeys, Skipped};
-pub use acquire::AcquireFuture;
-pub use activity::{Activity, LossSeen, NameActivity};
-pub use ambient::{AlreadyInstalled, AsDefaultFuture};
-pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList, LockPage};
+pub use client::ambient::{AlreadyInstalled, AsDefaultFuture};
 #[cfg(any(feature = "redis", feature = "postgres"))]
-pub use credentials::Credentials;
+pub use client::credentials::Credentials;
+pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList, LockPage};
 pub use error::{LockError, LockErrorKind, Loss};
-pub use fence::{FencingToken, InvalidFencingToken};
+pub use guard::fence::{FencingToken, InvalidFencingToken};
+pub use guard::fencing;
+pub use guard::owner::{ScopeFuture, is_held};
+pub use guard::under_lock::{RunFuture, WhileHeldFuture};
 pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};
-pub use health::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
-pub use key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use name::LockName;
-pub use owner::{ScopeFuture, is_held};
+pub use observe::activity::{Activity, LossSeen, NameActivity};
+pub use observe::health::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
+#[cfg(feature = "metrics")]
+pub use observe::metrics;
+#[doc(hidden)]
+pub use observe::{log, text};
 pub use request::LockRequest;
-pub use spec::{
+pub use request::key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
+pub use request::name::LockName;
+pub use request::spec::{
     DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode, OnLost,
 };
+pub use shell::acquire::AcquireFuture;
+#[doc(hidden)]
+pub use shell::rt::{LockKeys, Skipped};
+#[doc(hidden)]
+pub use shell::{rt as __rt, time};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
 pub use store::{
     ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, RevokeScope, Waiter,
 };
-pub use under_lock::{RunFuture, WhileHeldFuture};

@@ -8,12 +8,12 @@ use crate::store::postgres::{PostgresOptions, PostgresRecords};
 use crate::{
     error::{LockError, LockErrorKind},
     protocol::WaiterLimits,
-    spec::{LockSpec, MAX_LEASE},
+    request::spec::{LockSpec, MAX_LEASE},
     store::{FENCES_KEPT_FOR, MAX_IDENTITY_BYTES, MemoryStore, Store, default_name, presentable},
 };
 #[cfg(feature = "redis")]
 use crate::{
-    spec::DEFAULT_LEASE,
+    request::spec::DEFAULT_LEASE,
     store::redis::{RedisOptions, RedisStore, redlock},
 };
 

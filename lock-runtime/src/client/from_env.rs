@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 use super::{LockClient, LockClientBuilder};
 use crate::{
     error::{LockError, LockErrorKind},
-    spec::{LockSpec, OnLost, parse_duration},
+    request::spec::{LockSpec, OnLost, parse_duration},
 };
 
 /// An environment variable that [`LockClient::from_env`] reads.
@@ -370,7 +370,7 @@ impl Values {
         mut builder: LockClientBuilder,
         url: &str,
     ) -> Result<LockClientBuilder, LockError> {
-        use crate::credentials::{in_file, password_in};
+        use crate::client::credentials::{in_file, password_in};
         for name in PASSWORD_FILES {
             let Some(path) = self.0.get(name) else {
                 continue;

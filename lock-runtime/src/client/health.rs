@@ -4,8 +4,8 @@ use tokio::time::timeout;
 
 use super::LockClient;
 use crate::{
-    health::{Finding, Health, PATIENCE, Severity},
-    runtime,
+    observe::health::{Finding, Health, PATIENCE, Severity},
+    shell::runtime,
     store::StoreError,
 };
 

@@ -23,10 +23,10 @@ pub use self::page::LockPage;
 use super::LockClient;
 use crate::{
     error::{LockError, LockErrorKind},
-    key::LockKey,
-    spec::LockKind,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{Cursor, Inspection},
-    time::Instant,
 };
 
 /// The number of locks that are inspected at a time: enough to share round trips, few enough not to

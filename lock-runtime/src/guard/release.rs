@@ -12,14 +12,14 @@ use pin_project::{pin_project, pinned_drop};
 
 use super::{Entry, LockGuard};
 use crate::{
-    call::{ReleaseCall, within},
-    core::log_loss,
     error::{LockError, LockErrorKind},
-    log,
+    guard::view::View,
+    observe::log,
+    observe::watch::ReleaseSpan,
     protocol::{ReleaseError, ReleaseId, ReleaseStep, Released, Reply},
-    runtime,
-    view::View,
-    watch::ReleaseSpan,
+    shell::call::{ReleaseCall, within},
+    shell::core::log_loss,
+    shell::runtime,
 };
 
 impl LockGuard {

@@ -185,6 +185,6 @@
 //! Then a lock saves work, but it does not ensure correctness. Make the work idempotent.
 //!
 //! [`fencing`]: crate::fencing
-//! [`fencing::MIGRATION`]: crate::fencing::MIGRATION
-//! [`fencing::STALE`]: crate::fencing::STALE
+//! [`fencing::MIGRATION`]: crate::guard::fencing::MIGRATION
+//! [`fencing::STALE`]: crate::guard::fencing::STALE
 //! [`fencing.sql`]: https://docs.rs/crate/lock-runtime/latest/source/src/fencing/fencing.sql

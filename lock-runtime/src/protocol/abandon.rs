@@ -9,9 +9,9 @@ use super::{
     message::{Answer, Call, Request},
 };
 use crate::{
-    spec::{DEFAULT_LEASE, call_timeout},
+    request::spec::{DEFAULT_LEASE, call_timeout},
+    shell::time::Instant,
     store::{Hold, Release, StoreError},
-    time::Instant,
 };
 
 /// The pause after the first failure. It doubles after each further failure, up to the longest

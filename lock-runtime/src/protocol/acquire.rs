@@ -13,10 +13,10 @@ use super::{
     queue::{Refusal, Ticket},
 };
 use crate::{
-    key::LockKey,
-    spec::{MAX_LEASE, Mode, Terms, Wait},
+    request::key::LockKey,
+    request::spec::{MAX_LEASE, Mode, Terms, Wait},
+    shell::time::Instant,
     store::{Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
-    time::Instant,
 };
 
 /// The time after its call time-out for which a delayed request may still be executed. The store

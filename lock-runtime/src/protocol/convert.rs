@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{
     error::Loss,
-    spec::{LockKind, Mode},
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{ConvertReply, Hold, StoreError},
-    time::Instant,
 };
 
 /// An unconfirmed conversion of a writer to a reader.

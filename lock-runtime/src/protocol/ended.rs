@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::{Cx, Session, abandon::Ending};
-use crate::time::Instant;
+use crate::shell::time::Instant;
 
 /// The number of tokens that are remembered: more than a client ends in the time by which replicas
 /// are usually behind.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{Cx, Mutation};
 use crate::{
-    fence::FencingToken,
-    spec::{Mode, Terms},
+    guard::fence::FencingToken,
+    request::spec::{Mode, Terms},
+    shell::time::Instant,
     store::{Grant, POLL_INTERVAL, Token},
-    time::Instant,
 };
 
 /// The first pause between two acquire attempts on a store that keeps no wait queue.

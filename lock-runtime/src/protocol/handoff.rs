@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::lease::Lease;
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
+    shell::time::Instant,
     store::{HANDOFF_LEASE, Hold},
-    time::Instant,
 };
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     error::Loss,
-    fence::FencingToken,
-    key::LockKey,
-    spec::{LockKind, Mode, Terms},
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode, Terms},
+    shell::time::Instant,
     store::{Hold, HolderId, RenewReply, Renewal, StoreError, StoreErrorKind, Token},
-    time::Instant,
 };
 
 /// After a broken connection, every lease is renewed within this time.

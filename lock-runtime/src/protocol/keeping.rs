@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Call, Cx, DueRenewal, Effect, Job, Session};
 use crate::{
-    spec::{MIN_LEASE, call_timeout},
-    time::Instant,
+    request::spec::{MIN_LEASE, call_timeout},
+    shell::time::Instant,
 };
 
 /// The time after which a background call that is due, or that was to be answered, is late.

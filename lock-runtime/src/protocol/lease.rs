@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::{error::Loss, spec::call_timeout, time::Instant};
+use crate::{error::Loss, request::spec::call_timeout, shell::time::Instant};
 
 /// The number of leases after which a holder that keeps renewing without a `max_hold`
 /// causes one warning.

@@ -12,11 +12,11 @@ use super::{
     handoff::Handoff,
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{Hold, StoreError, Token},
-    time::Instant,
 };
 
 /// The position of a request in the order of arrival at its queue.

@@ -47,8 +47,8 @@ pub(crate) use self::{
 };
 use super::Abandonment;
 use crate::{
+    shell::time::Instant,
     store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token},
-    time::Instant,
 };
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
@@ -458,7 +458,11 @@ impl Session {
         (tokens.collect(), self.requests.len())
     }
 
-    pub(crate) fn coordinator(&self, key: &crate::key::LockKey, now: Instant) -> Option<usize> {
+    pub(crate) fn coordinator(
+        &self,
+        key: &crate::request::key::LockKey,
+        now: Instant,
+    ) -> Option<usize> {
         server::coordinator(&self.servers, key, now)
     }
 }

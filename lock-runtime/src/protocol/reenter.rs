@@ -2,7 +2,7 @@
 
 use crate::{
     error::LockErrorKind,
-    spec::{Mode, Terms},
+    request::spec::{Mode, Terms},
 };
 
 /// Returns the reason why a request may not enter a lock that is held in mode `held`.
@@ -29,7 +29,7 @@ mod tests {
     use std::{num::NonZeroU32, time::Duration};
 
     use super::*;
-    use crate::spec::Wait;
+    use crate::request::spec::Wait;
 
     /// Without `reentrant` no lock is entered again, in whatever modes. With it, all but a writer
     /// under a reader, and another number of permits.

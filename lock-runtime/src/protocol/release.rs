@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     error::Loss,
-    spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
+    request::spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
+    shell::time::Instant,
     store::{Hold, NextHolder, Release, ReleaseReply, StoreError, Token},
-    time::Instant,
 };
 
 /// A release whose reply has not arrived.

@@ -1,6 +1,6 @@
 //! The times at which background work is due.
 
-use crate::time::Instant;
+use crate::shell::time::Instant;
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// A heap of due times. An entry counts only if its owner still has that due time, so that an

@@ -11,10 +11,10 @@ use super::{
     message::{Call, Reply, Request},
 };
 use crate::{
-    key::LockKey,
-    spec::Terms,
+    request::key::LockKey,
+    request::spec::Terms,
+    shell::time::Instant,
     store::{AcquireAllReply, AcquireReply, KeyRequest, StoreError},
-    time::Instant,
 };
 
 /// The requests of one call, in the order of the keys.

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 use crate::{
-    spec::{LockKind, Mode, Terms, Wait},
+    request::spec::{LockKind, Mode, Terms, Wait},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, HANDOFF_LEASE, PollReply, Release,
         ReleaseReply, RenewReply,

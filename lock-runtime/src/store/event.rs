@@ -10,7 +10,7 @@ use super::{
     hand_off::Heir,
     message::{Grant, Hold, Token},
 };
-use crate::{key::LockKey, spec::LockKind, sync::lock};
+use crate::{request::key::LockKey, request::spec::LockKind, shell::sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
 /// may be lost, duplicated or late.
@@ -126,7 +126,7 @@ impl fmt::Debug for Listeners {
 #[cfg(all(test, any(feature = "redis", feature = "records")))]
 mod tests {
     use super::*;
-    use crate::{fence::FencingToken, spec::Mode, store::MAX_PROPOSAL_SKEW};
+    use crate::{guard::fence::FencingToken, request::spec::Mode, store::MAX_PROPOSAL_SKEW};
 
     #[test]
     fn a_message_grants_nothing_ahead_of_the_clock_or_to_a_client_that_confirms() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::message::NextHolder;
-use crate::{fence::FencingToken, time::Instant};
+use crate::{guard::fence::FencingToken, shell::time::Instant};
 
 /// The first waiter behind a grant from a wait queue. On several servers, the holder can hand the
 /// lock off to it at all of them when it releases the lock.

@@ -7,8 +7,8 @@ use sha1_smol::Sha1;
 use super::message::Token;
 use crate::{
     error::{LockError, LockErrorKind},
-    key::LockKey,
-    text::push_visible,
+    observe::text::push_visible,
+    request::key::LockKey,
 };
 
 /// The time for which a store keeps the name of a client. The client repeats it well before.

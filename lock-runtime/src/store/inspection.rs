@@ -6,7 +6,7 @@ mod fields;
 use std::time::Duration;
 
 use super::identity::{HolderId, Identity};
-use crate::{fence::FencingToken, spec::Mode};
+use crate::{guard::fence::FencingToken, request::spec::Mode};
 
 /// The locks that [`Store::revoke`](super::Store::revoke) takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,10 @@ pub struct Holder {
     /// The remaining lease. `None` if it has no expiry.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "ttl_ms", serialize_with = "crate::fields::known_millis")
+        serde(
+            rename = "ttl_ms",
+            serialize_with = "crate::observe::fields::known_millis"
+        )
     )]
     pub ttl: Option<Duration>,
     /// The client that holds the lock.
@@ -88,7 +91,10 @@ pub struct Holder {
     /// a client.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "held_for_ms", serialize_with = "crate::fields::known_millis")
+        serde(
+            rename = "held_for_ms",
+            serialize_with = "crate::observe::fields::known_millis"
+        )
     )]
     pub held_for: Option<Duration>,
     /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
@@ -135,7 +141,7 @@ pub struct Waiter {
     /// The requested lease.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "lease_ms", serialize_with = "crate::fields::millis")
+        serde(rename = "lease_ms", serialize_with = "crate::observe::fields::millis")
     )]
     pub lease: Duration,
     /// The time since its last call. The entry is skipped after
@@ -143,7 +149,10 @@ pub struct Waiter {
     /// [`ENTRY_TTL`](super::ENTRY_TTL).
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "silent_ms", serialize_with = "crate::fields::millis")
+        serde(
+            rename = "silent_ms",
+            serialize_with = "crate::observe::fields::millis"
+        )
     )]
     pub silent: Duration,
     /// The client that waits.
@@ -154,7 +163,10 @@ pub struct Waiter {
     /// has been compacted since.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "waited_ms", serialize_with = "crate::fields::known_millis")
+        serde(
+            rename = "waited_ms",
+            serialize_with = "crate::observe::fields::known_millis"
+        )
     )]
     pub waited: Option<Duration>,
 }

@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use crate::{
     error::{LockError, LockErrorKind},
-    spec::{LockKind, MAX_LEASE, MIN_LEASE, Short, Terms, Wait},
+    request::spec::{LockKind, MAX_LEASE, MIN_LEASE, Short, Terms, Wait},
 };
 
 /// The requests that a store supports. A [`LockClient`](crate::LockClient) refuses all others as

@@ -1,7 +1,7 @@
 //! The pages of a list of locks.
 
 use super::StoreError;
-use crate::{key::LockKey, spec::LockKind};
+use crate::{request::key::LockKey, request::spec::LockKind};
 
 /// A place in the list of a store's locks, in the store's own format.
 #[derive(Clone, Debug, PartialEq, Eq)]

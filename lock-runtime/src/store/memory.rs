@@ -21,12 +21,12 @@ use super::{
     table::{Fences, Step, Table, acquire_all},
 };
 use crate::{
-    fence::FencingToken,
-    health::{Health, ServerHealth},
-    key::LockKey,
-    spec::LockKind,
-    sync::lock,
-    time::Instant,
+    guard::fence::FencingToken,
+    observe::health::{Health, ServerHealth},
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::sync::lock,
+    shell::time::Instant,
 };
 
 /// Large enough that tasks on two different keys rarely share a shard, small enough that an
@@ -285,7 +285,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::spec::Mode;
+    use crate::request::spec::Mode;
 
     fn request(key: &str, mode: Mode) -> KeyRequest {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());

@@ -3,7 +3,9 @@
 use std::{fmt, time::Duration};
 
 use super::identity::ClientId;
-use crate::{fence::FencingToken, key::LockKey, spec::Mode, time::Instant};
+use crate::{
+    guard::fence::FencingToken, request::key::LockKey, request::spec::Mode, shell::time::Instant,
+};
 
 /// The random 128-bit identifier of one acquisition. It is used only once, and must not be
 /// disclosed to others.

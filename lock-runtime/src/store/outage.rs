@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
+    shell::sync::lock,
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    sync::lock,
-    time::Instant,
 };
 
 /// The pause between two probes of a server that does not answer, at first: short against the half

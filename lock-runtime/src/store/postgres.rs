@@ -50,10 +50,10 @@ use super::{
 };
 use crate::{
     error::LockError,
-    health::Health,
-    keeper::Kept,
-    runtime,
-    time::{Instant, timeout_at},
+    observe::health::Health,
+    shell::keeper::Kept,
+    shell::runtime,
+    shell::time::{Instant, timeout_at},
 };
 
 pub use self::settings::PostgresOptions;

@@ -99,13 +99,13 @@ use super::{
     StoreError, StoreErrorKind, StoreEvent,
 };
 use crate::{
-    call::within,
     error::{LockError, LockErrorKind},
-    health::Health,
-    key::LockKey,
+    observe::health::Health,
     protocol::quorum::{Reply, Session, inspected},
-    spec::LockKind,
-    sync::lock,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::call::within,
+    shell::sync::lock,
 };
 
 #[cfg(feature = "redis")]

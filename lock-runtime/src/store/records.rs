@@ -42,7 +42,7 @@ use std::{
 use futures_util::future::{BoxFuture, join_all};
 
 use super::{ClientId, KeyPart, Limits, Replied, Replies, StoreError, StoreErrorKind};
-use crate::{fence::FencingToken, health::Health};
+use crate::{guard::fence::FencingToken, observe::health::Health};
 
 pub use self::{adapter::RecordStore, name::RecordName};
 

@@ -99,7 +99,7 @@ use self::{
     target::{Endpoint, Target},
 };
 use super::{QuorumMember, StoreError, namespace::check_namespace, outage};
-use crate::{error::LockError, on_drop, runtime};
+use crate::{error::LockError, shell::on_drop, shell::runtime};
 
 pub use self::settings::RedisOptions;
 

@@ -16,16 +16,16 @@ use foldhash::fast::RandomState;
 
 use self::entry::{Entry, Place, Slot};
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, HolderId,
         Identity, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
         PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
         RevokeScope, StoreEvent, Token, Waiter,
     },
-    time::Instant,
 };
 
 /// The latest fencing token of all keys.

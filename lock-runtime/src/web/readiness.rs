@@ -12,8 +12,8 @@ use tokio::sync::Mutex;
 
 use crate::{
     client::LockClient,
-    health::{Health, Verdict},
-    time::Instant,
+    observe::health::{Health, Verdict},
+    shell::time::Instant,
 };
 
 /// The time for which an answer is given to further probes.

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{ListedLock, Listing, Place};
-use crate::{LockClient, error::LockError, key::LockKey, spec::LockKind, time::Instant};
+use crate::{
+    LockClient, error::LockError, request::key::LockKey, request::spec::LockKind,
+    shell::time::Instant,
+};
 
 /// Longer than any list takes.
 const MAX_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -29,7 +32,10 @@ pub struct LockPage {
     /// between those of this page.
     pub is_complete: bool,
     /// The errors of locks and of parts of the store that could not be read.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::errors"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::observe::fields::errors")
+    )]
     pub errors: Vec<LockError>,
 }
 

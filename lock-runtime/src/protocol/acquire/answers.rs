@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::{Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
     protocol::{
         AcquireId, Cx, Mutation, Note, Session,
         handoff::{Budget, Handoff},
@@ -14,11 +13,12 @@ use crate::{
         message::{Answer, Reply, Request},
         queue::{Refusal, WaitQueue},
     },
+    request::key::LockKey,
+    shell::time::Instant,
     store::{
         AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError,
         StoreErrorKind, Token,
     },
-    time::Instant,
 };
 
 /// The meaning of the answer to an acquire request.

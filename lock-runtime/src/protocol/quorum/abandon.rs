@@ -7,9 +7,9 @@ use super::{
 };
 use crate::{
     protocol::{self, Abandonment, Afterwards, Ending, Latest, SHORTEST_CALL},
-    spec::{Mode, call_timeout},
+    request::spec::{Mode, call_timeout},
+    shell::time::Instant,
     store::{Hold, StoreError},
-    time::Instant,
 };
 
 /// The time-out of the first call that releases an alias.

@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{
     protocol::STRAGGLE,
-    spec::call_timeout,
+    request::spec::call_timeout,
+    shell::time::Instant,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
         Renewal, StoreError, Token,
     },
-    time::Instant,
 };
 
 /// The parameters that all exchanges of a request have in common.

@@ -12,12 +12,12 @@ use super::{
     time_out::majority_timeout,
 };
 use crate::{
-    key::LockKey,
-    spec::{LockKind, MAX_LEASE},
+    request::key::LockKey,
+    request::spec::{LockKind, MAX_LEASE},
+    shell::time::Instant,
     store::{
         ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError, Token,
     },
-    time::Instant,
 };
 
 /// A request to several servers.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use foldhash::fast::RandomState;
 
-use crate::{key::LockKey, time::Instant};
+use crate::{request::key::LockKey, shell::time::Instant};
 
 /// The time for which a lock counts as contended, from the last request that was not granted at
 /// once. It is longer by a number of round trips: with slow servers, a request alone takes as long.

@@ -5,8 +5,8 @@ use super::{
     broadcast::Count, over, time_out::majority_timeout,
 };
 use crate::{
+    shell::time::Instant,
     store::{ConvertReply, Grant, Hold, StoreError, Token},
-    time::Instant,
 };
 
 /// The replies to a conversion.

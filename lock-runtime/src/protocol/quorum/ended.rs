@@ -8,7 +8,7 @@ use super::{
     PerServer,
     round::{Passed, Pushed, Round},
 };
-use crate::{fence::FencingToken, store::Token};
+use crate::{guard::fence::FencingToken, store::Token};
 
 /// The number of acquisitions to remember.
 const MANY: usize = 1_024;

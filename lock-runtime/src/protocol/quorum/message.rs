@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::{RequestId, round::AbandonedAlias};
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::LockKind,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, HandOff, Hold, Inspection, KeyRequest,
         PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
         RevokeScope, StoreError, Token,
     },
-    time::Instant,
 };
 
 /// A request to one server.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fence::FencingToken;
+use crate::guard::fence::FencingToken;
 
 /// A clock that never goes back and is ahead of every fencing token that its client has seen:
 /// max(last seen + 1, microseconds since 1970), a [hybrid logical clock]. Its numbers are usually

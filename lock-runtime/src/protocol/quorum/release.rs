@@ -7,8 +7,8 @@ use super::{
     broadcast::Count, time_out::majority_timeout,
 };
 use crate::{
+    shell::time::Instant,
     store::{HandOff, Hold, Release, ReleaseReply, StoreError},
-    time::Instant,
 };
 
 /// The time within which a release must be executed for a server to hand the lock off.

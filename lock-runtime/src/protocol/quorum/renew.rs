@@ -10,9 +10,9 @@ use super::{
     time_out::majority_timeout,
 };
 use crate::{
-    spec::MAX_LEASE,
+    request::spec::MAX_LEASE,
+    shell::time::Instant,
     store::{RenewReply, Renewal, StoreError, Token},
-    time::Instant,
 };
 
 /// Counts the replies of a server to the renewals of a batch, sent at `sent`.

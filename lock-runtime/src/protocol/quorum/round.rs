@@ -27,14 +27,14 @@ pub(crate) use self::message::{
 use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, majority::majority};
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
     protocol::{STRAGGLE, lease::drift},
-    spec::Mode,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{
         AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, Renewal,
         StoreError, Token,
     },
-    time::Instant,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,7 +241,7 @@ impl Round {
     /// Returns whether a grant for this time lasts until a renewal of it is answered.
     #[cfg(all(test, feature = "redis"))]
     pub(crate) fn lasts(&self, ttl: Duration) -> bool {
-        ttl + drift(self.lease) > crate::spec::call_timeout(self.lease)
+        ttl + drift(self.lease) > crate::request::spec::call_timeout(self.lease)
     }
 
     /// The expiry of the latest vote of each server, of whichever exchange.

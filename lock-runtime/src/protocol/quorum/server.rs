@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{key::LockKey, store::StoreError, time::Instant};
+use crate::{request::key::LockKey, shell::time::Instant, store::StoreError};
 
 /// The time for which the circuit breaker stays open after a server has failed to reply. After
 /// that it admits a single probe.

@@ -8,8 +8,8 @@ use super::{
     round::PerServer,
 };
 use crate::{
+    shell::time::Instant,
     store::{Holder, Inspection, RevokeReply, StoreError},
-    time::Instant,
 };
 
 /// The replies of one exchange to the renewal of one lock.
@@ -149,8 +149,8 @@ pub(crate) fn revoked(servers: usize, replies: &[RevokeReply]) -> Option<RevokeR
 mod tests {
     use super::*;
     use crate::{
-        key::LockKey,
-        spec::Mode,
+        request::key::LockKey,
+        request::spec::Mode,
         store::{HolderId, Identity, Token},
     };
 

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
     protocol::STRAGGLE,
-    spec::Mode,
+    request::key::LockKey,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{
         AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
         Renewal, StoreError, StoreEvent, Token,
     },
-    time::Instant,
 };
 
 const LEASE: Duration = Duration::from_secs(30);

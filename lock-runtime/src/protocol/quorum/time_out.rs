@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Cx, Mutation, Session};
-use crate::spec::call_timeout;
+use crate::request::spec::call_timeout;
 
 /// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
 /// an error that names the servers that did not reply.

@@ -2,7 +2,7 @@
 
 use serde::{Serializer, ser::SerializeMap as _};
 
-use crate::{spec::Mode, store::Identity};
+use crate::{request::spec::Mode, store::Identity};
 
 /// Writes `mode`, and for permits their number as `permits`.
 pub(super) fn mode<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {

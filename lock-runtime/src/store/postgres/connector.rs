@@ -11,7 +11,7 @@ use super::{
     settings::{Settings, Target},
     tls::Driver,
 };
-use crate::time::Instant;
+use crate::shell::time::Instant;
 
 /// Makes connections to a database.
 pub(super) struct Connector {

@@ -11,11 +11,11 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use super::Calls;
 use crate::{
+    shell::sync::lock,
     store::{
         StoreError, StoreErrorKind,
         records::{Swap, SwapReply},
     },
-    sync::lock,
 };
 
 /// The largest number of swaps in a transaction.

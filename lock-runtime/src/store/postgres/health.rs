@@ -7,10 +7,10 @@ use tokio_postgres::{Row, types::Type};
 
 use super::{failure::Failure, pool::Pool, statements::field};
 use crate::{
-    health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
+    observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
+    observe::text::brief,
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind, records::Timestamp},
-    text::brief,
-    time::Instant,
 };
 
 const HEALTH: &str = "select lock_runtime.micros(), pg_catalog.current_setting('server_version'), \

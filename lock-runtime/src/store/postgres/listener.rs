@@ -20,9 +20,9 @@ use super::{
     tls::Driver,
 };
 use crate::{
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{ClientId, records::Inbox},
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 /// The time for which messages are received after a request has last waited.

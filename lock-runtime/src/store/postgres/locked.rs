@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Mutex};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::sync::lock;
+use crate::shell::sync::lock;
 
 /// The largest number of remembered names.
 const MOST: usize = 1000;

@@ -34,12 +34,12 @@ use super::{
 };
 use crate::{
     error::{LockError, LockErrorKind},
+    shell::sync::lock,
+    shell::time::Instant,
     store::{
         StoreError, StoreErrorKind,
         records::{Caller, Inbox},
     },
-    sync::lock,
-    time::Instant,
 };
 
 /// The longest time for which a call waits for a connection, and for its reply.

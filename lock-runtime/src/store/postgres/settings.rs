@@ -17,11 +17,11 @@ use tokio_postgres::{
 
 use super::tls::Tls;
 use crate::{
-    credentials::{Credentials, Provider},
+    client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
-    pem::{Certificates, Pem},
+    shell::time::Instant,
+    store::pem::{Certificates, Pem},
     store::{StoreError, StoreErrorKind},
-    time::Instant,
 };
 
 /// The parameters of a URL that name files: of trusted authorities, of the certificate of the

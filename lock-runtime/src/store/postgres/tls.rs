@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, config::SslMode};
 
-use crate::pem::Certificates;
+use crate::store::pem::Certificates;
 
 /// TLS for connections, or none.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ impl Tls {
         if mode != SslMode::Prefer {
             return Ok(Self::None);
         }
-        let Some(config) = crate::tls::unverified() else {
+        let Some(config) = crate::store::tls::unverified() else {
             tracing::debug!("no crypto provider is installed, so connections do not use TLS");
             return Ok(Self::None);
         };

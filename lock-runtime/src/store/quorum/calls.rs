@@ -16,14 +16,14 @@ use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use super::Inner;
 use crate::{
-    call::{only, within},
-    on_drop::OnDrop,
     protocol::quorum::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
+    shell::call::{only, within},
+    shell::on_drop::OnDrop,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until, timeout_at},
     store::{QuorumMember, StoreError, StoreEvent, Token},
-    sync::lock,
-    time::{Instant, sleep_until, timeout_at},
 };
 
 /// Calls in progress.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use futures_util::future::join_all;
 
 use crate::{
-    health::{Finding, Health, ServerHealth, Severity, Verdict},
+    observe::health::{Finding, Health, ServerHealth, Severity, Verdict},
     protocol::quorum::majority,
     store::QuorumMember,
 };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::PATIENCE;
 use crate::{
-    call::within,
     protocol::quorum::majority,
+    shell::call::within,
     store::{Cursor, Page, QuorumMember, StoreError, StoreErrorKind},
 };
 

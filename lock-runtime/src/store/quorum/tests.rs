@@ -11,12 +11,12 @@ use tokio::time::sleep;
 use super::*;
 use crate::{
     client::LockClient,
-    fence::FencingToken,
-    health::Verdict,
+    guard::fence::FencingToken,
+    observe::health::Verdict,
     protocol::quorum::ServerRequest,
-    spec::{LockSpec, Mode},
+    request::spec::{LockSpec, Mode},
+    shell::time::Instant,
     store::{Grant, Holder, MemoryStore, RaiseReply, Token},
-    time::Instant,
 };
 
 /// A server that can stop replying, or deny once that it holds a lock.

@@ -25,9 +25,11 @@ use super::{
     probe::Presence,
 };
 use crate::{
-    health::{self, Health},
-    key::LockKey,
-    spec::LockKind,
+    observe::health::{self, Health},
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
         HolderId, IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page,
@@ -36,8 +38,6 @@ use crate::{
         outage::InOutage,
         table::{Step, Table, acquire_all},
     },
-    sync::lock,
-    time::Instant,
 };
 
 /// A time that is later than the deadline of any request.

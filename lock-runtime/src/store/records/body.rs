@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{RecordName, Timestamp, name::unreadable};
 use crate::{
-    fence::FencingToken,
-    spec::Mode,
+    guard::fence::FencingToken,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{
         NextHolder, StoreError, Token,
         table::entry::{Entry, Place, Slot},
     },
-    time::Instant,
 };
 
 /// The first byte of a record. Changes with the rest of the format.

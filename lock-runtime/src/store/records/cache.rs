@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Record, RecordName};
-use crate::sync::lock;
+use crate::shell::sync::lock;
 
 /// The number of records in each half.
 const CAPACITY: usize = 8192;

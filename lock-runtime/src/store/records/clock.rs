@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::Timestamp;
-use crate::{sync::lock, time::Instant};
+use crate::{shell::sync::lock, shell::time::Instant};
 
 /// The present time by the clock of the database, within two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

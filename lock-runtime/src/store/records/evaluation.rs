@@ -8,14 +8,14 @@ use super::{
     clock::Now,
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::LockKind,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{
         ClientId, ENTRY_TTL, FENCES_KEPT_FOR, POLL_INTERVAL, StoreError, StoreEvent, Token,
         table::{Fences, Step, Table, entry::Entry},
     },
-    time::Instant,
 };
 
 /// The number of revoked holders that a record remembers.

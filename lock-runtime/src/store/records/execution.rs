@@ -15,9 +15,9 @@ use super::{
     outcome::Outcome,
 };
 use crate::{
+    shell::sync::lock,
+    shell::time::{Instant, timeout_at},
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
-    sync::lock,
-    time::{Instant, timeout_at},
 };
 
 /// Operations in progress, each with its place among the results.

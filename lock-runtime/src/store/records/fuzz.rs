@@ -16,15 +16,15 @@ use super::{
     news,
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{
         AcquireReply, ClientId, Grant, Hold, IfBusy, KeyRequest, NextHolder, Release, Renewal,
         RevokeScope, StoreEvent, Token,
         table::{Step, Table},
     },
-    time::Instant,
 };
 
 /// The time for which a test runs.

@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    key::LockKey,
-    spec::LockKind,
+    request::key::LockKey,
+    request::spec::LockKind,
     store::{ClientId, StoreError, StoreErrorKind},
 };
 

@@ -7,9 +7,9 @@ use super::{
     clock::Reading,
 };
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
+    shell::time::Instant,
     store::{Grant, HANDOFF_LEASE, Hold, MOST_RESERVED, StoreEvent, Token},
-    time::Instant,
 };
 
 /// A message. Its times are by the clock of the database.

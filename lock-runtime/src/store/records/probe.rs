@@ -16,15 +16,16 @@ use tokio::{
 use super::adapter::Shared;
 use crate::{
     error::LockErrorKind,
-    keeper, log,
-    on_drop::OnDrop,
+    observe::log,
+    shell::keeper,
+    shell::on_drop::OnDrop,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{
         StoreError, StoreErrorKind, StoreEvent,
         error::Shows,
         outage::{InOutage, Outage, Restored},
     },
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 /// The silence after which a database that was asked seems not to answer, at most.

@@ -13,14 +13,14 @@ use tokio::time::sleep;
 use super::*;
 use crate::{
     LockClient,
-    key::LockKey,
-    spec::Mode,
+    request::key::LockKey,
+    request::spec::Mode,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{
         AcquireReply, Grant, HANDOFF_LEASE, Hold, IfBusy, KeyRequest, Listener, Release,
         RenewReply, Renewal, Store, StoreEvent, Token,
     },
-    sync::lock,
-    time::Instant,
 };
 
 const LEASE: Duration = Duration::from_secs(10);

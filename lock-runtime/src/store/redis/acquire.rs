@@ -16,12 +16,12 @@ use super::{
     scripts::{self, Call, Field},
 };
 use crate::{
-    call::within,
-    fence::FencingToken,
+    guard::fence::FencingToken,
     protocol::STRAGGLE,
-    spec::{Mode, call_timeout},
+    request::spec::{Mode, call_timeout},
+    shell::call::within,
+    shell::time::Instant,
     store::{AcquireAllReply, AcquireReply, IfBusy, KeyRequest, StoreError},
-    time::Instant,
 };
 
 impl RedisStore {

@@ -21,10 +21,10 @@ use super::{
     servers::{Answer, Freed, Servers},
 };
 use crate::{
-    fence::FencingToken,
-    health::Health,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    guard::fence::FencingToken,
+    observe::health::Health,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
         Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,

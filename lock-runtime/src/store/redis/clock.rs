@@ -1,7 +1,7 @@
 //! An estimate of the server's time. The server checks deadlines by its own clock, so they are
 //! sent in that time.
 
-use crate::time::Instant;
+use crate::shell::time::Instant;
 use std::{
     sync::atomic::{AtomicI64, Ordering},
     time::Duration,

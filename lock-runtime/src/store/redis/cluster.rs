@@ -49,9 +49,9 @@ use super::{
     target::{Endpoint, Target},
 };
 use crate::{
+    shell::sync::lock,
+    shell::time::Instant,
     store::{Hold, Listener, StoreError, StoreErrorKind, StoreEvent},
-    sync::lock,
-    time::Instant,
 };
 
 /// The maximum number of redirections of a call. More than one or two occur only if the

@@ -40,10 +40,10 @@ use super::{
     target::{Door, Endpoint, Target},
 };
 use crate::{
-    keeper,
+    shell::keeper,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    sync::lock,
-    time::Instant,
 };
 
 /// The number of renewals in one batch: enough to share a round trip, but few enough not to delay

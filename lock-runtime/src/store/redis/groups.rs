@@ -31,7 +31,7 @@ use super::{
     on_drop::OnDrop,
     scripts::{self, Call, Field},
 };
-use crate::{store::StoreError, sync::lock};
+use crate::{shell::sync::lock, store::StoreError};
 
 /// The largest number of calls in a group. The server executes them in about 150 µs.
 const MOST: usize = 32;

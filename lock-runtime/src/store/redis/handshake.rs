@@ -15,8 +15,8 @@ use super::{
     reply::{Reply, unexpected},
 };
 use crate::{
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    time::Instant,
 };
 
 /// The version of the format of all keys, values and messages of a namespace, which clients of

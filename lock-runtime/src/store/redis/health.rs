@@ -16,9 +16,9 @@ use super::{
     target::Target,
 };
 use crate::{
-    health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
+    observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    time::Instant,
 };
 
 /// The difference of clocks that is reported. Servers that are kept in time by NTP differ by

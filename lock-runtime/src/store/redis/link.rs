@@ -42,10 +42,10 @@ use super::{
     target::{Driver, Endpoint, Target, is_tls},
 };
 use crate::{
-    log,
+    observe::log,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{FENCES_KEPT_FOR, StoreError, StoreErrorKind, StoreEvent, Token},
-    sync::lock,
-    time::Instant,
 };
 
 /// The time limit of one attempt. A call fails after two of them.

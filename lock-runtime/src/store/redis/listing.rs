@@ -14,9 +14,9 @@ use super::{
     servers::Servers,
 };
 use crate::{
-    call::within,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::call::within,
     store::{ClientId, Cursor, Holder, HolderId, Identity, Page, StoreError, StoreErrorKind},
 };
 

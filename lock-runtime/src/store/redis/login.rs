@@ -10,10 +10,10 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{acl::AclLine, error, target::Endpoint};
 use crate::{
-    credentials::Credentials,
-    log,
+    client::credentials::Credentials,
+    observe::log,
+    shell::time::{Instant, sleep_until},
     store::StoreError,
-    time::{Instant, sleep_until},
 };
 
 /// The pause after the server, or the application, had no credentials for a connection that has

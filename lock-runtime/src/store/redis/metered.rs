@@ -7,8 +7,8 @@ use redis::Value;
 
 use super::{connection::Connection, scripts::Call};
 use crate::{
-    metrics::{CALL, CALLS, GROUP_SIZE, RECONNECTS},
-    watch::meter::{count, observe, recorded},
+    observe::metrics::{CALL, CALLS, GROUP_SIZE, RECONNECTS},
+    observe::watch::meter::{count, observe, recorded},
 };
 
 /// A call to a server. If it is dropped before its end, its caller did not wait for the reply.

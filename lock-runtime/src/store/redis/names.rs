@@ -1,8 +1,8 @@
 //! The names of a lock's keys, and the namespace that they share.
 
 use crate::{
-    key::LockKey,
-    spec::LockKind,
+    request::key::LockKey,
+    request::spec::LockKind,
     store::{ClientId, KeyPart, namespace::SIDE_KEYS},
 };
 

@@ -15,11 +15,11 @@ use super::{
     reply::{self, text},
 };
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::LockKind,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{Grant, Heir, Hold, Listeners, MOST_RESERVED, NextHolder, StoreEvent, Token},
-    time::Instant,
 };
 
 /// The most holders of one message that are notified of their revocation. The others notice it at
@@ -196,7 +196,7 @@ fn quorum_channel(namespace: &str, name: Token) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Mode;
+    use crate::request::spec::Mode;
 
     const HEX: &str = "0123456789abcdef0123456789abcdef";
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::error::unavailable;
-use crate::{store::StoreError, time::Instant};
+use crate::{shell::time::Instant, store::StoreError};
 
 /// The resolution of the uptime, which is in whole seconds. The first of them may be a short one.
 const COARSE: Duration = Duration::from_secs(1);

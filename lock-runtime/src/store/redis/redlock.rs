@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     error::{LockError, LockErrorKind},
-    runtime,
+    shell::runtime,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{
         QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority,
         namespace::check_namespace,
     },
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 /// The time that the other servers have to report an error once a majority is connected.

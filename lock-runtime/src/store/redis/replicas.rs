@@ -27,8 +27,8 @@ use super::{
     settings::MinReplicas,
 };
 use crate::{
+    shell::sync::lock,
     store::{Hold, KeyPart, StoreError},
-    sync::lock,
 };
 
 /// The time that a round may take in addition to the wait: a round trip, and a new connection.

@@ -6,8 +6,8 @@ use redis::Value;
 
 use super::error::wrong_server;
 use crate::{
-    fence::FencingToken,
-    spec::Mode,
+    guard::fence::FencingToken,
+    request::spec::Mode,
     store::{ClientId, Grant, Holder, Identity, KeyPart, StoreError, Waiter},
 };
 

@@ -16,9 +16,9 @@ use smallvec::SmallVec;
 
 use super::names::Names;
 use crate::{
-    spec::{LockKind, Mode},
+    request::spec::{LockKind, Mode},
+    shell::sync::lock,
     store::{FENCES_KEPT_FOR, Hold, KeyPart, Token},
-    sync::lock,
 };
 
 /// The script of an operation.

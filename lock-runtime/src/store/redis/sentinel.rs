@@ -34,9 +34,9 @@ use super::{
 };
 use crate::{
     error::LockError,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    sync::lock,
-    time::Instant,
 };
 
 /// The time limit for one Sentinel, its connection included. It matters only if no

@@ -12,11 +12,11 @@ use super::target::Endpoint;
 #[cfg(feature = "rustls")]
 use super::target::is_tls;
 #[cfg(feature = "rustls")]
-use crate::pem::{Certificates, Pem};
+use crate::store::pem::{Certificates, Pem};
 use crate::{
-    credentials::{Credentials, Provider},
+    client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
-    spec::{DEFAULT_LEASE, LockSpec},
+    request::spec::{DEFAULT_LEASE, LockSpec},
 };
 
 /// Options for connections to Redis, in addition to the URL. See

@@ -26,9 +26,9 @@ use super::{
     sentinel::{Named, Sentinels},
     url,
 };
-use crate::{credentials::Provider, store::StoreError};
+use crate::{client::credentials::Provider, store::StoreError};
 #[cfg(feature = "rustls")]
-use crate::{error::LockError, pem::Certificates};
+use crate::{error::LockError, store::pem::Certificates};
 
 /// The target of a connection.
 #[derive(Clone)]

@@ -6,14 +6,14 @@ use smallvec::SmallVec;
 
 use super::Step;
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::{LockKind, Mode},
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::{LockKind, Mode},
+    shell::time::Instant,
     store::{
         ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Heir, Hold, NextHolder, POLL_INTERVAL,
         StoreEvent, Token,
     },
-    time::Instant,
 };
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until

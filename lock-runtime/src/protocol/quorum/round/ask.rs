@@ -4,7 +4,7 @@ use super::{
     Ask, Calls, Cx, Phase, Round,
     vote::{Standing, Status},
 };
-use crate::{spec::Mode, store::IfBusy, time::Instant};
+use crate::{request::spec::Mode, shell::time::Instant, store::IfBusy};
 
 impl Round {
     /// Begins the first exchange. The coordinator is asked alone if the lock is `contended` and the

@@ -8,10 +8,10 @@ use super::{
     vote::{Obstacle, Standing, Status, Vote, VoteState},
 };
 use crate::{
-    fence::FencingToken,
-    spec::Mode,
+    guard::fence::FencingToken,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{AcquireReply, IfBusy, StoreError},
-    time::Instant,
 };
 
 type Beyond<'a> = &'a dyn Fn(FencingToken) -> FencingToken;

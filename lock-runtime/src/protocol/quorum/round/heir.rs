@@ -16,10 +16,10 @@ use super::{
     vote::{Standing, Status, Vote, passed_until},
 };
 use crate::{
-    fence::FencingToken,
-    spec::{Mode, call_timeout},
+    guard::fence::FencingToken,
+    request::spec::{Mode, call_timeout},
+    shell::time::Instant,
     store::{Grant, HANDOFF_LEASE, Heir, Token},
-    time::Instant,
 };
 
 /// The time for which the next waiter is considered alive after the coordinator has reported it.

@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 
 use super::super::Reply;
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
+    shell::time::Instant,
     store::{AcquireReply, IfBusy, PollReply, RaiseReply, RenewReply, StoreError, Token},
-    time::Instant,
 };
 
 /// One value for each server; there are usually up to five.

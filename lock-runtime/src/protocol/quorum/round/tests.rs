@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Pushed, Round, TimeOuts};
 use crate::{
-    fence::FencingToken,
-    key::LockKey,
-    spec::Mode,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{AcquireReply, Grant, Hold, KeyRequest, RaiseReply, RenewReply, StoreError, Token},
-    time::Instant,
 };
 
 const LEASE: Duration = Duration::from_secs(30);

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::AbandonedAlias;
 use crate::{
-    fence::FencingToken,
+    guard::fence::FencingToken,
     protocol::lease::{Correction, drift},
-    spec::Mode,
+    request::spec::Mode,
+    shell::time::Instant,
     store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},
-    time::Instant,
 };
 
 /// The state of a round at one server.

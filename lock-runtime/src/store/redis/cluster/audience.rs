@@ -9,10 +9,10 @@ use std::{collections::HashMap, time::Duration};
 
 use super::slots::{Address, Slot};
 use crate::{
-    key::LockKey,
-    spec::LockKind,
+    request::key::LockKey,
+    request::spec::LockKind,
+    shell::time::Instant,
     store::{ENTRY_TTL, Hold, Token},
-    time::Instant,
 };
 
 /// The time for which a channel outlives its last waiter.
@@ -168,7 +168,7 @@ impl Seat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Mode;
+    use crate::request::spec::Mode;
 
     const SLOT: Slot = 7;
 

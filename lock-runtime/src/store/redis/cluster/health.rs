@@ -14,9 +14,9 @@ use super::{
     slots::{SLOTS, Slot, Slots, number_in},
 };
 use crate::{
-    call::within,
-    health::{Finding, Health, Severity},
-    sync::lock,
+    observe::health::{Finding, Health, Severity},
+    shell::call::within,
+    shell::sync::lock,
 };
 
 /// The time for which the map is awaited.

@@ -8,7 +8,7 @@ use super::{
     super::{listing::Scanned, outage::InOutage, reply::unexpected},
     Cluster, no_node,
 };
-use crate::{call::within, store::StoreError, sync::lock};
+use crate::{shell::call::within, shell::sync::lock, store::StoreError};
 
 /// The number of times that all nodes are listed. A key that moves from a node that is listed late
 /// to one that was listed early is in the next pass. The slot map does not show such a move before

@@ -12,10 +12,10 @@ use super::{
     slots::{Slot, Slots},
 };
 use crate::{
-    log,
+    observe::log,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{StoreError, StoreEvent},
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 /// The pause after a refresh of the map. It doubles up to [`LONGEST_PAUSE`] while the map

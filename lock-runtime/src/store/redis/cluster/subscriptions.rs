@@ -39,10 +39,10 @@ use super::{
     slots::{Address, Slot, number_in, slot_of},
 };
 use crate::{
+    shell::sync::lock,
+    shell::time::Instant,
     store::StoreErrorKind::{Forbidden, WrongServer},
     store::{Hold, StoreError, StoreEvent, Token},
-    sync::lock,
-    time::Instant,
 };
 
 /// The time limit for a connection to a node, and for each reply on it.

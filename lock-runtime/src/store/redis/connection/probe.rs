@@ -18,10 +18,11 @@ use super::{
 use crate::store::redis::metered;
 use crate::{
     error::LockErrorKind,
-    keeper, log,
+    observe::log,
+    shell::keeper,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{StoreError, StoreEvent},
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 impl Connection {

@@ -4,8 +4,8 @@ use futures_util::future::join_all;
 
 use super::{Answer, Sentinels, ask};
 use crate::{
-    health::{Finding, ServerHealth, ServerRole, Severity, is_answer},
-    time::Instant,
+    observe::health::{Finding, ServerHealth, ServerRole, Severity, is_answer},
+    shell::time::Instant,
 };
 
 impl Sentinels {

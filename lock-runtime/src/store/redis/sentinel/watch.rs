@@ -16,6 +16,8 @@ use tokio::{
 
 use super::{Answer, Named, PATIENCE, Sentinels, ask};
 use crate::{
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
     store::{
         StoreErrorKind,
         redis::{
@@ -24,8 +26,6 @@ use crate::{
             target::{Door, Endpoint},
         },
     },
-    sync::lock,
-    time::{Instant, sleep_until},
 };
 
 const SWITCH: &str = "+switch-master";

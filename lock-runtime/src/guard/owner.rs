@@ -15,8 +15,8 @@ use pin_project::pin_project;
 use tokio::task::futures::TaskLocalFuture;
 
 use crate::{
-    core::Core, error::LockError, guard::HeldLock, key::LockKey, protocol::may_enter, spec::Terms,
-    view::View,
+    error::LockError, guard::HeldLock, guard::view::View, protocol::may_enter,
+    request::key::LockKey, request::spec::Terms, shell::core::Core,
 };
 
 tokio::task_local! {

@@ -1,19 +1,24 @@
 //! A key and a spec bound to a client: created by `LockClient::exclusive` and similar methods,
 //! consumed by `acquire` and `run`.
 
+pub(crate) mod key;
+pub(crate) mod name;
+pub(crate) mod options;
+pub(crate) mod spec;
+
 use std::{fmt, future::Future, sync::Arc};
 
 use smallvec::smallvec;
 
 use crate::{
-    acquire::{AcquireFuture, Keys, acquire},
-    core::Core,
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
-    key::IntoLockKey,
-    name::LockName,
-    spec::{LockSpec, Terms},
-    watch::{self, Attempt},
+    observe::watch::{self, Attempt},
+    request::key::IntoLockKey,
+    request::name::LockName,
+    request::spec::{LockSpec, Terms},
+    shell::acquire::{AcquireFuture, Keys, acquire},
+    shell::core::Core,
 };
 
 /// A request for a lock.

@@ -13,18 +13,18 @@ use std::{
 use tokio::runtime::Handle;
 
 use crate::{
-    call::perform,
-    core::Core,
     error::{LockError, LockErrorKind, Loss},
-    fence::FencingToken,
-    key::LockKey,
-    name::LockName,
+    guard::fence::FencingToken,
+    observe::watch::{Attempt, Watch},
     protocol::{ExtendError, Granted, HeldId},
-    runtime,
-    spec::Mode,
-    sync::lock,
-    time::Instant,
-    watch::{Attempt, Watch},
+    request::key::LockKey,
+    request::name::LockName,
+    request::spec::Mode,
+    shell::call::perform,
+    shell::core::Core,
+    shell::runtime,
+    shell::sync::lock,
+    shell::time::Instant,
 };
 
 /// A lock that this process holds or has held. The session writes it through the effects of its

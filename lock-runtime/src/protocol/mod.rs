@@ -50,10 +50,10 @@ use self::{
 pub(crate) use self::{lease::NO_DRIFT, several::Together};
 use crate::{
     error::Loss,
-    fence::FencingToken,
-    key::LockKey,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    shell::time::Instant,
     store::{Grant, HANDOFF_LEASE, Hold, StoreError, StoreEvent, Token},
-    time::Instant,
 };
 
 new_key_type! {

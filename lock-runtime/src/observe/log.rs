@@ -14,10 +14,10 @@ use tokio::runtime::{Handle, Id};
 use tracing::{Dispatch, dispatcher};
 
 use crate::{
-    on_drop::OnDrop,
-    runtime,
-    sync::lock,
-    time::{Instant, sleep_until},
+    shell::on_drop::OnDrop,
+    shell::runtime,
+    shell::sync::lock,
+    shell::time::{Instant, sleep_until},
 };
 
 /// The time between two lines of one cause.

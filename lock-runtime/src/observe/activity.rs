@@ -8,13 +8,13 @@ use std::{
 
 use crate::{
     error::{LockError, LockErrorKind, Loss},
-    fence::FencingToken,
     guard::LockGuard,
-    key::LockKey,
-    name::LockName,
-    sync::lock,
-    time::Instant,
-    view::View,
+    guard::fence::FencingToken,
+    guard::view::View,
+    request::key::LockKey,
+    request::name::LockName,
+    shell::sync::lock,
+    shell::time::Instant,
 };
 
 /// The most names that are counted apart. Requests with other names count as `other`.
@@ -33,7 +33,7 @@ pub struct Activity {
     /// The age of the client, for which the numbers count.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "age_ms", serialize_with = "crate::fields::millis")
+        serde(rename = "age_ms", serialize_with = "crate::observe::fields::millis")
     )]
     pub age: Duration,
     /// The names of requests that had to wait, failed or lost a lock, most contended first.
@@ -49,7 +49,10 @@ pub struct Activity {
 pub struct NameActivity {
     /// The [name](crate::LockRequest::name) of the requests; `unnamed` for those without one, and
     /// `other` for those beyond the first 256 names.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::text"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::observe::fields::text")
+    )]
     pub name: LockName,
     /// The number of requests that were granted a contended lock.
     pub contended: u64,
@@ -65,7 +68,10 @@ pub struct NameActivity {
     /// The time since then.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "latest_ms", serialize_with = "crate::fields::millis")
+        serde(
+            rename = "latest_ms",
+            serialize_with = "crate::observe::fields::millis"
+        )
     )]
     pub latest: Duration,
 }
@@ -78,13 +84,16 @@ pub struct LossSeen {
     /// The time since the loss.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "ago_ms", serialize_with = "crate::fields::millis")
+        serde(rename = "ago_ms", serialize_with = "crate::observe::fields::millis")
     )]
     pub ago: Duration,
     /// The key of the lock.
     pub key: LockKey,
     /// The name of its request.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::fields::known_text"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::observe::fields::known_text")
+    )]
     pub name: Option<LockName>,
     /// The fencing token of the grant.
     pub fence: FencingToken,

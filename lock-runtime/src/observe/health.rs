@@ -5,8 +5,8 @@ mod text;
 use std::{borrow::Cow, time::Duration};
 
 use crate::{
+    shell::time::Instant,
     store::{Store, StoreError, StoreErrorKind},
-    time::Instant,
 };
 
 /// The time limit for one server. All servers are asked at the same time.
@@ -303,7 +303,7 @@ pub(crate) fn is_answer(error: &StoreError) -> bool {
 
 /// The health of a custom store, which is asked about a lock.
 pub(crate) async fn by_inspection<S: Store + ?Sized>(store: &S) -> Health {
-    use crate::{key::LockKey, spec::LockKind};
+    use crate::{request::key::LockKey, request::spec::LockKind};
     let mut server = ServerHealth::new("store");
     let since = Instant::now();
     let asked = async {

@@ -5,11 +5,11 @@ use std::future::Future;
 
 use crate::{
     error::{LockError, Loss},
-    fence::FencingToken,
     guard::LockGuard,
-    key::LockKey,
-    name::LockName,
-    spec::Mode,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::name::LockName,
+    request::spec::Mode,
 };
 
 pub(crate) struct AttemptSpan;

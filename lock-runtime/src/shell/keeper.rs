@@ -20,12 +20,13 @@ use tokio::{
 };
 
 use crate::{
-    core::{Core, State},
-    driver, log,
-    on_drop::OnDrop,
+    observe::log,
     protocol::Look,
-    sync::lock,
-    time::{Instant, suspended, timeout_at},
+    shell::core::{Core, State},
+    shell::driver,
+    shell::on_drop::OnDrop,
+    shell::sync::lock,
+    shell::time::{Instant, suspended, timeout_at},
 };
 
 /// The time that drivers have after the machine was suspended.

@@ -18,10 +18,10 @@ use std::{
 use futures_util::future::BoxFuture;
 
 use crate::{
-    fence::FencingToken,
-    health::{self, Health},
-    key::LockKey,
-    spec::LockKind,
+    guard::fence::FencingToken,
+    observe::health::{self, Health},
+    request::key::LockKey,
+    request::spec::LockKind,
 };
 
 pub(crate) mod error;
@@ -37,6 +37,13 @@ mod message;
 pub(crate) mod namespace;
 #[cfg(any(feature = "redis", feature = "records"))]
 mod outage;
+#[cfg(any(feature = "rustls", feature = "postgres"))]
+// Without TLS they are refused.
+#[cfg_attr(
+    not(any(feature = "rustls", feature = "postgres-rustls")),
+    allow(dead_code)
+)]
+pub(crate) mod pem;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod quorum;
@@ -45,6 +52,8 @@ pub mod records;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub(crate) mod table;
+#[cfg(any(feature = "rustls", feature = "postgres-rustls"))]
+pub(crate) mod tls;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
@@ -68,7 +77,7 @@ pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
 pub use records::{RecordStore, Records};
 
-pub use crate::time::Instant;
+pub use crate::shell::time::Instant;
 
 /// A call in progress, with its reply or an error.
 pub type Replied<'a, T> = BoxFuture<'a, Result<T, StoreError>>;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
-use crate::text::visible;
+use crate::observe::text::visible;
 
 #[cfg(feature = "serde")]
 pub(super) fn millis<S: serde::Serializer>(

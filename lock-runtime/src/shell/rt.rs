@@ -4,18 +4,18 @@
 use std::{future::Future, ops::Deref};
 
 pub use crate::{
-    ambient::ambient,
     client::LockClient,
+    client::ambient::ambient,
     error::LockError,
     guard::HeldLock,
-    key::{IntoLockKey, KeyWriter, LockKey},
-    spec::{LockSpec, OnLost},
+    request::key::{IntoLockKey, KeyWriter, LockKey},
+    request::spec::{LockSpec, OnLost},
 };
 use crate::{
     error::LockErrorKind,
     guard::LockGuard,
+    guard::under_lock::RunFuture,
     request::{LockRequest, granted},
-    under_lock::RunFuture,
 };
 
 /// A return type that can hold a [`LockError`].

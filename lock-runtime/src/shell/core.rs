@@ -15,21 +15,21 @@ use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
-    activity::Recorded,
-    clients::ClientNames,
-    driver,
+    client::clients::ClientNames,
     error::{LockError, LockErrorKind, Loss},
-    fence::FencingToken,
-    keeper,
-    key::LockKey,
-    log,
+    guard::fence::FencingToken,
+    guard::view::View,
+    observe::activity::Recorded,
+    observe::log,
+    observe::watch::meter,
     protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
-    spec::{LockKind, LockSpec},
+    request::key::LockKey,
+    request::spec::{LockKind, LockSpec},
+    shell::driver,
+    shell::keeper,
+    shell::sync::lock,
+    shell::time::Instant,
     store::{ClientId, KeyPart, Limits, Listener, Store, StoreError, Token},
-    sync::lock,
-    time::Instant,
-    view::View,
-    watch::meter,
 };
 
 /// State shared by a client, its requests and its guards.

@@ -15,16 +15,17 @@ use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    call::{perform, within},
-    core::{Core, State},
     error::LockErrorKind,
-    keeper, log,
-    on_drop::OnDrop,
+    observe::log,
     protocol::{Call, DueRenewal, Job},
-    runtime,
-    spec::{DEFAULT_LEASE, call_timeout},
+    request::spec::{DEFAULT_LEASE, call_timeout},
+    shell::call::{perform, within},
+    shell::core::{Core, State},
+    shell::keeper,
+    shell::on_drop::OnDrop,
+    shell::runtime,
+    shell::time::{Instant, sleep_until},
     store::{IDENTITY_TTL, StoreError},
-    time::{Instant, sleep_until},
 };
 
 /// The largest number of renewals that share a round trip.

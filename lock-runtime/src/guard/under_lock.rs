@@ -12,11 +12,11 @@ use pin_project::pin_project;
 
 use crate::{
     error::LockError,
+    guard::owner::ScopeFuture,
     guard::{LockGuard, LostFuture, ReleaseFuture},
-    log,
-    owner::ScopeFuture,
-    spec::OnLost,
-    time::Instant,
+    observe::log,
+    request::spec::OnLost,
+    shell::time::Instant,
 };
 
 impl LockGuard {

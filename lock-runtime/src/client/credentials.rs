@@ -17,9 +17,9 @@ use futures_util::{
 use tokio::{task::spawn_blocking, time::timeout};
 
 use crate::{
+    shell::sync::lock,
+    shell::time::Instant,
     store::{StoreError, StoreErrorKind},
-    sync::lock,
-    time::Instant,
 };
 
 /// The longest time for which an attempt to connect waits for credentials.

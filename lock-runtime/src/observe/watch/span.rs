@@ -14,12 +14,12 @@ use tracing::{
 
 use crate::{
     error::{LockError, LockErrorKind, Loss},
-    fence::FencingToken,
     guard::LockGuard,
-    key::LockKey,
-    name::LockName,
-    spec::Mode,
-    sync::lock,
+    guard::fence::FencingToken,
+    request::key::LockKey,
+    request::name::LockName,
+    request::spec::Mode,
+    shell::sync::lock,
 };
 
 /// The span of a request.

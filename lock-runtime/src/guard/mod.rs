@@ -1,6 +1,12 @@
 //! The types of a held lock: [`LockGuard`] owns the lock, [`HeldLock`] is a view of it, and
 //! [`LostFuture`] resolves when it is lost.
 
+pub(crate) mod fence;
+pub mod fencing;
+pub(crate) mod owner;
+pub(crate) mod under_lock;
+pub(crate) mod view;
+
 mod release;
 
 use std::{
@@ -17,18 +23,18 @@ use smallvec::{SmallVec, smallvec};
 
 pub use self::release::ReleaseFuture;
 use crate::{
-    call::perform,
-    core::log_loss,
     error::{LockError, LockErrorKind},
-    fence::FencingToken,
-    key::LockKey,
-    on_drop::OnDrop,
-    owner::{Frame, ScopeFuture},
+    guard::fence::FencingToken,
+    guard::owner::{Frame, ScopeFuture},
+    guard::view::View,
+    observe::watch::Attempt,
     protocol::ConvertError,
-    runtime,
-    spec::{MAX_LEASE, MIN_LEASE, Mode, OnLost},
-    view::View,
-    watch::Attempt,
+    request::key::LockKey,
+    request::spec::{MAX_LEASE, MIN_LEASE, Mode, OnLost},
+    shell::call::perform,
+    shell::core::log_loss,
+    shell::on_drop::OnDrop,
+    shell::runtime,
 };
 
 /// A held lock. It is renewed in the background until it is released or dropped.

@@ -16,21 +16,21 @@ use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    call::{perform, within},
-    core::{Core, State},
     error::{LockError, LockErrorKind},
+    guard::owner,
+    guard::view::View,
     guard::{Entries, Entry, LockGuard},
-    key::LockKey,
-    name::LockName,
-    on_drop::OnDrop,
-    owner,
+    observe::watch::Attempt,
     protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
-    runtime,
-    spec::{LockKind, Terms, Wait},
+    request::key::LockKey,
+    request::name::LockName,
+    request::spec::{LockKind, Terms, Wait},
+    shell::call::{perform, within},
+    shell::core::{Core, State},
+    shell::on_drop::OnDrop,
+    shell::runtime,
+    shell::time::{Instant, sleep_until},
     store::StoreError,
-    time::{Instant, sleep_until},
-    view::View,
-    watch::Attempt,
 };
 
 /// Inline storage for one key, which is the common case.

@@ -16,12 +16,12 @@ use std::future::Future;
 
 use crate::{
     error::{LockError, Loss},
-    fence::FencingToken,
     guard::LockGuard,
-    key::LockKey,
-    name::LockName,
+    guard::fence::FencingToken,
     protocol::Source,
-    spec::Mode,
+    request::key::LockKey,
+    request::name::LockName,
+    request::spec::Mode,
 };
 pub(crate) use span::ReleaseSpan;
 

@@ -13,14 +13,14 @@ use futures_util::{
 };
 
 use crate::{
-    call::within,
-    core::Core,
-    key::LockKey,
-    runtime,
-    spec::{LockKind, Short},
+    request::key::LockKey,
+    request::spec::{LockKind, Short},
+    shell::call::within,
+    shell::core::Core,
+    shell::runtime,
+    shell::sync::lock,
+    shell::time::{Instant, timeout_at},
     store::{ClientId, Holder, Identity, Inspection, presentable},
-    sync::lock,
-    time::{Instant, timeout_at},
 };
 
 /// The largest number of names that are kept.

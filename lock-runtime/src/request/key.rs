@@ -13,7 +13,7 @@ use arrayvec::ArrayString;
 
 use crate::{
     error::{LockError, LockErrorKind},
-    text,
+    observe::text,
 };
 
 /// The longest name of a lock, in bytes.

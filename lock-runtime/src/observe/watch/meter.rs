@@ -14,14 +14,14 @@ use metrics::{Key, Label, Level, Metadata, Recorder, SharedString, with_recorder
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     guard::LockGuard,
-    metrics::{
+    observe::metrics::{
         ACQUISITIONS, CONTENDED, HANDOFFS, HELD, HOLD, LOST, RENEWAL_FAILURES, RENEWALS, WAIT,
         WAITING,
     },
-    name::LockName,
     protocol::Source,
-    spec::Mode,
-    time::Instant,
+    request::name::LockName,
+    request::spec::Mode,
+    shell::time::Instant,
 };
 
 static METADATA: Metadata<'static> =

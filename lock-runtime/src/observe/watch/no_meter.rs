@@ -3,9 +3,9 @@
 use crate::{
     error::{LockError, Loss},
     guard::LockGuard,
-    name::LockName,
     protocol::Source,
-    spec::Mode,
+    request::name::LockName,
+    request::spec::Mode,
 };
 
 pub(crate) struct Attempt;

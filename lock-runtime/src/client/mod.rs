@@ -1,5 +1,10 @@
 //! [`LockClient`], the entry point of the crate. Its settings are in `builder.rs`.
 
+pub(crate) mod ambient;
+pub(crate) mod clients;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) mod credentials;
+
 mod builder;
 mod from_env;
 mod health;
@@ -22,16 +27,16 @@ pub use self::{
     list::{ListedLock, LockList, LockPage},
 };
 use crate::{
-    activity::Activity,
-    call::within,
-    core::Core,
-    driver,
     error::LockError,
-    key::{IntoLockKey, LockKey},
+    observe::activity::Activity,
     protocol::{Session, WaiterLimits},
     request::LockRequest,
-    runtime,
-    spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
+    request::key::{IntoLockKey, LockKey},
+    request::spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
+    shell::call::within,
+    shell::core::Core,
+    shell::driver,
+    shell::runtime,
     store::{
         HolderId, Inspection, KeyPart, Listener, MemoryStore, RevokeReply, RevokeScope, Store,
         StoreError, StoreEvent,

@@ -23,7 +23,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     error::{LockError, LockErrorKind},
-    log,
+    observe::log,
 };
 
 /// The default of `Retry-After` and `RetryInfo`.

@@ -1,0 +1,14 @@
+//! The tasks and timers around the sessions: they carry out what a session decides. [`core`] has the
+//! state of a client, [`driver`] its background task, [`keeper`] the thread that renews locks while
+//! tasks block.
+
+pub(crate) mod acquire;
+pub(crate) mod call;
+pub(crate) mod core;
+pub(crate) mod driver;
+pub(crate) mod keeper;
+pub(crate) mod on_drop;
+pub mod rt;
+pub(crate) mod runtime;
+pub(crate) mod sync;
+pub mod time;
