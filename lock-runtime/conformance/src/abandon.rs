@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use lock_runtime::{
+    Mode,
+    store::{AcquireReply, ConvertReply, Hold, KeyRequest, Release, Renewal, Store},
+    time::{Instant, sleep_until},
+};
 use tokio::time::{sleep, timeout};
 
 use super::{
     cancellation::cancelled,
     subject::{Subject, beside, conflicting, fresh_hold, in_time, promise},
-};
-use lock_runtime::{
-    Mode,
-    store::{AcquireReply, ConvertReply, Hold, KeyRequest, Release, Renewal, Store},
-    time::{Instant, sleep_until},
 };
 
 const PROMISE: &str =

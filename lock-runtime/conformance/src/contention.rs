@@ -9,6 +9,11 @@ use std::{
     time::Duration,
 };
 
+use lock_runtime::{
+    LockKey, Mode,
+    store::{AcquireReply, HANDOFF_LEASE, Hold, PollReply, Store},
+    time::Instant,
+};
 use tokio::{
     task::{JoinSet, yield_now},
     time::sleep,
@@ -19,11 +24,6 @@ use super::{
     subject::{Subject, TWO_PERMITS, beside, fresh_key, in_time, promise},
 };
 use crate::subject::lock;
-use lock_runtime::{
-    LockKey, Mode,
-    store::{AcquireReply, HANDOFF_LEASE, Hold, PollReply, Store},
-    time::Instant,
-};
 
 /// The number of connections, and of the tasks that use each of them.
 const CONNECTIONS: usize = 3;
@@ -108,13 +108,14 @@ impl Arena {
         let count = match mode {
             Mode::Exclusive => &self.writers,
             Mode::Shared => &self.readers,
-            Mode::Permits(_) => &self.permits,
+            _ => &self.permits,
         };
         let alike = count.fetch_add(1, SeqCst);
         let overlaps = match mode {
             Mode::Exclusive => alike > 0 || self.readers.load(SeqCst) > 0,
             Mode::Shared => self.writers.load(SeqCst) > 0,
             Mode::Permits(most) => alike >= most.get() as usize,
+            mode => panic!("no request is of the mode {mode:?}"),
         };
         if overlaps {
             let [writers, readers] = [&self.writers, &self.readers].map(|count| count.load(SeqCst));
@@ -202,12 +203,12 @@ impl Contender {
         loop {
             match subject.poll(hold).await {
                 PollReply::Granted(grant) => return Some(grant.fence.number()),
-                PollReply::Gone => return None,
                 PollReply::Queued { .. } if Instant::now() > self.arena.until => {
                     subject.abandon(hold).await;
                     return None;
                 }
                 PollReply::Queued { .. } => sleep(LOOK).await,
+                _ => return None,
             }
         }
     }

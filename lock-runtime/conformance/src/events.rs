@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use lock_runtime::{
+    LockClient, LockKey,
+    store::{Grant, HANDOFF_LEASE, Listener, POLL_INTERVAL, Store, StoreEvent, Token},
+    time::Instant,
+};
 use tokio::{runtime::Handle, sync::Mutex, time::sleep};
 
 use super::{
     intercepted::{Intercepted, Pass},
     subject::{LONG, Subject, beside, fresh_key, in_time, promise},
-};
-use lock_runtime::{
-    LockClient, LockKey,
-    store::{Grant, HANDOFF_LEASE, Listener, POLL_INTERVAL, Store, StoreEvent, Token},
-    time::Instant,
 };
 
 /// The number of clients, which wait for a lock in turn.

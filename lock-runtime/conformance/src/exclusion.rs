@@ -6,14 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lock_runtime::{
+    LockKey, LockKind,
+    store::{POLL_INTERVAL, Store},
+};
+
 use super::{
     SEED,
     storm::{KEYS, Nanos, Plan, in_nanos},
     subject::{Subject, eventually, unique},
-};
-use lock_runtime::{
-    LockKey, LockKind,
-    store::{POLL_INTERVAL, Store},
 };
 
 /// The number of clients, which are processes to the store.

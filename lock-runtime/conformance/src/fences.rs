@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::subject::{Subject, beside, fresh_hold, in_time, promise, request};
 use lock_runtime::{
     FencingToken, Mode,
     store::{
         AcquireReply, ConvertReply, Grant, Hold, NextHolder, Release, ReleaseReply, Store, Token,
     },
 };
+
+use super::subject::{Subject, beside, fresh_hold, in_time, promise, request};
 
 const PROMISE: &str = "fencing tokens of a key are unique and increase";
 

@@ -5,9 +5,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, time::sleep};
-
-use super::subject::{Subject, beside, fresh_hold, in_time, promise, skipped};
 use lock_runtime::{
     Mode,
     store::{
@@ -16,6 +13,9 @@ use lock_runtime::{
     },
     time::{Instant, sleep_until, timeout_at},
 };
+use tokio::{sync::mpsc, time::sleep};
+
+use super::subject::{Subject, beside, fresh_hold, in_time, promise, skipped};
 
 const SKIPPED: &str = "a silent waiter is skipped, and served again when it polls";
 const REMOVED: &str = "a waiter that is silent for long is removed";

@@ -7,8 +7,6 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-
-use crate::subject::lock;
 use lock_runtime::{
     Health, LockKey, LockKind,
     store::{
@@ -18,6 +16,8 @@ use lock_runtime::{
         StoreErrorKind, StoreEvent,
     },
 };
+
+use crate::subject::lock;
 
 /// Passes an event on to a listener, or does not.
 pub(super) type Pass = Arc<dyn Fn(&StoreEvent, &Arc<dyn Listener>) + Send + Sync>;

@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::time::sleep;
-
-use super::subject::{Subject, beside, conflicting, fresh_hold, in_time, promise};
 use lock_runtime::{
     Mode,
     store::{AcquireReply, Hold, PollReply, ReleaseReply, RenewReply, Renewal, Store},
     time::{Instant, sleep_until},
 };
+use tokio::time::sleep;
+
+use super::subject::{Subject, beside, conflicting, fresh_hold, in_time, promise};
 
 /// A lease that a test waits for, if the store supports it.
 const SHORT: Duration = Duration::from_millis(400);

@@ -13,6 +13,11 @@ mod steps;
 use std::{env, fmt::Write as _, panic::resume_unwind, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use lock_runtime::{
+    Mode,
+    store::{ENTRY_STALE_AFTER, MemoryStore, QuorumMember, Store},
+    time::Instant,
+};
 use tokio::{
     task::{JoinError, JoinSet},
     time::sleep,
@@ -22,11 +27,6 @@ use self::{shape::Shape, side::Side, steps::Steps};
 use super::{
     SEED,
     subject::{Subject, promise, skipped, unique},
-};
-use lock_runtime::{
-    Mode,
-    store::{ENTRY_STALE_AFTER, MemoryStore, QuorumMember, Store},
-    time::Instant,
 };
 
 /// The default number of sequences.

@@ -2,7 +2,6 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use super::subject::{Subject, beside, in_time, promise, skipped, unique};
 use lock_runtime::{
     LockKey, LockKind, Mode,
     store::{
@@ -10,6 +9,8 @@ use lock_runtime::{
         StoreErrorKind, Token,
     },
 };
+
+use super::subject::{Subject, beside, in_time, promise, skipped, unique};
 
 /// Checks that an inspection shows the holders and the waiters of a lock with their modes, leases
 /// and clients, and nothing else.

@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-
-use super::subject::{
-    Subject, TWO_PERMITS, beside, conflicting, fresh_hold, in_time, promise, request,
-};
 use lock_runtime::{
     Mode,
     store::{
         AcquireAllReply, AcquireReply, Hold, NextHolder, PollReply, Release, ReleaseReply,
         RenewReply, RevokeReply, RevokeScope, Store, Token,
     },
+};
+
+use super::subject::{
+    Subject, TWO_PERMITS, beside, conflicting, fresh_hold, in_time, promise, request,
 };
 
 const IN_ORDER: &str = "waiters are served in order of arrival";

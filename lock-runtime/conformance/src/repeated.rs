@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::subject::{Subject, beside, fresh_hold, in_time, promise, request};
 use lock_runtime::{
     Mode,
     store::{
@@ -10,6 +9,8 @@ use lock_runtime::{
         Store, Token,
     },
 };
+
+use super::subject::{Subject, beside, fresh_hold, in_time, promise, request};
 
 const ONCE: &str = "a call that is repeated does no more than the first one";
 

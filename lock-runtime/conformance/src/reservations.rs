@@ -9,16 +9,16 @@ use std::{
     time::Duration,
 };
 
+use lock_runtime::{
+    LockClient, LockGuard,
+    store::{Listener, Store},
+    time::Instant,
+};
 use tokio::task::JoinSet;
 
 use super::{
     intercepted::{Fate, Intercepted},
     subject::{LONG, Subject, in_time, promise, unique},
-};
-use lock_runtime::{
-    LockClient, LockGuard,
-    store::{Listener, Store},
-    time::Instant,
 };
 
 const KEPT: &str = "a lock is kept for its min_hold, whatever release calls are lost";

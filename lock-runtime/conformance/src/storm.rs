@@ -25,6 +25,10 @@ use std::{
     time::Duration,
 };
 
+use lock_runtime::{
+    LockClient,
+    time::{Instant, sleep_until},
+};
 use rand::{SeedableRng as _, rngs::StdRng};
 use tokio::{
     task::{JoinHandle, JoinSet},
@@ -40,10 +44,6 @@ pub use self::{
 };
 use super::subject::LONG;
 use crate::subject::lock;
-use lock_runtime::{
-    LockClient,
-    time::{Instant, sleep_until},
-};
 
 /// The locks of a storm. Requests for several keys use the last two, so that the waiters of the
 /// first one wait for it alone.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::step::Step;
 use lock_runtime::{
     Mode,
     store::{Hold, RevokeReply},
 };
+
+use super::step::Step;
 
 /// Remaining time of a lease, to the nearest unit: leases are several units or end at once, and a
 /// sequence takes less than half a unit.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::subject::{Subject, fresh_hold, skipped};
 use lock_runtime::{
     Mode,
     store::{AcquireReply, KeyRequest, Limits},
     time::Instant,
 };
+
+use crate::subject::{Subject, fresh_hold, skipped};
 
 /// Leases are one to four times as long, so that they do not end by themselves.
 const LONGEST_UNIT: Duration = Duration::from_secs(3600);

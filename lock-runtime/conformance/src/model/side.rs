@@ -1,12 +1,7 @@
 //! A store that executes one step at a time.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::{
-    answer::{Answer, Granted, Units},
-    step::Step,
-};
-use crate::subject::one;
 use lock_runtime::{
     FencingToken, LockKey, LockKind, Mode,
     store::{
@@ -16,6 +11,12 @@ use lock_runtime::{
     },
     time::Instant,
 };
+
+use super::{
+    answer::{Answer, Granted, Units},
+    step::Step,
+};
+use crate::subject::one;
 
 /// The time by which a delayed request is late.
 const LATE: Duration = Duration::from_secs(5);
@@ -38,6 +39,11 @@ pub(super) struct Side {
 
 /// A reply, or the description of a reply that no store may ever give.
 type Reply = Result<Answer, String>;
+
+/// A reply that answers no request of a sequence.
+fn unknown(reply: &impl fmt::Debug) -> Reply {
+    Err(format!("{reply:?} is no answer"))
+}
 
 impl Side {
     pub(super) fn new(store: Arc<dyn Store>, unit: Duration) -> Self {
@@ -99,6 +105,7 @@ impl Side {
                     counter,
                     holder_ttl,
                 } => self.queued(hold, counter, holder_ttl),
+                reply => unknown(&reply),
             },
             Step::Renew(renewals) => self.renew(renewals).await?,
             Step::Release {
@@ -136,6 +143,7 @@ impl Side {
                     self.granted(&hold, grant).map(Answer::Converted)
                 }
                 ConvertReply::NotHeld => Ok(Answer::NotHeld),
+                reply => unknown(&reply),
             },
             Step::Abandon(hold) => {
                 // A token that is used again begins anew.
@@ -178,7 +186,7 @@ impl Side {
         }
         let ttl = |reply: RenewReply| match reply {
             RenewReply::Renewed { ttl } => Some(self.units(ttl)),
-            RenewReply::Gone => None,
+            _ => None,
         };
         let replies = replies.into_iter().map(|reply| reply.map(ttl));
         Ok(Ok(Answer::Renewals(replies.collect::<Result<_, _>>()?)))
@@ -201,6 +209,7 @@ impl Side {
             AcquireReply::Late => Answer::Late,
             AcquireReply::ForeignKey(_) => Answer::ForeignKey,
             AcquireReply::ModeMismatch => Answer::ModeMismatch,
+            reply => return unknown(&reply),
         })
     }
 
@@ -219,7 +228,7 @@ impl Side {
                 },
                 Some(_),
             ) => self.queued(hold, counter, holder_ttl),
-            (reply, None) => Err(format!("{reply:?} without a next holder")),
+            (reply, _) => unknown(&reply),
         }
     }
 
@@ -249,6 +258,7 @@ impl Side {
             fence,
             ttl,
             reserved,
+            ..
         } = grant;
         let last = fence.number().checked_add(reserved.into());
         let last = last.and_then(FencingToken::new).ok_or("no fencing token")?;

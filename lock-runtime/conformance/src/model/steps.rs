@@ -3,17 +3,17 @@
 
 use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
+use lock_runtime::{
+    LockKey, LockKind, Mode,
+    store::{ENTRY_STALE_AFTER, HANDOFF_LEASE, Hold, NextHolder, RevokeScope, Token},
+    time::Instant,
+};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{
     answer::Answer,
     shape::Shape,
     step::{Shown, Step},
-};
-use lock_runtime::{
-    LockKey, LockKind, Mode,
-    store::{ENTRY_STALE_AFTER, HANDOFF_LEASE, Hold, NextHolder, RevokeScope, Token},
-    time::Instant,
 };
 
 const KEYS: usize = 3;

@@ -10,15 +10,15 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use rand::{RngExt as _, rngs::StdRng};
-use tokio::time::{sleep, timeout};
-
-use super::{Ask, Clock, Event, KEYS, Kind, Log, PERMITS, Plan, Record, in_nanos};
 use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockGuard, LockRequest,
     store::RevokeScope,
     time::{Instant, sleep_until},
 };
+use rand::{RngExt as _, rngs::StdRng};
+use tokio::time::{sleep, timeout};
+
+use super::{Ask, Clock, Event, KEYS, Kind, Log, PERMITS, Plan, Record, in_nanos};
 
 /// Upper bound of most stays.
 const SHORT_STAY: Duration = Duration::from_millis(2);

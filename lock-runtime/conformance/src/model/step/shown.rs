@@ -2,8 +2,9 @@
 
 use std::{fmt, ops::Deref};
 
-use super::Step;
 use lock_runtime::store::{Hold, Token};
+
+use super::Step;
 
 /// A step, and the tokens that its text refers to.
 pub(in crate::model) struct Shown {
