@@ -329,8 +329,8 @@
 //! # Settings of the server
 //!
 //! - Set `maxmemory-policy noeviction`. Any other policy may evict a held lock.
-//! - Create a user with only the permissions that locks need. The README and each `Forbidden`
-//!   error show the ACL line. In a cluster each node has its own users, and
+//! - Create a user with only the permissions that locks need. Each `Forbidden` error shows
+//!   the ACL line. In a cluster each node has its own users, and
 //!   [`RedisStore::cluster_acl_line`](crate::store::redis::RedisStore::cluster_acl_line) returns
 //!   the line for them.
 //! - Do not connect to a replica. It cannot write, and connecting to it fails with an error that

@@ -104,7 +104,9 @@ async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
         let _permit = permit.acquire().await.unwrap();
         sleep(Duration::from_secs(1)).await;
         // A client whose connection broke introduces itself again.
-        server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+        for kind in ["normal", "pubsub"] {
+            server.command(&["CLIENT", "KILL", "TYPE", kind]).await;
+        }
         eventually("its grants are known", async || {
             let seen = [locks.inspect("a").await, locks.inspect_permits("a").await];
             seen.into_iter().flatten().all(|seen| {

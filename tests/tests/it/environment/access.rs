@@ -102,10 +102,10 @@ async fn store_as(
 }
 
 #[test]
-fn the_readme_shows_the_line() {
-    let readme = include_str!("../../../../README.md");
+fn the_page_of_rights_shows_the_line() {
+    let page = include_str!("../../../../docs/redis-rights.md");
     assert!(
-        readme.contains(&format!("\n{}\n", RedisStore::acl_line("lock"))),
+        page.contains(&format!("\n{}\n", RedisStore::acl_line("lock"))),
         "{}",
         RedisStore::acl_line("lock")
     );
