@@ -177,8 +177,8 @@ impl Listener for Receiver {
     }
 }
 
-/// Checks that a store with [`push`](lock_runtime::store::Limits::push) sends the grants from its wait
-/// queue to the connection of their waiters. One event of several is enough: any may be lost.
+/// Checks that a store with [`push`](lock_runtime::store::Limits::push) sends the grants from its
+/// wait queue to the connection of their waiters. One event of several is enough: any may be lost.
 ///
 /// # Panics
 /// If the store breaks this promise.

@@ -107,8 +107,8 @@
 //!
 //! # A store of records
 //!
-//! A database that implements [`Records`](lock_runtime::store::Records) has promises of its own, which
-//! locks rely on at rare moments only. With the feature `records`,
+//! A database that implements [`Records`](lock_runtime::store::Records) has promises of its own,
+//! which locks rely on at rare moments only. With the feature `records`,
 //! `conformance!(records: async || ..)` makes a test of each; the closure returns an
 //! `Arc<dyn Records>`. The locks in it are tested as those of any store.
 //!

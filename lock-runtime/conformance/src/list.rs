@@ -1,6 +1,7 @@
 //! The macro that makes a test of each promise.
 
-/// Makes a test of each promise of a [`Store`](lock_runtime::store::Store), in the surrounding module.
+/// Makes a test of each promise of a [`Store`](lock_runtime::store::Store), in the surrounding
+/// module.
 ///
 /// The argument is an asynchronous closure without parameters that returns an `Arc<dyn Store>`, or
 /// a block that ends with one. Each test evaluates the argument once, and calls the closure for

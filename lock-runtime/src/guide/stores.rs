@@ -113,8 +113,8 @@
 //!
 //! # Testing it
 //!
-//! The [conformance suite](https://docs.rs/lock-conformance) is the test suite of the stores of this
-//! crate:
+//! The [conformance suite](https://docs.rs/lock-conformance) is the test suite of the stores of
+//! this crate:
 //!
 //! ```text
 //! lock_conformance::conformance!(async || Arc::new(RecordStore::new(MyRecords::connect().await)));

@@ -1,6 +1,6 @@
-//! The tasks and timers around the sessions: they carry out what a session decides. [`core`] has the
-//! state of a client, [`driver`] its background task, [`keeper`] the thread that renews locks while
-//! tasks block.
+//! The tasks and timers around the sessions, which perform the decisions of a session. [`core`] has
+//! the state of a client, [`driver`] its background task, [`keeper`] the thread that renews locks
+//! while tasks block.
 
 pub(crate) mod acquire;
 pub(crate) mod call;

@@ -86,9 +86,9 @@ pub struct Holder {
     pub client: Identity,
     /// The time since the client acquired the lock, by the clock of the store, or, with a majority,
     /// by that of the client. Hand-offs within the client do not count. `None` for foreign holders,
-    /// and for a writer after a day or the life of fencing tokens. In Redis it is `None` for readers
-    /// and permits in the first five minutes, of clients without a name, and after the first 256 of
-    /// a client.
+    /// and for a writer after a day or the life of fencing tokens. In Redis it is `None` for
+    /// readers and permits in the first five minutes, of clients without a name, and after the
+    /// first 256 of a client.
     #[cfg_attr(
         feature = "serde",
         serde(

@@ -110,8 +110,8 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 ///
 /// # Tests
 ///
-/// The crate [`lock-conformance`](https://docs.rs/lock-conformance) contains tests of these promises for
-/// any implementation.
+/// The crate [`lock-conformance`](https://docs.rs/lock-conformance) tests these promises, for any
+/// implementation.
 ///
 /// # Stability
 ///
@@ -194,10 +194,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> Replied<'a, RevokeReply>;
 
     /// Records the name of a client for a time, [`IDENTITY_TTL`] while it lives and none once it is
-    /// shut down, so that holders and waiters are shown with it. `grants` are the readers and permits
-    /// that it has held for the longest, each with the time since its grant, for a store that does
-    /// not record the times of these grants itself. This implementation, for a store that keeps no
-    /// names, does nothing.
+    /// shut down, so that holders and waiters are shown with it. `grants` are the readers and
+    /// permits that it has held for the longest, each with the time since its grant, for a store
+    /// that does not record the times of these grants itself. This implementation, for a store that
+    /// keeps no names, does nothing.
     fn introduce<'a>(
         &'a self,
         client: ClientId,
