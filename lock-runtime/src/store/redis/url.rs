@@ -143,13 +143,20 @@ fn check_parameters(url: &str) -> Result<(), Complaint> {
     }
     let known =
         |name: &str| name == "protocol" || is_socket && matches!(name, "db" | "user" | "pass");
-    let mut names = query
-        .split('&')
-        .map(|parameter| parameter.split('=').next().unwrap_or_default());
-    match names.find(|name| !name.is_empty() && !known(name)) {
-        Some(unknown) => Err(unsupported(unknown).into()),
-        None => Ok(()),
+    let names = query.split('&').filter_map(|it| it.split('=').next());
+    let mut seen = Vec::new();
+    for name in names.filter(|name| !name.is_empty()) {
+        if !known(name) {
+            return Err(unsupported(name).into());
+        }
+        if seen.contains(&name) {
+            return Err(
+                format!("it has the parameter {name:?} twice; leave one of them out").into(),
+            );
+        }
+        seen.push(name);
     }
+    Ok(())
 }
 
 /// Returns whether the text is a host and a port, without a scheme and credentials.
@@ -403,6 +410,10 @@ mod tests {
             ("redis://us/er:hunter2@h/0", "path is not a database number"),
             ("redis://user:hunter2@127.0.0.1/?protocol=hunter2", ""),
             ("redis://127.0.0.1/?password=hunter2", ""),
+            (
+                "redis://h/?protocol=2&protocol=hunter2",
+                "\"protocol\" twice",
+            ),
             ("redis://:hunter2@0.0.0.0", ""),
             ("redis://:x?hunter2=y@h", "an unsupported parameter;"),
             // The first of a list, whose password contains a comma as well.

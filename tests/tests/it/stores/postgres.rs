@@ -8,6 +8,7 @@ mod connections;
 mod crashes;
 mod credentials;
 mod faults;
+mod forged;
 mod guard;
 mod late;
 mod names;
