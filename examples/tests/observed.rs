@@ -29,7 +29,7 @@ impl Sale {
         let redis = format!("--redis={url}");
         let options = ["--requests=3000000", "--stock=3000000", "--concurrency=40"];
         // Spans, and the events within them that are of interest.
-        let levels = "RUST_LOG=info,lock_runtime::watch=debug";
+        let levels = "RUST_LOG=info,lock_runtime::observe::watch=debug";
         let sale = env!("CARGO_BIN_EXE_flash-sale");
         let command = ["env", levels, sale, "--processes=4", &redis];
         let command = command.into_iter().chain(options);
