@@ -21,9 +21,9 @@ use tokio::{
 
 use crate::place::{LONG, Place, in_time};
 
-const LEASE: Duration = Duration::from_millis(900);
+const LEASE: Duration = Duration::from_secs(2);
 /// More than two leases.
-const BLOCKED: Duration = Duration::from_millis(2_200);
+const BLOCKED: Duration = Duration::from_secs(5);
 
 /// The use of a lock on a runtime that is blocked.
 #[derive(Clone, Copy, Debug)]

@@ -99,6 +99,28 @@ impl Scene {
         waiting
     }
 
+    /// Starts a waiter for permits, and returns it once it is in the queue behind `before` entries.
+    /// `None` if that took until `free`, as on a busy machine.
+    async fn waits_before(
+        &self,
+        free: Instant,
+        request: LockRequest,
+        key: &str,
+        before: usize,
+    ) -> Option<Waiting> {
+        let acquire = request.wait(LONG).acquire();
+        let waiting =
+            tokio::spawn(async move { acquire.await.map(|guard| (Instant::now(), guard)) });
+        while Instant::now() < free {
+            if self.here.inspect_permits(key).await.unwrap().waiters.len() > before {
+                return Some(Waiting(tokio::spawn(async {
+                    waiting.await.unwrap().unwrap()
+                })));
+            }
+        }
+        None
+    }
+
     /// Acquires the lock, or enters the wait queue, for a process that is then killed.
     async fn dies(&self, key: &str, mode: Mode, lease: Duration) -> AcquireReply {
         let hold = Hold::new(LockKey::new(key).unwrap(), mode, Token::random());
@@ -423,22 +445,26 @@ async fn a_reservation_of_a_permit_ends_on_time(place: Place) {
 
 async fn acquire_gets_a_dead_holders_permit_on_time_after_a_release(place: Place) {
     let scene = Scene::at(&place).await;
-    let key = permits(KEY);
-    let living = acquired(scene.here.permits(&*key, two())).await;
-    let free = scene
-        .dies_holding(&key, Mode::Permits(two()), RESERVED)
-        .await;
-    let waiting = scene
-        .waits_for(scene.there.permits(&*key, two()), &key, 0)
-        .await;
-    let next = scene
-        .waits_for(scene.elsewhere.permits(&*key, two()), &key, 1)
-        .await;
-    let at_once = Instant::now();
-    released(living).await;
-    let second = waiting.granted_at(at_once).await;
-    let third = next.granted_at(free).await;
-    join_all([second, third].map(released)).await;
+    for attempt in 0.. {
+        let key = permits(&format!("{KEY}-{attempt}"));
+        let living = acquired(scene.here.permits(&*key, two())).await;
+        let free = scene
+            .dies_holding(&key, Mode::Permits(two()), RESERVED)
+            .await;
+        let (there, elsewhere) = (&scene.there, &scene.elsewhere);
+        let waiting = scene.waits_before(free, there.permits(&*key, two()), &key, 0);
+        let Some(waiting) = waiting.await else {
+            continue;
+        };
+        let next = scene.waits_before(free, elsewhere.permits(&*key, two()), &key, 1);
+        let Some(next) = next.await else { continue };
+        let at_once = Instant::now();
+        released(living).await;
+        let second = waiting.granted_at(at_once).await;
+        let third = next.granted_at(free).await;
+        join_all([second, third].map(released)).await;
+        return;
+    }
 }
 
 async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
