@@ -117,6 +117,7 @@ impl Scene {
                     waiting.await.unwrap().unwrap()
                 })));
             }
+            sleep(Duration::from_millis(5)).await;
         }
         None
     }
