@@ -447,7 +447,7 @@ async fn a_reservation_of_a_permit_ends_on_time(place: Place) {
 async fn acquire_gets_a_dead_holders_permit_on_time_after_a_release(place: Place) {
     let scene = Scene::at(&place).await;
     for attempt in 0.. {
-        let key = permits(&format!("{KEY}-{attempt}"));
+        let key = permits(format!("{KEY}-{attempt}"));
         let living = acquired(scene.here.permits(&*key, two())).await;
         let free = scene
             .dies_holding(&key, Mode::Permits(two()), RESERVED)
