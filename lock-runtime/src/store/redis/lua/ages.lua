@@ -4,6 +4,7 @@ local reply = {'ages'}
 for i, id in ipairs(ARGV) do
   local granted = redis.pcall('HGET', KEYS[i], id)
   local at = type(granted) == 'string' and tonumber(granted)
-  table.insert(reply, at and whole(math.max(now - at, 0)))
+  -- A nil would not keep its place in the reply.
+  table.insert(reply, at and whole(math.max(now - at, 0)) or false)
 end
 return reply
