@@ -1,7 +1,7 @@
 //! Turns of one key with many clients: each holder hands the lock off to the next waiter at all
 //! servers at once.
 
-use std::{pin::Pin, time::Duration};
+use std::{collections::HashSet, pin::Pin, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{AcquireFuture, LockClient, LockRequest, RedisOptions};
@@ -49,6 +49,16 @@ fn request(locks: &LockClient) -> LockRequest {
 }
 
 impl Servers {
+    /// The channels of clients with a connection to a server that receives their messages.
+    async fn channels(&self) -> HashSet<String> {
+        let pattern = format!("{}:*:quorum", self.namespace);
+        let of = async |server: &RedisServer| -> Vec<String> {
+            server.query(&["PUBSUB", "CHANNELS", &pattern]).await
+        };
+        let channels = join_all(self.all().iter().map(of)).await;
+        channels.into_iter().flatten().collect()
+    }
+
     /// Starts a process that competes for the key "a", and kills it while it holds the lock, waits
     /// for it, or is named as the next holder.
     async fn killed_at_any_time(&self) {
@@ -140,6 +150,7 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
         let guard = request(&first).acquire().await.unwrap();
         until_queued(&first, 0).await;
         let second = queued(request(&second), &first, 1).await;
+        let others = servers.channels().await;
         // Its process is a runtime that ends without a farewell.
         let process = runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -158,7 +169,13 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
         let waiting = queued(request(&last), &first, 3).await;
         guard.release().await.unwrap();
         let guard = timeout(LONGEST_LEASE, second).await.unwrap().unwrap();
+        let listen = &servers.channels().await - &others;
         process.shutdown_background();
+        // Its connections end later where the machine is busy. Until then, a server that grants it
+        // the lock finds a connection for the message.
+        while !servers.channels().await.is_disjoint(&listen) {
+            sleep(Duration::from_millis(5)).await;
+        }
         sleep(after).await;
         let since = Instant::now();
         guard.release().await.unwrap();
