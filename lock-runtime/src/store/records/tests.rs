@@ -147,7 +147,7 @@ async fn acquire(store: &RecordStore, request: &KeyRequest) -> Grant {
     }
 }
 
-/// Keeps the grants that its store reports.
+/// Keeps the grants that its store or a message reports.
 #[derive(Default)]
 struct Grants(Mutex<Vec<Grant>>);
 
@@ -303,4 +303,43 @@ async fn a_record_in_a_message_is_not_believed() {
     let other = request(IfBusy::Refuse);
     let reply = store.acquire(&other).await.unwrap();
     assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
+}
+
+/// A role that may read the records and send messages knows the tokens of the waiters.
+#[tokio::test(start_paused = true)]
+async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
+    for (confirms, ahead, deceived) in [
+        (false, Duration::ZERO, 1),
+        (true, Duration::ZERO, 0),
+        (false, Duration::from_secs(3600), 0),
+    ] {
+        let database = Database::new();
+        let store = database.store(Duration::ZERO).confirming_grants(confirms);
+        let grants = Arc::new(Grants::default());
+        let listener: Arc<dyn Listener> = grants.clone();
+        store.listen(Arc::downgrade(&listener));
+        acquire(&store, &request(IfBusy::Refuse)).await;
+        let waiter = request(IfBusy::Queue);
+        let queued = store.acquire(&waiter).await.unwrap();
+        assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
+        let now = database.now();
+        let fence = crate::FencingToken::new(now.later(ahead).micros()).unwrap();
+        let event = StoreEvent::Granted {
+            hold: waiter.hold.clone(),
+            grant: Grant::new(fence, HANDOFF_LEASE),
+            is_named: false,
+            next: None,
+        };
+        let (name, record) = (
+            RecordName::new("a"),
+            Record::new(Version::random(), Vec::new()),
+        );
+        let change = Change::new(name, None, record, now);
+        let message = news::message(waiter.hold.token.client(), &event, &change, now);
+        let inbox = lock(&database.state).inbox.take().expect("it listens");
+        let inbox = inbox.0.upgrade().unwrap();
+        inbox.deliver(&message.expect("a short message").body);
+        let grants = lock(&grants.0).len();
+        assert_eq!(grants, deceived, "confirms: {confirms}, {ahead:?} ahead");
+    }
 }

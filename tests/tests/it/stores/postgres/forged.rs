@@ -5,13 +5,13 @@ use std::{
     future::poll_fn,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use lock_runtime::{ClientId, Identity, LockClient, LockClientBuilder, store::Instant};
+use lock_runtime::{ClientId, Identity, LockClient, store::Instant};
 use rand::RngExt as _;
 use tokio::{
     sync::mpsc,
@@ -100,49 +100,39 @@ async fn deceive(url: String, clients: Vec<ClientId>, until: Instant) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_and_altered_messages_let_no_two_clients_in() {
-    in_time(take_turns(LockClient::builder(), false)).await;
-}
-
-/// Otherwise a message about a grant can give it a fencing token that is too large.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn altered_messages_change_no_fencing_token_of_a_confirmed_grant() {
-    in_time(take_turns(LockClient::builder().confirm_grants(), true)).await;
-}
-
-async fn take_turns(builder: LockClientBuilder, are_confirmed: bool) {
-    let (url, _locks, admin) = client_of_new_database().await;
-    let stranger = role(&admin).await;
-    let usage = format!("grant usage on schema lock_runtime to {stranger}");
-    admin.batch_execute(&usage).await.unwrap();
-    let mut clients = Vec::new();
-    let mut ids = Vec::new();
-    for _ in 0..4 {
-        let client = builder.clone().connect(&url).await.unwrap();
-        ids.push(id(&client, "other").await);
-        clients.push(client);
-    }
-    let until = Instant::now() + TURNS;
-    let url = url_as(&stranger, &url).await;
-    let deceiver = tokio::spawn(deceive(url, ids, until));
-    let (is_inside, latest) = (AtomicBool::new(false), AtomicU64::new(0));
-    let turns = clients.iter().map(|client| async {
-        let mut turns = 0;
-        while Instant::now() < until {
-            let request = client.exclusive("k").lease(LEASE).wait(LONG);
-            let guard = request.acquire().await.unwrap();
-            assert!(!is_inside.swap(true, SeqCst), "two holders");
-            let fence = guard.fence().number();
-            let before = latest.swap(fence, SeqCst);
-            assert!(!are_confirmed || before < fence, "{fence} after {before}");
-            sleep(Duration::from_millis(2)).await;
-            is_inside.store(false, SeqCst);
-            let _ = guard.release().await;
-            turns += 1;
+    in_time(async {
+        let (url, _locks, admin) = client_of_new_database().await;
+        let stranger = role(&admin).await;
+        let usage = format!("grant usage on schema lock_runtime to {stranger}");
+        admin.batch_execute(&usage).await.unwrap();
+        let mut clients = Vec::new();
+        let mut ids = Vec::new();
+        for _ in 0..4 {
+            let client = LockClient::connect(&url).await.unwrap();
+            ids.push(id(&client, "other").await);
+            clients.push(client);
         }
-        turns
-    });
-    let turns: usize = join_all(turns).await.into_iter().sum();
-    let seen = deceiver.await.unwrap();
-    println!("{turns} turns, {seen} messages repeated");
-    assert!(turns > 50 && seen > 20, "{turns} turns, {seen} messages");
+        let until = Instant::now() + TURNS;
+        let url = url_as(&stranger, &url).await;
+        let deceiver = tokio::spawn(deceive(url, ids, until));
+        let is_inside = AtomicBool::new(false);
+        let turns = clients.iter().map(|client| async {
+            let mut turns = 0;
+            while Instant::now() < until {
+                let request = client.exclusive("k").lease(LEASE).wait(LONG);
+                let guard = request.acquire().await.unwrap();
+                assert!(!is_inside.swap(true, SeqCst), "two holders");
+                sleep(Duration::from_millis(2)).await;
+                is_inside.store(false, SeqCst);
+                let _ = guard.release().await;
+                turns += 1;
+            }
+            turns
+        });
+        let turns: usize = join_all(turns).await.into_iter().sum();
+        let seen = deceiver.await.unwrap();
+        println!("{turns} turns, {seen} messages repeated");
+        assert!(turns > 50 && seen > 20, "{turns} turns, {seen} messages");
+    })
+    .await;
 }
