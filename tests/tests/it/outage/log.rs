@@ -182,5 +182,5 @@ async fn an_outage_under_load_writes_few_lines() {
     // Those that a busy runtime is late for are reported by a thread of the library, which writes
     // nothing for the subscriber of this thread.
     let is_busy = late.allows(Duration::ZERO) > Duration::from_millis(500);
-    assert!(lost == 100 || is_busy && (1..100).contains(&lost), "{lost}");
+    assert!(lost == 100 || is_busy && lost < 100, "{lost}");
 }
