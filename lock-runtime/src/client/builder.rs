@@ -14,7 +14,7 @@ use crate::{
 #[cfg(feature = "redis")]
 use crate::{
     request::spec::DEFAULT_LEASE,
-    store::redis::{RedisOptions, RedisStore, redlock},
+    store::redis::{RedisOptions, RedisStore, topology::redlock},
 };
 
 /// The shortest time without an answer that counts as an outage: longer than a slow round trip.

@@ -31,7 +31,7 @@ const SHARE: u32 = 8;
 
 /// The handling of a call during an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InOutage {
+pub(crate) enum InOutage {
     /// It is tried: a renewal, or a call that ends a hold.
     Try,
     /// It waits for the connection, and is refused while the circuit breaker is open.

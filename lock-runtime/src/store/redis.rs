@@ -53,50 +53,25 @@
 //! On a server with users, [`RedisStore::acl_line`] returns the rule that locks need, and
 //! [`RedisStore::cluster_acl_line`] the rule for the nodes of a cluster.
 
-mod acl;
-mod acquire;
-mod calls;
-pub(crate) mod clock;
-mod cluster;
-mod connection;
+pub(crate) mod connection;
 mod error;
-mod groups;
-mod handshake;
-mod health;
-mod link;
-mod listing;
-mod login;
-#[cfg(feature = "metrics")]
-mod metered;
-#[cfg(not(feature = "metrics"))]
-#[path = "redis/unmetered.rs"]
-mod metered;
-mod names;
-mod pushes;
-pub(crate) mod quarantine;
-pub(crate) mod redlock;
-mod replicas;
-mod reply;
-mod rights;
-mod scripts;
-mod sentinel;
-mod sentinel_url;
-mod servers;
+mod operator;
+mod script;
 mod settings;
-mod target;
+pub(crate) mod topology;
 mod url;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    acl::AclLine,
-    cluster::Cluster,
-    connection::Connection,
-    link::Dial,
-    pushes::Pushes,
-    replicas::Replicas,
-    servers::Servers,
-    target::{Endpoint, Target},
+    connection::{
+        Connection,
+        link::Dial,
+        pushes::Pushes,
+        target::{Endpoint, Target},
+    },
+    operator::acl::AclLine,
+    topology::{cluster::Cluster, replicas::Replicas, servers::Servers},
 };
 use super::{QuorumMember, StoreError, namespace::check_namespace, outage};
 use crate::{error::LockError, shell::on_drop, shell::runtime};
@@ -212,7 +187,7 @@ impl RedisStore {
         settings: &RedisOptions,
     ) -> Result<Self, LockError> {
         check_namespace(namespace)?;
-        let sentinels = sentinel_url::open_each(primary, urls, settings)?;
+        let sentinels = url::sentinel::open_each(primary, urls, settings)?;
         Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
     }
 
@@ -251,7 +226,7 @@ impl RedisStore {
         longest_lease: Duration,
     ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
         let options = RedisOptions::new().longest_lease(longest_lease);
-        redlock::members(urls, namespace, &options).await
+        topology::redlock::members(urls, namespace, &options).await
     }
 
     /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.
@@ -361,7 +336,7 @@ impl Deployment {
         let url = &*url::with_lower_scheme(url);
         Ok(match url::topology(url) {
             Some("sentinel") => {
-                let (sentinels, options) = sentinel_url::open(url, options)?;
+                let (sentinels, options) = url::sentinel::open(url, options)?;
                 Self::Server(Target::Primary(Arc::new(sentinels)), options)
             }
             Some("cluster") => Self::Cluster(url::cluster(url, &options)?, options),

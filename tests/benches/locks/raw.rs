@@ -19,7 +19,7 @@ use crate::{
 
 macro_rules! script {
     ($($part:literal)+) => {
-        concat!($(include_str!(concat!("../../../lock-runtime/src/store/redis/lua/", $part, ".lua"))),+)
+        concat!($(include_str!(concat!("../../../lock-runtime/src/store/redis/script/lua/", $part, ".lua"))),+)
     };
 }
 

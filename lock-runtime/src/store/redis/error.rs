@@ -8,9 +8,9 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use super::{
-    acl::AclLine,
-    handshake::FORMAT,
-    names::{format_name, settings_name},
+    connection::handshake::FORMAT,
+    operator::acl::AclLine,
+    script::names::{format_name, settings_name},
 };
 use crate::store::{StoreError, StoreErrorKind};
 

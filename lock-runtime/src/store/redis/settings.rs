@@ -8,9 +8,9 @@ use redis::ConnectionInfo;
 #[cfg(feature = "rustls")]
 use rustls::{ClientConfig, crypto::CryptoProvider};
 
-use super::target::Endpoint;
+use super::connection::target::Endpoint;
 #[cfg(feature = "rustls")]
-use super::target::is_tls;
+use super::connection::target::is_tls;
 #[cfg(feature = "rustls")]
 use crate::store::pem::{Certificates, Pem};
 use crate::{

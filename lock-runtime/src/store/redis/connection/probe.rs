@@ -7,15 +7,15 @@ use tokio::{runtime::Handle, time::sleep};
 
 use super::{
     super::{
-        link::STALLED,
         on_drop::OnDrop,
         outage::{InOutage, Restored},
-        sentinel::Named,
+        topology::sentinel::Named,
     },
     Connection, Failed,
+    link::STALLED,
+    metered,
 };
 #[cfg(feature = "metrics")]
-use crate::store::redis::metered;
 use crate::{
     error::LockErrorKind,
     observe::log,
@@ -27,7 +27,7 @@ use crate::{
 
 impl Connection {
     /// Admits a call, or refuses it because the server does not answer.
-    pub(in crate::store::redis) fn admits(&self, in_outage: InOutage) -> Result<(), Failed> {
+    pub(crate) fn admits(&self, in_outage: InOutage) -> Result<(), Failed> {
         self.outage
             .admits(in_outage, &self.dial.target)
             .map_err(|error| {
@@ -38,17 +38,17 @@ impl Connection {
     }
 
     /// Returns whether the server does not answer.
-    pub(in crate::store::redis) fn is_in_outage(&self) -> bool {
+    pub(crate) fn is_in_outage(&self) -> bool {
         self.outage.lasts()
     }
 
     /// Returns whether the latest attempt to connect has failed.
-    pub(in crate::store::redis) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.outage.error().is_some()
     }
 
     /// Records an established connection, to the primary that the Sentinels have `named`.
-    pub(in crate::store::redis) fn established(&self, attempt: u64, named: Option<&Named>) {
+    pub(crate) fn established(&self, attempt: u64, named: Option<&Named>) {
         let Some(restored) = self.outage.end(attempt, Instant::now()) else {
             return;
         };
@@ -75,7 +75,7 @@ impl Connection {
     }
 
     /// Records a failed attempt to connect.
-    pub(in crate::store::redis) fn failed(&self, attempt: u64, error: &StoreError) {
+    pub(crate) fn failed(&self, attempt: u64, error: &StoreError) {
         if self.outage.failed(attempt, error) && self.dial.listens {
             let error = error.clone();
             let code = LockErrorKind::from(error.kind()).code();
@@ -87,7 +87,7 @@ impl Connection {
 
     /// Records the end of a connection that `stood`, or of a failed attempt. The server has not
     /// answered since `since`.
-    pub(in crate::store::redis) fn ended(&self, attempt: u64, stood: bool, since: Instant) {
+    pub(crate) fn ended(&self, attempt: u64, stood: bool, since: Instant) {
         if self.outage.begin(attempt, since) && stood && self.dial.listens {
             self.log("connection lost", "lost", |server, left_out| {
                 tracing::warn!(server, left_out, "connection lost");

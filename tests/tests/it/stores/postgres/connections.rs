@@ -57,7 +57,10 @@ async fn a_client_has_no_more_connections_than_its_option_says() {
             // that reason is replaced, and the server closes it later.
             let late = results.iter().filter(|result| result.is_err()).count();
             assert!(late < results.len(), "{results:?}");
-            assert!(seen >= 1 && (seen <= most as i64 || late > 0), "{seen} of {most}");
+            assert!(
+                seen >= 1 && (seen <= most as i64 || late > 0),
+                "{seen} of {most}"
+            );
         }
     })
     .await;

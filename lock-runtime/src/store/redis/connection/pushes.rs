@@ -1,0 +1,383 @@
+//! The push messages of the server: grants from the wait queue, reservations, and revocations.
+//!
+//! A store has a channel of its own, whose name is part of its queue entries, and shares another
+//! one with all stores. The stores of a quorum have one channel in common, whose name is recognised
+//! by its end. A message that cannot be parsed is ignored: messages are only hints, and every
+//! client may publish them.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{PushInfo, PushKind};
+
+use super::{
+    super::script::{
+        names,
+        reply::{self, text},
+    },
+    clock::ServerClock,
+};
+use crate::{
+    guard::fence::FencingToken,
+    request::{key::LockKey, spec::LockKind},
+    shell::time::Instant,
+    store::{Grant, Heir, Hold, Listeners, MOST_RESERVED, NextHolder, StoreEvent, Token},
+};
+
+/// The most holders of one message that are notified of their revocation. The others notice it at
+/// their next renewal.
+const MOST_REVOKED: usize = 4096;
+
+/// Parses push messages, and notifies the listeners.
+#[derive(Debug)]
+pub(crate) struct Pushes {
+    pub(crate) namespace: String,
+    /// The channel for the grants and reservations of this store's requests.
+    pub(crate) own: String,
+    /// The channel for revoked holders.
+    pub(crate) revoked: String,
+    /// A grant counts only once it is polled.
+    confirms: bool,
+    /// Requests are notified by slot, and the channel of the store's own name is not used.
+    sharded: bool,
+    pub(crate) listeners: Listeners,
+}
+
+impl Pushes {
+    pub(crate) fn new(namespace: &str) -> Self {
+        let name = Token::random().to_hex().map(char::from);
+        Self {
+            namespace: namespace.to_owned(),
+            own: format!("{namespace}:{}", String::from_iter(name)),
+            revoked: format!("{namespace}:revoked"),
+            confirms: false,
+            sharded: false,
+            listeners: Listeners::default(),
+        }
+    }
+
+    /// The messages of a server of a quorum, all of whose servers have the same channel.
+    pub(crate) fn of_quorum(namespace: &str, channel: Token) -> Self {
+        Self {
+            own: quorum_channel(namespace, channel),
+            ..Self::new(namespace)
+        }
+    }
+
+    /// With `confirms`, a message announces a grant that is to be polled: the replicas may not have
+    /// it yet, or other programs may publish messages as well.
+    pub(crate) fn confirming(self, confirms: bool) -> Self {
+        Self { confirms, ..self }
+    }
+
+    /// The messages of a cluster, where a published message is forwarded to all nodes. Grants are
+    /// sent by slot instead.
+    pub(crate) fn sharded(namespace: &str) -> Self {
+        Self {
+            sharded: true,
+            ..Self::new(namespace)
+        }
+    }
+
+    /// The channels to which every connection subscribes.
+    pub(crate) fn channels(&self) -> Vec<&str> {
+        match self.sharded {
+            true => vec![&self.revoked],
+            false => vec![&self.own, &self.revoked],
+        }
+    }
+
+    /// The channel for the waiters in a slot of a cluster, `<own>:{tag}`, where `tag`
+    /// determines the slot.
+    pub(crate) fn of_slot(&self, tag: u32) -> String {
+        format!("{}:{{{tag}}}", self.own)
+    }
+
+    /// Handles a message. It runs in the task that reads the connection, so it only
+    /// parses and notifies. `clock` is that of the server, once it is known.
+    pub(crate) fn take(&self, push: &PushInfo, clock: Option<&ServerClock>) {
+        if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
+            return;
+        }
+        let mut words = push.data.iter().map(text);
+        let (Some(Some(channel)), Some(Some(message))) = (words.next(), words.next()) else {
+            return;
+        };
+        let is_own = match channel.strip_prefix(&self.own) {
+            Some(slot) => slot.is_empty() || self.sharded && slot.starts_with(":{"),
+            None => false,
+        };
+        if is_own {
+            if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
+                let micros = clock.map_or(0, |clock| clock.server_micros(Instant::now()));
+                self.listeners
+                    .notify(&event.announced(micros, self.confirms));
+            }
+        } else if channel == self.revoked {
+            for member in message.split(' ').take(MOST_REVOKED) {
+                if let Some(token) = member.rsplit(':').next().and_then(Token::from_hex) {
+                    self.listeners.notify(&StoreEvent::Revoked { token });
+                }
+            }
+        }
+    }
+
+    /// Parses `kept kind ttl lock`. The name of the lock may contain blanks.
+    fn kept(&self, message: &str) -> Option<StoreEvent> {
+        let mut words = message.strip_prefix("kept ")?.splitn(3, ' ');
+        let kind = match words.next()? {
+            "lock" => LockKind::Lock,
+            "permits" => LockKind::Permits,
+            _ => return None,
+        };
+        let ttl = Duration::from_millis(words.next()?.parse().ok()?);
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, kind)?).ok()?;
+        Some(StoreEvent::FreeIn { key, kind, ttl })
+    }
+
+    /// Parses `mode member fence ttl reserved lock`, where the name of the lock may contain blanks.
+    /// On the channel of a quorum, `turn n|- heir|-` may precede it: whether the grantee was named,
+    /// and the next waiter. Older versions send the message without these words.
+    fn granted(&self, message: &str) -> Option<StoreEvent> {
+        let (is_named, next, message) = match message.strip_prefix("turn ") {
+            Some(turn) => {
+                let mut words = turn.splitn(3, ' ');
+                let is_named = match words.next()? {
+                    "n" => true,
+                    "-" => false,
+                    _ => return None,
+                };
+                let next = match words.next()? {
+                    "-" => None,
+                    // A later version may describe it in another way.
+                    heir => self.heir(heir),
+                };
+                (is_named, next, words.next()?)
+            }
+            None => (false, None, message),
+        };
+        let mut words = message.splitn(6, ' ');
+        let mode = reply::mode(words.next()?)?;
+        let token = Token::from_hex(words.next()?.rsplit(':').next()?)?;
+        let fence = FencingToken::new(words.next()?.parse().ok()?)?;
+        let ttl = Duration::from_millis(words.next()?.parse().ok()?);
+        let reserved = words.next()?.parse().ok().map(bounded)?;
+        let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
+        let hold = Hold::new(key, mode, token);
+        let grant = Grant::new(fence, ttl).reserved(reserved);
+        Some(StoreEvent::Granted {
+            hold,
+            grant,
+            is_named,
+            next,
+        })
+    }
+
+    /// Parses `member:lease:reserved:name`, where the name is the random part of the channel.
+    fn heir(&self, text: &str) -> Option<Heir> {
+        let mut words = text.splitn(4, ':');
+        let token = Token::from_hex(words.next()?)?;
+        let lease = Duration::from_millis(words.next()?.parse().ok()?);
+        let reserved = words.next()?.parse().ok().map(bounded)?;
+        let channel = quorum_channel(&self.namespace, Token::from_hex(words.next()?)?);
+        let request = NextHolder::new(token, lease, reserved);
+        Some(Heir::new(request, Some(Arc::from(channel))))
+    }
+}
+
+fn bounded(reserved: u32) -> u32 {
+    reserved.min(MOST_RESERVED)
+}
+
+/// The channel of a quorum. Scripts recognise it by its end.
+fn quorum_channel(namespace: &str, name: Token) -> String {
+    let name = String::from_iter(name.to_hex().map(char::from));
+    format!("{namespace}:{name}:quorum")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::spec::Mode;
+
+    const HEX: &str = "0123456789abcdef0123456789abcdef";
+
+    fn key(name: &str) -> LockKey {
+        LockKey::new(name).unwrap()
+    }
+
+    #[test]
+    fn a_message_tells_the_whole_grant() {
+        let pushes = Pushes::new("my app");
+        let three = Mode::Permits(3.try_into().unwrap());
+        let exclusive = format!("exclusive {HEX} 7 250 2 my app:a b");
+        for (mode, message) in [
+            (Mode::Exclusive, exclusive),
+            (Mode::Shared, format!("shared {HEX} 7 250 2 my app:a b")),
+            (three, format!("3 3:{HEX} 7 250 2 my app:permits:a b")),
+        ] {
+            let Some(StoreEvent::Granted { hold, grant, .. }) = pushes.granted(&message) else {
+                panic!("{message}")
+            };
+            let token = Token::from_hex(HEX).unwrap();
+            assert_eq!(hold, Hold::new(key("a b"), mode, token));
+            let fence = FencingToken::new(7).unwrap();
+            let expected = Grant::new(fence, Duration::from_millis(250)).reserved(2);
+            assert_eq!(grant, expected);
+        }
+    }
+
+    #[test]
+    fn a_message_to_a_quorum_names_the_next_waiter() {
+        let name = Token::from_hex(&HEX.replace('0', "f")).unwrap();
+        let pushes = Pushes::of_quorum("my app", Token::random());
+        let grant = format!("exclusive {HEX} 7 250 2 my app:a b");
+        let heir = format!("{HEX}:60000:4:{}", HEX.replace('0', "f"));
+        let request = NextHolder::new(Token::from_hex(HEX).unwrap(), Duration::from_secs(60), 4);
+        let channel = quorum_channel("my app", name);
+        let heir_of = Heir::new(request, Some(channel.into()));
+        for (turn, named, expected) in [
+            (String::new(), false, None),
+            ("turn - - ".to_owned(), false, None),
+            ("turn n - ".to_owned(), true, None),
+            (format!("turn - {heir} "), false, Some(heir_of.clone())),
+            (format!("turn n {heir} "), true, Some(heir_of)),
+        ] {
+            let message = format!("{turn}{grant}");
+            let Some(StoreEvent::Granted {
+                hold,
+                grant,
+                is_named,
+                next,
+            }) = pushes.granted(&message)
+            else {
+                panic!("{message}")
+            };
+            assert_eq!((hold.key, hold.mode), (key("a b"), Mode::Exclusive));
+            assert_eq!((grant.fence.number(), grant.reserved), (7, 2));
+            assert_eq!((is_named, next), (named, expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn servers_of_a_quorum_have_one_channel() {
+        let name = Token::from_hex(HEX).unwrap();
+        let own = format!("my app:{HEX}:quorum");
+        for pushes in [(); 2].map(|()| Pushes::of_quorum("my app", name)) {
+            assert_eq!(pushes.channels(), [own.as_str(), "my app:revoked"]);
+        }
+    }
+
+    #[test]
+    fn a_message_to_a_quorum_of_another_format_is_ignored() {
+        let pushes = Pushes::of_quorum("lock", Token::random());
+        let grant = format!("exclusive {HEX} 7 250 0 lock:a");
+        let heir = format!("{HEX}:250:0:{HEX}");
+        assert!(pushes.granted(&format!("turn n {heir} {grant}")).is_some());
+        let shouted = HEX.to_uppercase();
+        for turn in [
+            "turn",
+            "turn ",
+            "turn n",
+            "turn n -",
+            "turn - -",
+            "turn x - ",
+            "turn  - ",
+            "turn n - - ",
+            "turn n - turn n - ",
+            &format!("turn {heir} n "),
+        ] {
+            let message = format!("{turn}{grant}");
+            assert!(pushes.granted(&message).is_none(), "{message}");
+            assert!(pushes.granted(turn).is_none(), "{turn}");
+        }
+        // The grant counts even if the next waiter is described in another way.
+        for turn in [
+            "turn n  ",
+            "turn n : ",
+            "turn n ::: ",
+            "turn n -:-:-:- ",
+            &format!("turn n {HEX} "),
+            &format!("turn n {HEX}:250:0 "),
+            &format!("turn n {HEX}:250:0:lock:{HEX}:quorum "),
+            &format!("turn n {HEX}:250:0:{HEX}: "),
+            &format!("turn n {HEX}:250:0:{shouted} "),
+            &format!("turn n {HEX}:250:0:* "),
+            &format!("turn n {HEX}:-1:0:{HEX} "),
+            &format!("turn n {HEX}:99999999999999999999:0:{HEX} "),
+            &format!("turn n {HEX}:250:4294967296:{HEX} "),
+            &format!("turn n {HEX}:2.5:0:{HEX} "),
+            &format!("turn n {}:250:0:{HEX} ", &HEX[1..]),
+        ] {
+            let event = pushes.granted(&format!("{turn}{grant}"));
+            let Some(StoreEvent::Granted { next: None, .. }) = event else {
+                panic!("{turn}: {event:?}")
+            };
+            assert!(pushes.granted(turn).is_none(), "{turn}");
+        }
+    }
+
+    #[test]
+    fn a_message_tells_when_the_lock_is_free() {
+        let plain = Pushes::new("my app");
+        let granted = plain.granted(&format!("3 3:{HEX} 7 250 0 my app:permits:a b"));
+        let granted = granted.map(|event| event.announced(0, true));
+        let kept = plain.kept("kept permits 250 my app:permits:a b");
+        for (event, expected, expected_ttl) in [
+            (plain.kept("kept lock 250 my app:a b"), LockKind::Lock, 250),
+            (kept, LockKind::Permits, 250),
+            // The grant is to be confirmed, and its waiter is only notified.
+            (granted, LockKind::Permits, 0),
+        ] {
+            let Some(StoreEvent::FreeIn { key: k, kind, ttl }) = event else {
+                panic!("{event:?}")
+            };
+            assert_eq!((k, kind), (key("a b"), expected));
+            assert_eq!(ttl, Duration::from_millis(expected_ttl));
+        }
+    }
+
+    #[test]
+    fn a_message_of_another_format_is_ignored() {
+        let pushes = Pushes::new("lock");
+        for message in [
+            "",
+            "kept",
+            "kept lock 250",
+            "kept lock 250 lock:",
+            "kept lock 250 other:a",
+            "kept lock -1 lock:a",
+            "kept reader 250 lock:a",
+            "kept permits 250 lock:a",
+        ] {
+            assert!(pushes.kept(message).is_none(), "{message}");
+        }
+        let fine = format!("exclusive {HEX} 7 250 0 lock:a");
+        assert!(pushes.granted(&fine).is_some());
+        for message in [
+            "",
+            "hello",
+            &format!("exclusive {HEX} 7 250 0 other:a"),
+            &format!("exclusive {HEX} 7 250 0 lock:"),
+            &format!("exclusive {HEX} 0 250 0 lock:a"),
+            &format!("exclusive {HEX} 7 -1 0 lock:a"),
+            &format!("exclusive {} 7 250 0 lock:a", &HEX[1..]),
+            &format!("exclusive {} 7 250 0 lock:a", HEX.to_uppercase()),
+            &format!("0 0:{HEX} 7 250 0 lock:permits:a"),
+            &format!("2 2:{HEX} 7 250 0 lock:a"),
+        ] {
+            assert!(pushes.granted(message).is_none(), "{message}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Any program with the right may publish on the channels.
+        #[test]
+        fn no_message_causes_a_panic(message in "(kept |turn n |turn - )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
+            for pushes in [Pushes::new("my app"), Pushes::of_quorum("my app", Token::random())] {
+                for event in pushes.kept(&message).into_iter().chain(pushes.granted(&message)) {
+                    let _ = event.announced(0, false);
+                }
+            }
+        }
+    }
+}

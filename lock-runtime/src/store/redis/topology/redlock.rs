@@ -1,0 +1,249 @@
+//! Connects to several independent servers: from their URLs to the store over all of them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+
+use super::{
+    super::{
+        CONNECT, RedisStore, cannot_keep_locks,
+        connection::{Connection, pushes::Pushes},
+        settings::RedisOptions,
+        url::REDLOCK,
+    },
+    servers::Servers,
+};
+use crate::{
+    error::{LockError, LockErrorKind},
+    shell::{
+        runtime,
+        sync::lock,
+        time::{Instant, sleep_until},
+    },
+    store::{
+        QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority,
+        namespace::check_namespace,
+    },
+};
+
+/// The time that the other servers have to report an error once a majority is connected.
+const STRAGGLERS: Duration = Duration::from_millis(300);
+
+/// The URLs in `redlock:url,url,url`; `None` for any other URL.
+///
+/// # Errors
+/// `InvalidUrl`, without the URL, which may contain a password.
+pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
+    let list = match url.split_once(':') {
+        Some((scheme, list)) if scheme.eq_ignore_ascii_case("redlock") => list,
+        _ => return Ok(None),
+    };
+    let urls: Vec<_> = list.split(',').map(str::trim).collect();
+    let complaint = if list.starts_with("//") {
+        "after \"redlock:\" the URLs of the servers follow, each with its own redis://"
+    } else if urls.contains(&"") {
+        "the URL of one of the servers is empty"
+    } else {
+        check_count(urls.len()).map_err(|refused| REDLOCK.refuse(refused))?;
+        return Ok(Some(urls));
+    };
+    Err(REDLOCK.refuse(complaint))
+}
+
+/// Connects to all servers at once. A majority has to answer.
+///
+/// # Errors
+/// `InvalidUrl`, `InvalidSpec`; a permanent error of one of the servers; `Unavailable` if too few
+/// servers answer.
+pub(crate) async fn connect(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &RedisOptions,
+) -> Result<QuorumStore, LockError> {
+    QuorumStore::new(members(urls, namespace, settings).await?, longest_lease)
+}
+
+/// Connects to all servers in the background.
+///
+/// # Errors
+/// `InvalidUrl`, `InvalidSpec`, `NoRuntime`.
+pub(crate) fn connect_lazy(
+    urls: &[&str],
+    namespace: &str,
+    longest_lease: Duration,
+    settings: &RedisOptions,
+) -> Result<QuorumStore, LockError> {
+    let servers = connecting(urls, namespace, settings)?;
+    QuorumStore::new(each(servers, namespace), longest_lease)
+}
+
+/// Connects to all servers as [`connect`] does, and returns a store for each, with its name.
+pub(crate) async fn members(
+    urls: &[&str],
+    namespace: &str,
+    settings: &RedisOptions,
+) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
+    let servers = connecting(urls, namespace, settings)?;
+    stand(&servers).await?;
+    Ok(each(servers, namespace))
+}
+
+/// Starts to connect to all servers.
+fn connecting(
+    urls: &[&str],
+    namespace: &str,
+    settings: &RedisOptions,
+) -> Result<Vec<(String, Arc<Connection>)>, LockError> {
+    check_namespace(namespace)?;
+    check_count(urls.len())?;
+    // Each connection is established in a task of its own.
+    runtime::check()?;
+    let mut endpoints = Vec::with_capacity(urls.len());
+    for server in urls {
+        let server = REDLOCK.endpoint(server, settings)?;
+        // A proxy would hide a restart of the server from the quarantine.
+        server.check_messages().map_err(|it| REDLOCK.refuse(it))?;
+        let name = server.to_string();
+        if endpoints.iter().any(|(other, _)| *other == name) {
+            return Err(REDLOCK.refuse(same_server(&name, &name)));
+        }
+        endpoints.push((name, server));
+    }
+    let (channel, runs) = (Token::random(), Runs::default());
+    let connection = |server, place| {
+        let pushes = Pushes::of_quorum(namespace, channel).confirming(settings.confirms());
+        Connection::member(server, pushes, place, &runs, settings)
+    };
+    let endpoints = (1..).zip(endpoints);
+    Ok(endpoints
+        .map(|(number, (name, server))| (name, connection(server, (number, urls.len()))))
+        .collect())
+}
+
+/// A store for each server.
+fn each(
+    servers: Vec<(String, Arc<Connection>)>,
+    namespace: &str,
+) -> Vec<(String, Arc<dyn QuorumMember>)> {
+    let servers = servers.into_iter().map(|(name, connection)| {
+        let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
+            servers: Servers::One(connection),
+            replicas: None,
+            namespace: namespace.to_owned(),
+        });
+        (name, server)
+    });
+    servers.collect()
+}
+
+/// The servers of a quorum by their `run_id`, to find two addresses of the same one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Runs(Arc<Mutex<HashMap<String, String>>>);
+
+impl Runs {
+    /// Registers the run of the server `name`.
+    ///
+    /// # Errors
+    /// `InvalidUrl` if another name has the same run: the server would have two votes.
+    pub(crate) fn register(&self, name: &str, run_id: &str) -> Result<(), StoreError> {
+        let mut runs = lock(&self.0);
+        // An earlier run of this server is over.
+        runs.retain(|run, server| server != name || run == run_id);
+        let first = runs
+            .entry(run_id.to_owned())
+            .or_insert_with(|| name.to_owned());
+        match first == name {
+            true => Ok(()),
+            false => Err(StoreError::new(
+                StoreErrorKind::InvalidUrl,
+                same_server(first, name),
+            )),
+        }
+    }
+
+    /// Leaves the run of the server `name` to another name of it.
+    pub(crate) fn forget(&self, name: &str) {
+        lock(&self.0).retain(|_, server| server != name);
+    }
+}
+
+fn same_server(one: &str, other: &str) -> String {
+    format!("{one} and {other} are the same server, which would have two votes")
+}
+
+/// Waits until a majority is connected.
+async fn stand(servers: &[(String, Arc<Connection>)]) -> Result<(), LockError> {
+    let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
+        (index, server.ready().await)
+    };
+    let mut answers: FuturesUnordered<_> = servers.iter().enumerate().map(ready).collect();
+    let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
+    let (mut standing, majority) = (0, majority(servers.len()));
+    let mut until = Instant::now() + CONNECT;
+    while let Some((index, answer)) = tokio::select! {
+        answer = answers.next() => answer,
+        () = sleep_until(until) => None,
+    } {
+        standing += usize::from(answer.is_ok());
+        said[index] = Some(answer);
+        if standing >= majority {
+            until = until.min(Instant::now() + STRAGGLERS);
+        }
+    }
+    let mut each = Vec::with_capacity(servers.len());
+    for ((name, _), said) in servers.iter().zip(said) {
+        each.push(match said {
+            Some(Ok(())) => format!("{name}: answers"),
+            // A permanent error is better reported at the start.
+            Some(Err(error)) if error.kind() != StoreErrorKind::Unavailable => {
+                return Err(cannot_keep_locks(name, error));
+            }
+            Some(Err(error)) => {
+                tracing::warn!(server = %name, %error, "the server does not answer");
+                format!("{name}: {error}")
+            }
+            None => format!("{name}: no answer within {CONNECT:?}"),
+        });
+    }
+    if standing >= majority {
+        return Ok(());
+    }
+    let (count, each) = (servers.len(), each.join("; "));
+    let message = format!("{majority} of {count} servers are needed: {each}");
+    Err(LockError::new(LockErrorKind::Unavailable, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_of_several_servers_is_a_list_of_theirs() {
+        assert_eq!(urls_of("redis://a").unwrap(), None);
+        for scheme in ["redlock", "RedLock"] {
+            let urls = format!("{scheme}:redis://a,rediss://:pw@b:7, unix:///c");
+            let urls = urls_of(&urls).unwrap().unwrap();
+            assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
+        }
+    }
+
+    #[test]
+    fn what_it_cannot_mean_is_refused_with_a_right_one() {
+        for (urls, word) in [
+            ("", "empty"),
+            ("//a,b,c", "its own redis://"),
+            ("redis://:hunter2@a", "1 servers"),
+            ("redis://a,redis://:hunter2@b", "2 servers"),
+            ("redis://a,redis://b,redis://c,redis://:hunter2@d", "odd"),
+            ("redis://a,,redis://b", "empty"),
+        ] {
+            let url = format!("redlock:{urls}");
+            REDLOCK.assert_refused(&url, &urls_of(&url).unwrap_err(), word);
+        }
+    }
+}
