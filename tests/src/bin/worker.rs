@@ -4,7 +4,7 @@
 
 #[path = "worker/connect.rs"]
 mod connect;
-#[path = "../../../lock-runtime/src/guide/stores/files.rs"]
+#[path = "../../../lock-runtime/guide/stores/files.rs"]
 #[allow(unreachable_pub, reason = "the guide shows it as a public type")]
 mod files;
 #[path = "worker/from_env.rs"]

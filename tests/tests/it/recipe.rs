@@ -18,6 +18,7 @@ fn statements(verb: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let parts = [
         "README.md",
+        "lock-runtime/guide",
         "lock-runtime/src",
         "lock-macros/src",
         "lock-tower/src",
@@ -92,7 +93,7 @@ struct Orders {
 
 impl Orders {
     fn new(statement: &str) -> Self {
-        let guide = include_str!("../../../lock-runtime/src/guide/fencing.rs");
+        let guide = include_str!("../../../lock-runtime/guide/fencing.md");
         let column = "fence BIGINT NOT NULL DEFAULT 0";
         assert!(guide.contains(column), "{column}");
         let database = Connection::open_in_memory().unwrap();

@@ -6,7 +6,7 @@ use lock_runtime::{FencingToken, LockClient, MIN_LEASE, fencing};
 use lock_tests::shared_postgres;
 use sqlx::PgPool;
 
-include!("../../../../lock-runtime/src/guide/fencing/sqlx.rs");
+include!("../../../../lock-runtime/guide/fencing/sqlx.rs");
 
 #[tokio::test]
 async fn a_late_holder_is_refused_and_the_next_one_is_not() -> Result<(), sqlx::Error> {

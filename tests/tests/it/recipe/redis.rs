@@ -6,7 +6,7 @@ use redis::{RedisError, Script};
 
 use crate::place::{LONG, Place, in_time};
 
-const SCRIPT: &str = include_str!("../../../../lock-runtime/src/guide/fencing/write.lua");
+const PAGE: &str = include_str!("../../../../lock-runtime/guide/fencing.md");
 
 /// Data with the largest token that they have seen.
 struct Data {
@@ -23,7 +23,8 @@ impl Data {
     }
 
     async fn write(&self, fence: impl ToString, data: &str) -> Result<(), RedisError> {
-        let script = Script::new(SCRIPT);
+        let (_, rest) = PAGE.split_once("```lua\n").expect("the script of the page");
+        let script = Script::new(rest.split("```").next().expect("its end"));
         let mut call = script.key(&self.key);
         call.key(format!("{}:fence", self.key))
             .arg(fence.to_string())

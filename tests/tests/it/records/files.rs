@@ -2,7 +2,7 @@
 
 mod crash;
 
-#[path = "../../../../lock-runtime/src/guide/stores/files.rs"]
+#[path = "../../../../lock-runtime/guide/stores/files.rs"]
 #[allow(unreachable_pub, reason = "the guide shows it as a public type")]
 mod example;
 

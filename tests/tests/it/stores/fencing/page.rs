@@ -2,14 +2,12 @@
 
 use super::{client, code, fenced, micros, seen};
 
-const PAGE: &str = include_str!("../../../../../lock-runtime/src/guide/fencing.rs");
+const PAGE: &str = include_str!("../../../../../lock-runtime/guide/fencing.md");
 const DAY: i64 = 24 * 60 * 60 * 1_000_000;
 
 /// The blocks of SQL in which `text` occurs.
 fn block(text: &str) -> String {
-    let lines = PAGE.lines().map(|line| line.trim_start_matches("//!"));
-    let page: String = lines.map(|line| format!("{line}\n")).collect();
-    let blocks = page.split("```sql\n").skip(1);
+    let blocks = PAGE.split("```sql\n").skip(1);
     let mut blocks = blocks.filter_map(|rest| Some(rest.split_once("```")?.0));
     blocks
         .find(|block| block.contains(text))

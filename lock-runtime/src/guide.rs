@@ -1,0 +1,98 @@
+//! The user guide.
+//!
+//! | Page | Contents |
+//! |---|---|
+//! | [`functions`] | Locking a function: each argument of `#[distributed_lock]`, with an example |
+//! | [`modes`] | Kinds of locks: exclusive, read/write, permits, several keys, re-entrant |
+//! | [`waiting`] | The wait queue: order, hand-off, latency, dead waiters |
+//! | [`holding`] | Holding a lock: lease, loss, fencing tokens, shutdown |
+//! | [`limits`] | The limits of a lease lock, and the remedies |
+//! | [`fencing`] | How to make it safe: fencing tokens in PostgreSQL, other databases and Redis |
+//! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
+//! | [`postgres`] | PostgreSQL as the store: schema, rights, poolers, standbys |
+//! | [`stores`] | Locks in a database of your own |
+//! | [`majority`] | Several independent servers and a majority vote (Redlock) |
+//! | [`observing`] | Names, metrics and spans; Prometheus and OpenTelemetry |
+//! | [`lockctl`] | Locks on the command line, and commands under a lock |
+//! | [`recipes`] | Scheduled jobs, tests, blocking code, a lock shared by two services |
+//! | [`migration`] | Moving from Redisson, ShedLock or redsync |
+//!
+//! The page for operators, with who holds which lock and who waits, is `lock_tower::inspector`.
+//! Recipes for axum and tonic (keys from a body, a cookie or a user, and graceful shutdown) are on
+//! the page `lock_tower::recipes`.
+
+#[cfg(feature = "postgres")]
+pub mod fencing {
+    #![doc = include_str!("../guide/fencing.md")]
+    #![doc = "```text"]
+    #![doc = include_str!("../guide/fencing/sqlx.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/fencing/promise.md")]
+}
+
+#[cfg(feature = "macros")]
+pub mod functions {
+    #![doc = include_str!("../guide/functions.md")]
+}
+
+pub mod holding {
+    #![doc = include_str!("../guide/holding.md")]
+}
+
+pub mod limits {
+    #![doc = include_str!("../guide/limits.md")]
+}
+
+pub mod lockctl {
+    #![doc = include_str!("../guide/lockctl.md")]
+}
+
+pub mod majority {
+    #![doc = include_str!("../guide/majority.md")]
+}
+
+pub mod migration {
+    #![doc = include_str!("../guide/migration.md")]
+}
+
+pub mod modes {
+    #![doc = include_str!("../guide/modes.md")]
+}
+
+#[cfg(all(feature = "metrics", feature = "tracing"))]
+pub mod observing {
+    #![doc = include_str!("../guide/observing.md")]
+}
+
+#[cfg(feature = "postgres")]
+pub mod postgres {
+    #![doc = include_str!("../guide/postgres.md")]
+}
+
+#[cfg(feature = "macros")]
+pub mod recipes {
+    #![doc = include_str!("../guide/recipes.md")]
+}
+
+pub mod redis {
+    #![doc = include_str!("../guide/redis.md")]
+}
+
+#[cfg(feature = "records")]
+pub mod stores {
+    #![doc = include_str!("../guide/stores.md")]
+    #![cfg_attr(unix, doc = "```")]
+    #![cfg_attr(not(unix), doc = "```ignore")]
+    #![doc = include_str!("../guide/stores/files.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/stores/testing.md")]
+
+    #[cfg(doc)]
+    use crate::store::records::{
+        Change, Decide, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
+    };
+}
+
+pub mod waiting {
+    #![doc = include_str!("../guide/waiting.md")]
+}
