@@ -14,7 +14,7 @@ fn read(vars: &[(&str, &str)]) -> Result<Settings, LockError> {
 
 #[test]
 fn the_documentation_has_the_table() {
-    let source = include_str!("../from_env.rs");
+    let source = include_str!("mod.rs");
     let rows: Vec<_> = source
         .lines()
         .filter(|line| line.starts_with("    /// | `LOCK_"))

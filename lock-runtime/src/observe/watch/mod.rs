@@ -4,12 +4,12 @@
 #[cfg(feature = "metrics")]
 pub(crate) mod meter;
 #[cfg(not(feature = "metrics"))]
-#[path = "watch/no_meter.rs"]
+#[path = "no_meter.rs"]
 pub(crate) mod meter;
 #[cfg(feature = "tracing")]
 mod span;
 #[cfg(not(feature = "tracing"))]
-#[path = "watch/no_span.rs"]
+#[path = "no_span.rs"]
 mod span;
 
 use std::future::Future;

@@ -16,7 +16,7 @@ pub use client::{FencingError, fenced, guard, install};
 ///
 /// It is one statement for the simple query protocol. It may run in a transaction or alone, in
 /// several processes at once, and again. Its comment names the rights that other roles need.
-pub const MIGRATION: &str = include_str!("fencing/fencing.sql");
+pub const MIGRATION: &str = include_str!("fencing.sql");
 
 /// The SQLSTATE with which a stale fencing token is refused: `LK001`.
 ///

@@ -62,7 +62,7 @@ pub use self::settings::PostgresOptions;
 ///
 /// A client executes them when it connects, if its user may create a schema. Execute them in a
 /// migration otherwise. They are one statement, which can be repeated.
-pub const MIGRATION: &str = include_str!("postgres/schema.sql");
+pub const MIGRATION: &str = include_str!("schema.sql");
 
 /// The version of [`MIGRATION`].
 const VERSION: i32 = 3;
