@@ -35,15 +35,6 @@ pub mod memory;
 mod message;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) mod namespace;
-#[cfg(any(feature = "redis", feature = "records"))]
-mod outage;
-#[cfg(any(feature = "rustls", feature = "postgres"))]
-// Without TLS they are refused.
-#[cfg_attr(
-    not(any(feature = "rustls", feature = "postgres-rustls")),
-    allow(dead_code)
-)]
-pub(crate) mod pem;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod quorum;
@@ -51,9 +42,9 @@ mod quorum;
 pub mod records;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "redis", feature = "records"))]
+pub(crate) mod remote;
 pub(crate) mod table;
-#[cfg(any(feature = "rustls", feature = "postgres-rustls"))]
-pub(crate) mod tls;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};

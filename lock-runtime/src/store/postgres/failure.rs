@@ -4,13 +4,13 @@ use deadpool::managed::{PoolError, TimeoutType};
 use tokio_postgres::{Error, error::SqlState};
 
 use super::{
+    connection::pool::CALL,
     error::{CONFLICT, GUARDED, UNBLOCK, failed},
-    pool::CALL,
 };
 use crate::store::{StoreError, StoreErrorKind, error::Shows};
 
 /// The reason why a call has failed.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// There was no connection, so the call was not sent.
     NotSent(Unconnected),
     Refused(Error),
@@ -20,7 +20,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn into_store_error(self) -> StoreError {
+    pub(crate) fn into_store_error(self) -> StoreError {
         match self {
             Self::NotSent(unconnected) => unconnected.error,
             Self::Refused(error) => failed(&error),
@@ -30,7 +30,7 @@ impl Failure {
     }
 
     /// Other calls wait for the same records, which another session has locked.
-    pub(super) fn blocked() -> StoreError {
+    pub(crate) fn blocked() -> StoreError {
         let message = format!("other calls wait for the row; {UNBLOCK}");
         let error = StoreError::new(StoreErrorKind::Blocked, message);
         error.with_unsent(true).showing(Shows::Nothing)
@@ -44,13 +44,13 @@ impl Failure {
     }
 
     /// Returns whether a grant has to wait for a transaction of the user.
-    pub(super) fn is_guarded(&self) -> bool {
+    pub(crate) fn is_guarded(&self) -> bool {
         self.code().map(SqlState::code) == Some(GUARDED)
     }
 
     /// Returns whether the server has undone the call because of another one, so that it can be
     /// repeated.
-    pub(super) fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         self.code().is_some_and(|code| {
             *code == SqlState::T_R_SERIALIZATION_FAILURE
                 || *code == SqlState::T_R_DEADLOCK_DETECTED
@@ -59,18 +59,18 @@ impl Failure {
     }
 
     /// Returns whether the server has undone all changes of the call because of one of them.
-    pub(super) fn is_undone(&self) -> bool {
+    pub(crate) fn is_undone(&self) -> bool {
         self.is_locked() || self.is_guarded() || self.is_conflict()
     }
 
     /// Returns whether another transaction has locked a record for too long.
-    pub(super) fn is_locked(&self) -> bool {
+    pub(crate) fn is_locked(&self) -> bool {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
     /// Returns whether the connection must not be used again: a reply is still to come, or a
     /// prepared statement is gone or has other columns by now.
-    pub(super) fn spoils_connection(&self) -> bool {
+    pub(crate) fn spoils_connection(&self) -> bool {
         let lost = [
             SqlState::INVALID_SQL_STATEMENT_NAME,
             SqlState::FEATURE_NOT_SUPPORTED,
@@ -79,7 +79,7 @@ impl Failure {
     }
 
     /// Returns whether the server does not reply.
-    pub(super) fn is_outage(&self) -> bool {
+    pub(crate) fn is_outage(&self) -> bool {
         match self {
             Self::NotSent(unconnected) => unconnected.is_outage,
             Self::Refused(error) => error.is_closed() || error.code().is_none_or(ends_connections),
@@ -90,15 +90,15 @@ impl Failure {
 }
 
 /// The reason why there is no connection.
-pub(super) struct Unconnected {
+pub(crate) struct Unconnected {
     error: StoreError,
     is_outage: bool,
     /// The server has no connection left for this one.
-    pub(super) is_full: bool,
+    pub(crate) is_full: bool,
 }
 
 impl Unconnected {
-    pub(super) fn new(error: StoreError) -> Self {
+    pub(crate) fn new(error: StoreError) -> Self {
         Self {
             is_outage: error.kind() == StoreErrorKind::Unavailable,
             error: error.with_unsent(true),
@@ -107,7 +107,7 @@ impl Unconnected {
     }
 
     /// The server did not answer, or refused the connection.
-    pub(super) fn refused(error: &Error) -> Self {
+    pub(crate) fn refused(error: &Error) -> Self {
         let is_full = error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS);
         Self {
             // Other connections may work.
@@ -118,14 +118,14 @@ impl Unconnected {
     }
 
     /// The same; if the server has accepted the client before, its password is being replaced.
-    pub(super) fn of_a_client(self, was_accepted: bool) -> Self {
+    pub(crate) fn of_a_client(self, was_accepted: bool) -> Self {
         let is_refused = self.error.kind() == StoreErrorKind::Unauthenticated;
         let error = self.error.passing(is_refused && was_accepted);
         Self { error, ..self }
     }
 
     /// The calls in progress, which have time limits of their own, left no connection.
-    pub(super) fn all_in_use() -> Self {
+    pub(crate) fn all_in_use() -> Self {
         let message = format!("no connection within {CALL:?}: all are in use");
         Self {
             is_outage: false,
@@ -136,7 +136,7 @@ impl Unconnected {
     }
 
     /// No call was made, as its caller has ended.
-    pub(super) fn unwanted() -> Self {
+    pub(crate) fn unwanted() -> Self {
         Self {
             is_outage: false,
             ..Self::new(StoreError::late().showing(Shows::Nothing))
@@ -159,7 +159,7 @@ impl From<PoolError<Self>> for Unconnected {
 }
 
 /// Returns whether the server ends its connections, as it stops or recovers from a crash.
-pub(super) fn ends_connections(code: &SqlState) -> bool {
+pub(crate) fn ends_connections(code: &SqlState) -> bool {
     [
         SqlState::ADMIN_SHUTDOWN,
         SqlState::CRASH_SHUTDOWN,

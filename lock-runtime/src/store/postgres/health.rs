@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tokio_postgres::{Row, types::Type};
 
-use super::{failure::Failure, pool::Pool, statements::field};
+use super::{connection::pool::Pool, failure::Failure, statements::field};
 use crate::{
     observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
     observe::text::brief,

@@ -1,18 +1,13 @@
 //! Locks in PostgreSQL: [`PostgresRecords`] keeps them in a table of the schema `lock_runtime`.
 
-mod check;
-mod connector;
-mod direct;
+mod connection;
 mod error;
 mod failure;
 mod groups;
 mod health;
-mod listener;
 mod locked;
-mod pool;
 mod settings;
 mod statements;
-mod tls;
 mod transaction;
 mod upkeep;
 
@@ -30,11 +25,10 @@ use tokio_postgres::{
 };
 
 use self::{
+    connection::{listener::Listening, pool::Pool},
     failure::Failure,
     groups::Group,
-    listener::Listening,
     locked::Locked,
-    pool::Pool,
     settings::Target,
     statements::{
         Arguments, LIST, LOCK, READ, SWAP, field, present, record, swap_replies, swap_reply,

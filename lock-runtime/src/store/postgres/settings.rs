@@ -15,13 +15,15 @@ use tokio_postgres::{
     config::{Host, SslMode},
 };
 
-use super::tls::Tls;
+use super::connection::tls::Tls;
 use crate::{
     client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
     shell::time::Instant,
-    store::pem::{Certificates, Pem},
-    store::{StoreError, StoreErrorKind},
+    store::{
+        StoreError, StoreErrorKind,
+        remote::pem::{Certificates, Pem},
+    },
 };
 
 /// The parameters of a URL that name files: of trusted authorities, of the certificate of the

@@ -8,7 +8,7 @@ use tokio_postgres::{
     types::{FromSql, ToSql, Type},
 };
 
-use super::{error::failed, full_name, listener};
+use super::{connection::listener, error::failed, full_name};
 use crate::store::{
     StoreError,
     records::{Change, Record, Swap, SwapReply, Swapped, Timestamp, Version},

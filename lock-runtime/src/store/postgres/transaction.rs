@@ -10,9 +10,11 @@ use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Error, Row};
 
 use super::{
-    connector::Object,
+    connection::{
+        connector::Object,
+        pool::{Arguments, CALL, Pool, execute, first},
+    },
     failure::{Failure, Unconnected},
-    pool::{Arguments, CALL, Pool, execute, first},
 };
 use crate::store::records::Caller;
 

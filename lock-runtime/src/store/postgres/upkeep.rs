@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_postgres::types::Type;
 
-use super::{failure::Failure, pool::Pool};
+use super::{connection::pool::Pool, failure::Failure};
 
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// For processes that do not live longer.

@@ -14,28 +14,27 @@ use futures_util::future::BoxFuture;
 use tokio::time::sleep;
 
 use super::{
-    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version,
-    attempt::Attempt,
-    body::Body,
-    cache::{Cache, Halves},
-    clock::Clock,
-    evaluation::{Lock, Writes},
-    news,
-    outcome::Outcome,
+    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version, news,
     probe::Presence,
+    step::{
+        attempt::Attempt,
+        body::Body,
+        cache::{Cache, Halves},
+        clock::Clock,
+        evaluation::{Lock, Writes},
+        outcome::Outcome,
+    },
 };
 use crate::{
     observe::health::{self, Health},
-    request::key::LockKey,
-    request::spec::LockKind,
-    shell::sync::lock,
-    shell::time::Instant,
+    request::{key::LockKey, spec::LockKind},
+    shell::{sync::lock, time::Instant},
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
         HolderId, IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page,
         PollReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
         RevokeScope, Store, StoreError, StoreEvent, Token,
-        outage::InOutage,
+        remote::outage::InOutage,
         table::{Step, Table, acquire_all},
     },
 };

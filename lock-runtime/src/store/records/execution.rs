@@ -8,11 +8,13 @@ use tokio::{task::JoinSet, time::sleep};
 use super::{
     Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped,
     adapter::Shared,
-    attempt::{Attempt, Next, Pending},
-    clock::Now,
-    evaluation::Lock,
     news,
-    outcome::Outcome,
+    step::{
+        attempt::{Attempt, Next, Pending},
+        clock::Now,
+        evaluation::Lock,
+        outcome::Outcome,
+    },
 };
 use crate::{
     shell::sync::lock,

@@ -9,11 +9,12 @@ use std::{collections::BTreeMap, env, num::NonZeroU32, str::FromStr, time::Durat
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 use super::{
-    Message, Record, RecordName, Timestamp, Version,
-    body::{Body, StoredMode},
-    clock::{Clock, Now, Reading},
-    evaluation::{Lock, Terms, Writes, evaluate},
-    news,
+    Message, Record, RecordName, Timestamp, Version, news,
+    step::{
+        body::{Body, StoredMode},
+        clock::{Clock, Now, Reading},
+        evaluation::{Lock, Terms, Writes, evaluate},
+    },
 };
 use crate::{
     guard::fence::FencingToken,

@@ -4,18 +4,13 @@
 //! rules of locks are in [`RecordStore`]: modes, wait queues, hand-offs, renewal, revocation.
 
 mod adapter;
-mod attempt;
-mod body;
-mod cache;
-mod clock;
-mod evaluation;
 mod execution;
 #[cfg(test)]
 mod fuzz;
 mod name;
 mod news;
-mod outcome;
 mod probe;
+mod step;
 #[cfg(test)]
 mod tests;
 
@@ -24,9 +19,11 @@ mod tests;
 pub(crate) mod sim {
     pub(crate) use super::{
         Record, Timestamp,
-        body::{Body, Origin},
-        clock::Now,
-        evaluation::{Caused, Lock, Terms, Writes, evaluate},
+        step::{
+            body::{Body, Origin},
+            clock::Now,
+            evaluation::{Caused, Lock, Terms, Writes, evaluate},
+        },
     };
 }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, ClientId, MAX_MESSAGE_BYTES, Message, RecordName, Timestamp, body::StoredMode,
-    clock::Reading,
+    Change, ClientId, MAX_MESSAGE_BYTES, Message, RecordName, Timestamp,
+    step::{body::StoredMode, clock::Reading},
 };
 use crate::{
     guard::fence::FencingToken,

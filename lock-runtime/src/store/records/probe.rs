@@ -17,14 +17,16 @@ use super::adapter::Shared;
 use crate::{
     error::LockErrorKind,
     observe::log,
-    shell::keeper,
-    shell::on_drop::OnDrop,
-    shell::sync::lock,
-    shell::time::{Instant, sleep_until},
+    shell::{
+        keeper,
+        on_drop::OnDrop,
+        sync::lock,
+        time::{Instant, sleep_until},
+    },
     store::{
         StoreError, StoreErrorKind, StoreEvent,
         error::Shows,
-        outage::{InOutage, Outage, Restored},
+        remote::outage::{InOutage, Outage, Restored},
     },
 };
 

@@ -73,7 +73,7 @@ use self::{
     operator::acl::AclLine,
     topology::{cluster::Cluster, replicas::Replicas, servers::Servers},
 };
-use super::{QuorumMember, StoreError, namespace::check_namespace, outage};
+use super::{QuorumMember, StoreError, namespace::check_namespace, remote::outage};
 use crate::{error::LockError, shell::on_drop, shell::runtime};
 
 pub use self::settings::RedisOptions;

@@ -12,7 +12,7 @@ use super::connection::target::Endpoint;
 #[cfg(feature = "rustls")]
 use super::connection::target::is_tls;
 #[cfg(feature = "rustls")]
-use crate::store::pem::{Certificates, Pem};
+use crate::store::remote::pem::{Certificates, Pem};
 use crate::{
     client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},

@@ -5,6 +5,8 @@ use std::{future::pending, sync::Weak};
 
 use tokio::{runtime::Handle, time::sleep};
 
+#[cfg(feature = "metrics")]
+use super::metered;
 use super::{
     super::{
         on_drop::OnDrop,
@@ -13,9 +15,7 @@ use super::{
     },
     Connection, Failed,
     link::STALLED,
-    metered,
 };
-#[cfg(feature = "metrics")]
 use crate::{
     error::LockErrorKind,
     observe::log,

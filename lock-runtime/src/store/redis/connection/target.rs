@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{client::credentials::Provider, store::StoreError};
 #[cfg(feature = "rustls")]
-use crate::{error::LockError, store::pem::Certificates};
+use crate::{error::LockError, store::remote::pem::Certificates};
 
 /// The target of a connection.
 #[derive(Clone)]

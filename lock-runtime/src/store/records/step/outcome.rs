@@ -8,7 +8,7 @@ use crate::store::{
 };
 
 /// A reply that was computed before the database executed the step.
-pub(super) trait Outcome: Send + 'static {
+pub(crate) trait Outcome: Send + 'static {
     /// Shortens all remaining leases by the time between.
     fn shorten(&mut self, by: Duration);
 }

@@ -11,8 +11,7 @@ use std::{
 };
 
 use crate::{
-    shell::sync::lock,
-    shell::time::Instant,
+    shell::{sync::lock, time::Instant},
     store::{StoreError, StoreErrorKind},
 };
 
@@ -42,7 +41,7 @@ pub(crate) enum InOutage {
 
 /// The outage of one server.
 #[derive(Debug)]
-pub(super) struct Outage {
+pub(crate) struct Outage {
     /// The only part that is read while the server answers.
     lasts: AtomicBool,
     state: Mutex<State>,
@@ -64,7 +63,7 @@ struct State {
 
 /// The end of an outage.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Restored {
+pub(crate) enum Restored {
     /// This is the first connection.
     First,
     /// The server answers again after this time.
@@ -73,7 +72,7 @@ pub(super) enum Restored {
 
 impl Outage {
     /// The state of a server to which the first connection is being established.
-    pub(super) fn new(unavailable_after: Option<Duration>, now: Instant) -> Self {
+    pub(crate) fn new(unavailable_after: Option<Duration>, now: Instant) -> Self {
         Self {
             lasts: AtomicBool::new(true),
             state: Mutex::new(State {
@@ -89,7 +88,7 @@ impl Outage {
     /// Records that the connection of this attempt is over, and that the server has not answered
     /// since `since`. Returns whether an outage begins. An attempt that was given up may end after
     /// a later one has established a connection, and says nothing about it.
-    pub(super) fn begin(&self, attempt: u64, since: Instant) -> bool {
+    pub(crate) fn begin(&self, attempt: u64, since: Instant) -> bool {
         let mut state = lock(&self.state);
         if attempt < state.established || self.lasts.load(Ordering::Relaxed) {
             return false;
@@ -100,7 +99,7 @@ impl Outage {
     }
 
     /// Records that an attempt to connect has failed. Returns whether the cause is new.
-    pub(super) fn failed(&self, attempt: u64, error: &StoreError) -> bool {
+    pub(crate) fn failed(&self, attempt: u64, error: &StoreError) -> bool {
         let mut state = lock(&self.state);
         if attempt < state.established {
             return false;
@@ -110,7 +109,7 @@ impl Outage {
     }
 
     /// Records the connection that an attempt has established; `None` if no outage lasted.
-    pub(super) fn end(&self, attempt: u64, now: Instant) -> Option<Restored> {
+    pub(crate) fn end(&self, attempt: u64, now: Instant) -> Option<Restored> {
         let mut state = lock(&self.state);
         if attempt < state.established {
             return None;
@@ -133,30 +132,30 @@ impl Outage {
 
     /// Sets the time without an answer after which the circuit breaker opens.
     #[cfg(feature = "records")]
-    pub(super) fn set_unavailable_after(&self, unavailable_after: Option<Duration>) {
+    pub(crate) fn set_unavailable_after(&self, unavailable_after: Option<Duration>) {
         lock(&self.state).unavailable_after = unavailable_after;
     }
 
     /// The silence after which a server seems not to answer, of `longest` at most.
     #[cfg(feature = "records")]
-    pub(super) fn patience(&self, longest: Duration) -> Duration {
+    pub(crate) fn patience(&self, longest: Duration) -> Duration {
         let after = lock(&self.state).unavailable_after;
         after.map_or(longest, |after| after.min(longest))
     }
 
     /// The error of the latest attempt to connect, while the outage lasts.
     #[cfg(any(test, feature = "redis"))]
-    pub(super) fn error(&self) -> Option<StoreError> {
+    pub(crate) fn error(&self) -> Option<StoreError> {
         lock(&self.state).failed.clone()
     }
 
     /// Returns whether the server does not answer.
-    pub(super) fn lasts(&self) -> bool {
+    pub(crate) fn lasts(&self) -> bool {
         self.lasts.load(Ordering::Relaxed)
     }
 
     /// When the circuit breaker opens; `None` if no outage lasts, or if it is not set.
-    pub(super) fn opens_at(&self) -> Option<Instant> {
+    pub(crate) fn opens_at(&self) -> Option<Instant> {
         if !self.lasts() {
             return None;
         }
@@ -165,7 +164,7 @@ impl Outage {
     }
 
     /// Admits a call to the `server`, or refuses it without sending it.
-    pub(super) fn admits(
+    pub(crate) fn admits(
         &self,
         in_outage: InOutage,
         server: &dyn fmt::Display,
@@ -214,7 +213,7 @@ impl Outage {
 
     /// The pause before the next probe: an eighth of the outage, between a shortest and a longest
     /// one. `jitter` in 0..1 spreads the probes of all clients, and halves it at most.
-    pub(super) fn pause(&self, jitter: f64, now: Instant) -> Duration {
+    pub(crate) fn pause(&self, jitter: f64, now: Instant) -> Duration {
         let state = lock(&self.state);
         let shortest = match &state.failed {
             Some(error) if !error.is_transient() => LONG_PAUSE,

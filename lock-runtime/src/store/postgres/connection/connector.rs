@@ -7,26 +7,28 @@ use deadpool_postgres::ClientWrapper;
 use tokio_postgres::{Client, Error};
 
 use super::{
-    failure::Unconnected,
-    settings::{Settings, Target},
+    super::{
+        failure::Unconnected,
+        settings::{Settings, Target},
+    },
     tls::Driver,
 };
 use crate::shell::time::Instant;
 
 /// Makes connections to a database.
-pub(super) struct Connector {
-    pub(super) target: Target,
+pub(crate) struct Connector {
+    pub(crate) target: Target,
 }
 
 /// A connection, with the statements that were prepared on it.
-pub(super) struct Connected {
+pub(crate) struct Connected {
     client: ClientWrapper,
     /// When another one has to take its place.
     until: Option<Instant>,
 }
 
 /// A connection that returns to its pool when it is dropped.
-pub(super) type Object = deadpool::managed::Object<Connector>;
+pub(crate) type Object = deadpool::managed::Object<Connector>;
 
 impl Manager for Connector {
     type Type = Connected;

@@ -24,18 +24,19 @@ use tokio_postgres::{
 };
 
 use super::{
-    PostgresOptions,
+    super::{
+        PostgresOptions,
+        failure::{Failure, Unconnected},
+        settings::Target,
+        transaction::Transaction,
+    },
     check::{Server, check},
     connector::{Connector, Object},
     direct::is_direct,
-    failure::{Failure, Unconnected},
-    settings::Target,
-    transaction::Transaction,
 };
 use crate::{
     error::{LockError, LockErrorKind},
-    shell::sync::lock,
-    shell::time::Instant,
+    shell::{sync::lock, time::Instant},
     store::{
         StoreError, StoreErrorKind,
         records::{Caller, Inbox},
@@ -43,7 +44,7 @@ use crate::{
 };
 
 /// The longest time for which a call waits for a connection, and for its reply.
-pub(super) const CALL: Duration = Duration::from_secs(10);
+pub(crate) const CALL: Duration = Duration::from_secs(10);
 /// A server that does not reply within this time to a call that was dropped seems to hang, so its
 /// connection is not used again.
 const HANGS: Duration = Duration::from_millis(500);
@@ -51,9 +52,9 @@ const HANGS: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Arguments with their types, so that a call needs no round trip to prepare its statement.
-pub(super) type Arguments<'a> = [(&'a (dyn ToSql + Sync), Type)];
+pub(crate) type Arguments<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
-pub(super) struct Pool {
+pub(crate) struct Pool {
     connections: deadpool::managed::Pool<Connector>,
     /// Transactions in progress. They may wait for each other, so one connection is for the other
     /// calls.
@@ -98,7 +99,7 @@ impl Drop for InFlight {
     }
 }
 
-pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
+pub(crate) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
     rows.pop().ok_or_else(|| {
         let message = "the server returned no row";
         Failure::NoReply(StoreError::new(StoreErrorKind::WrongServer, message))
@@ -106,7 +107,7 @@ pub(super) fn first(mut rows: Vec<Row>) -> Result<Row, Failure> {
 }
 
 impl Pool {
-    pub(super) fn new(target: Target, options: &PostgresOptions) -> Result<Self, LockError> {
+    pub(crate) fn new(target: Target, options: &PostgresOptions) -> Result<Self, LockError> {
         let connector = Connector { target };
         let connections = deadpool::managed::Pool::builder(connector)
             .max_size(options.pool_size())
@@ -132,7 +133,7 @@ impl Pool {
         })
     }
 
-    pub(super) fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.connections.manager().target.address()
     }
 
@@ -142,18 +143,18 @@ impl Pool {
     }
 
     /// Informs an inbox of outages from now on.
-    pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
+    pub(crate) fn inform(&self, inbox: Weak<dyn Inbox>) {
         let mut inboxes = lock(&self.inboxes);
         inboxes.retain(|inbox| inbox.strong_count() > 0);
         inboxes.push(inbox);
     }
 
-    pub(super) fn is_pooled(&self) -> bool {
+    pub(crate) fn is_pooled(&self) -> bool {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
     /// Waits for the first connection, and checks its database.
-    pub(super) async fn ready(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn ready(self: &Arc<Self>) -> Result<(), StoreError> {
         let connected = self.connection().await.map(drop);
         connected.map_err(|unconnected| Failure::NotSent(unconnected).into_store_error())
     }
@@ -162,7 +163,7 @@ impl Pool {
     ///
     /// A new one is made in a task of its own. That may take longer than its caller waits, and the
     /// next one uses it.
-    pub(super) async fn connection(self: &Arc<Self>) -> Result<Object, Unconnected> {
+    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Object, Unconnected> {
         let present = Timeouts {
             wait: Some(CALL),
             create: Some(Duration::ZERO),
@@ -235,7 +236,7 @@ impl Pool {
     }
 
     /// Executes a query, and records whether the server has replied.
-    pub(super) async fn query(
+    pub(crate) async fn query(
         self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
@@ -247,7 +248,7 @@ impl Pool {
 
     /// Begins a transaction with a query that locks rows, if its caller still waits once there is a
     /// connection.
-    pub(super) async fn begin(
+    pub(crate) async fn begin(
         self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
@@ -267,7 +268,7 @@ impl Pool {
     }
 
     /// Records whether a call got a reply.
-    pub(super) fn record<T>(&self, reply: &Result<T, Failure>) {
+    pub(crate) fn record<T>(&self, reply: &Result<T, Failure>) {
         match reply {
             Ok(_) => self.set_up(true),
             Err(failure) if failure.is_outage() => self.set_up(false),
@@ -276,7 +277,7 @@ impl Pool {
     }
 
     /// The same, and no outage of the server if it fails.
-    pub(super) async fn call(
+    pub(crate) async fn call(
         self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
@@ -300,7 +301,7 @@ impl Pool {
     }
 
     /// Executes a query on a connection.
-    pub(super) async fn execute(
+    pub(crate) async fn execute(
         &self,
         connection: &Object,
         sql: &str,
@@ -312,7 +313,7 @@ impl Pool {
 
     /// Prepares a query once for each connection, where that is possible: parsing and planning it
     /// takes the server longer than its execution.
-    pub(super) async fn prepare(
+    pub(crate) async fn prepare(
         &self,
         connection: &Object,
         sql: &str,
@@ -326,7 +327,7 @@ impl Pool {
         Ok(Some(statement))
     }
 
-    pub(super) async fn query_one(
+    pub(crate) async fn query_one(
         self: &Arc<Self>,
         sql: &str,
         arguments: &Arguments<'_>,
@@ -347,7 +348,7 @@ impl Pool {
 }
 
 /// Executes a query that is prepared or not, in one round trip.
-pub(super) async fn execute(
+pub(crate) async fn execute(
     connection: &Object,
     sql: &str,
     statement: Option<&Statement>,

@@ -3,14 +3,13 @@
 use std::{mem::take, ops::RangeInclusive, time::Duration};
 
 use super::{
-    Change, Record, RecordName, Swap, Timestamp, Version,
+    super::{Change, Record, RecordName, Swap, Timestamp, Version},
     body::{Body, Origin, StoredSlot},
     clock::Now,
 };
 use crate::{
     guard::fence::FencingToken,
-    request::key::LockKey,
-    request::spec::LockKind,
+    request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
     store::{
         ClientId, ENTRY_TTL, FENCES_KEPT_FOR, POLL_INTERVAL, StoreError, StoreEvent, Token,

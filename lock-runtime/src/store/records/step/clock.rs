@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use super::Timestamp;
-use crate::{shell::sync::lock, shell::time::Instant};
+use super::super::Timestamp;
+use crate::shell::{sync::lock, time::Instant};
 
 /// The present time by the clock of the database, within two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) struct Now {
 
 /// The time of the latest reply.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     sent: Instant,
     received: Instant,
     now: Timestamp,
@@ -27,7 +27,7 @@ pub(super) struct Reading {
 impl Reading {
     /// Returns the time at `at`, between two bounds that are as far apart as the call took. The
     /// clock may be 1 % faster than that of this machine.
-    pub(super) fn at(&self, at: Instant) -> Now {
+    pub(crate) fn at(&self, at: Instant) -> Now {
         let longest = at.saturating_duration_since(self.sent);
         Now {
             reached: self.now.later(at.saturating_duration_since(self.received)),
@@ -37,16 +37,16 @@ impl Reading {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Clock(Mutex<Option<Reading>>);
+pub(crate) struct Clock(Mutex<Option<Reading>>);
 
 impl Clock {
-    pub(super) fn reading(&self) -> Option<Reading> {
+    pub(crate) fn reading(&self) -> Option<Reading> {
         *lock(&self.0)
     }
 
     /// Records the time in a reply to a call that was sent at `sent`, unless the reply to a later
     /// call has arrived before.
-    pub(super) fn read(&self, now: Timestamp, sent: Instant) {
+    pub(crate) fn read(&self, now: Timestamp, sent: Instant) {
         let received = Instant::now();
         let mut latest = lock(&self.0);
         if latest.is_none_or(|latest| latest.sent <= sent) {

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{RecordName, Timestamp, name::unreadable};
+use super::super::{RecordName, Timestamp, name::unreadable};
 use crate::{
     guard::fence::FencingToken,
     request::spec::Mode,

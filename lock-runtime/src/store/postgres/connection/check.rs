@@ -8,7 +8,7 @@ use tokio_postgres::{
     types::Type,
 };
 
-use super::{MIGRATION, VERSION, error::failed};
+use super::super::{MIGRATION, VERSION, error::failed};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Returns a role that owns the schema or a part of it and is not trusted with the rights of this
@@ -43,16 +43,16 @@ const CHECK: &str = "select pg_catalog.pg_postmaster_start_time()::text, pg_cata
 const OLDEST: i32 = 1;
 
 /// The server of a connection.
-pub(super) struct Server {
+pub(crate) struct Server {
     /// By which two servers behind one address differ.
-    pub(super) start: String,
+    pub(crate) start: String,
     /// The process that serves the connection.
-    pub(super) process: i32,
+    pub(crate) process: i32,
 }
 
 /// Checks the database of a new connection. Creates the schema if it is missing or older. `owners`
 /// may own it, besides this user, the owner of the database and superusers.
-pub(super) async fn check(client: &Client, owners: &[String]) -> Result<Server, StoreError> {
+pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, StoreError> {
     let (is_there, may_create) = check_owners(client, owners).await?;
     // A schema that has been created since then may be that of any role.
     let older = match is_there {

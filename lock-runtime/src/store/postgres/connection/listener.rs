@@ -15,13 +15,15 @@ use tokio::{
 use tokio_postgres::{AsyncMessage, Client, Error};
 
 use super::{
+    super::settings::{Settings, Target},
     pool::CALL,
-    settings::{Settings, Target},
     tls::Driver,
 };
 use crate::{
-    shell::sync::lock,
-    shell::time::{Instant, sleep_until},
+    shell::{
+        sync::lock,
+        time::{Instant, sleep_until},
+    },
     store::{ClientId, records::Inbox},
 };
 
@@ -30,12 +32,12 @@ const EXPECTED_FOR: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Returns the channel of a client.
-pub(super) fn channel(client: ClientId) -> String {
+pub(crate) fn channel(client: ClientId) -> String {
     format!("lock_runtime_{client}")
 }
 
 /// The clients that expect messages.
-pub(super) struct Listening(Arc<Shared>);
+pub(crate) struct Listening(Arc<Shared>);
 
 struct Shared {
     target: Target,
@@ -53,7 +55,7 @@ struct State {
 }
 
 impl Listening {
-    pub(super) fn new(target: Target) -> Self {
+    pub(crate) fn new(target: Target) -> Self {
         Self(Arc::new(Shared {
             target,
             state: Mutex::default(),
@@ -61,14 +63,14 @@ impl Listening {
         }))
     }
 
-    pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
+    pub(crate) fn inform(&self, inbox: Weak<dyn Inbox>) {
         let inboxes = &mut lock(&self.0.state).inboxes;
         inboxes.retain(|inbox| inbox.strong_count() > 0);
         inboxes.push(inbox);
     }
 
     /// Waits until messages to `client` are received, for a bounded time.
-    pub(super) async fn expect(&self, client: ClientId) {
+    pub(crate) async fn expect(&self, client: ClientId) {
         let mut changed = self.0.changed.subscribe();
         let until = Instant::now() + EXPECTED_FOR;
         let is_listening = |state: &State| state.clients.get(&client).is_some_and(|(_, it)| *it);

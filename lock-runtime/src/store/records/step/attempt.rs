@@ -4,7 +4,7 @@
 use std::{mem::take, time::Duration};
 
 use super::{
-    Record, RecordName, Swap, Swapped, Timestamp,
+    super::{Record, RecordName, Swap, Swapped, Timestamp},
     cache::Cache,
     clock::Now,
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{
     ClientId, StoreError, Token,
-    outage::InOutage,
+    remote::outage::InOutage,
     table::{Step, Table},
 };
 
@@ -20,11 +20,11 @@ use crate::store::{
 type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
 
 /// An operation in progress.
-pub(super) struct Attempt<T> {
-    pub(super) locks: Vec<Lock>,
+pub(crate) struct Attempt<T> {
+    pub(crate) locks: Vec<Lock>,
     caller: Option<Token>,
     writes: Writes,
-    pub(super) in_outage: InOutage,
+    pub(crate) in_outage: InOutage,
     rule: Rule<T>,
     /// The records as far as they are known.
     found: Option<Vec<Option<Record>>>,
@@ -37,7 +37,7 @@ pub(super) struct Attempt<T> {
 }
 
 /// The next step of an operation.
-pub(super) enum Next<T> {
+pub(crate) enum Next<T> {
     /// Read its records.
     Read,
     /// Make this swap.
@@ -47,18 +47,18 @@ pub(super) enum Next<T> {
 }
 
 /// A swap to be made, and its effects.
-pub(super) struct Pending<T> {
-    pub(super) swap: Swap,
-    pub(super) is_queued: bool,
-    pub(super) events: Vec<Caused>,
-    pub(super) revoked: Vec<Token>,
+pub(crate) struct Pending<T> {
+    pub(crate) swap: Swap,
+    pub(crate) is_queued: bool,
+    pub(crate) events: Vec<Caused>,
+    pub(crate) revoked: Vec<Token>,
     /// The time at which leases were judged, which the clock of the database had reached.
-    pub(super) now: Timestamp,
+    pub(crate) now: Timestamp,
     outcome: T,
 }
 
 impl<T: Outcome> Attempt<T> {
-    pub(super) fn new(
+    pub(crate) fn new(
         locks: Vec<Lock>,
         rule: impl FnMut(&mut Table, &mut Step<'_>) -> T + Send + 'static,
     ) -> Self {
@@ -79,7 +79,7 @@ impl<T: Outcome> Attempt<T> {
 
     /// Begins with the records that were seen last. Those that were not seen are assumed to be
     /// absent if `or_absent` is set, and otherwise read first.
-    pub(super) fn cached(mut self, cache: &Cache, or_absent: bool) -> Self {
+    pub(crate) fn cached(mut self, cache: &Cache, or_absent: bool) -> Self {
         let cached = self.locks.iter().map(|lock| match cache.get(&lock.name) {
             None if or_absent => Some(None),
             cached => cached,
@@ -89,42 +89,42 @@ impl<T: Outcome> Attempt<T> {
         self
     }
 
-    pub(super) fn caller(self, caller: Option<Token>) -> Self {
+    pub(crate) fn caller(self, caller: Option<Token>) -> Self {
         Self { caller, ..self }
     }
 
-    pub(super) fn writes(self, writes: Writes) -> Self {
+    pub(crate) fn writes(self, writes: Writes) -> Self {
         Self { writes, ..self }
     }
 
-    pub(super) fn in_outage(self, in_outage: InOutage) -> Self {
+    pub(crate) fn in_outage(self, in_outage: InOutage) -> Self {
         Self { in_outage, ..self }
     }
 
     /// Returns whether the operation would have begun with these records.
-    pub(super) fn has_found(&self, records: &[Option<Record>]) -> bool {
+    pub(crate) fn has_found(&self, records: &[Option<Record>]) -> bool {
         self.found.as_deref() == Some(records)
     }
 
     /// Returns whether the database should lock the records, because other clients have changed
     /// them in the meantime.
-    pub(super) fn locks_records(&self) -> bool {
+    pub(crate) fn locks_records(&self) -> bool {
         self.is_contended && !self.cannot_lock
     }
 
     /// Repeats its swaps instead.
-    pub(super) fn without_locks(mut self) -> Self {
+    pub(crate) fn without_locks(mut self) -> Self {
         self.cannot_lock = true;
         self
     }
 
     /// Returns the client that waits if the operation queues a request.
-    pub(super) fn waiter(&self) -> Option<ClientId> {
+    pub(crate) fn waiter(&self) -> Option<ClientId> {
         self.caller.map(Token::client)
     }
 
     /// Returns the next step. `now` is the time by the clock of the database, if it is known.
-    pub(super) fn next(&mut self, now: Option<Now>) -> Result<Next<T>, StoreError> {
+    pub(crate) fn next(&mut self, now: Option<Now>) -> Result<Next<T>, StoreError> {
         let (Some(found), Some(now)) = (&self.found, now) else {
             return Ok(Next::Read);
         };
@@ -160,17 +160,17 @@ impl<T: Outcome> Attempt<T> {
         })
     }
 
-    pub(super) fn names(&self) -> Vec<RecordName> {
+    pub(crate) fn names(&self) -> Vec<RecordName> {
         self.locks.iter().map(|lock| lock.name.clone()).collect()
     }
 
     /// Records the reply to [`Next::Read`] or the records that the database has locked for it.
-    pub(super) fn was_read(&mut self, records: Vec<Option<Record>>) {
+    pub(crate) fn was_read(&mut self, records: Vec<Option<Record>>) {
         (self.found, self.is_fresh) = (Some(records), true);
     }
 
     /// Records the reply to a swap. Returns the outcome if it took effect.
-    pub(super) fn was_swapped(
+    pub(crate) fn was_swapped(
         &mut self,
         pending: Pending<T>,
         now: Timestamp,
@@ -199,7 +199,7 @@ impl<T: Outcome> Attempt<T> {
 
     /// Returns the pause before the next step, at random: a record that many clients change needs
     /// one, so that each of them succeeds some time.
-    pub(super) fn pause(&self) -> Option<Duration> {
+    pub(crate) fn pause(&self) -> Option<Duration> {
         const UNPAUSED: u32 = 4;
         const LONGEST: Duration = Duration::from_millis(20);
         let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);

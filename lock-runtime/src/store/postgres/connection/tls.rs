@@ -5,11 +5,11 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, config::SslMode};
 
-use crate::store::pem::Certificates;
+use crate::store::remote::pem::Certificates;
 
 /// TLS for connections, or none.
 #[derive(Clone)]
-pub(super) enum Tls {
+pub(crate) enum Tls {
     None,
     #[cfg(feature = "postgres-rustls")]
     Rustls(tokio_postgres_rustls::MakeRustlsConnect),
@@ -20,12 +20,12 @@ pub(super) enum Tls {
 }
 
 /// Drives a connection, and returns the next message or its end.
-pub(super) type Driver =
+pub(crate) type Driver =
     Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send>;
 
 impl Tls {
     /// Connects to the first of the hosts that accepts the connection.
-    pub(super) async fn connect(self, config: &Config) -> Result<(Client, Driver), Error> {
+    pub(crate) async fn connect(self, config: &Config) -> Result<(Client, Driver), Error> {
         match self {
             Self::None => config.connect(NoTls).await.map(driven),
             #[cfg(feature = "postgres-rustls")]
@@ -61,7 +61,7 @@ fn refuses_tls(error: &Error) -> bool {
 
 impl Tls {
     #[cfg(not(feature = "postgres-rustls"))]
-    pub(super) fn new(certificates: &Certificates, mode: SslMode) -> Result<Self, String> {
+    pub(crate) fn new(certificates: &Certificates, mode: SslMode) -> Result<Self, String> {
         if !certificates.is_empty() || mode == SslMode::Require {
             let complaint = "it asks for TLS, which is not compiled in; enable the feature `postgres-rustls` of lock-runtime";
             return Err(complaint.into());
@@ -71,7 +71,7 @@ impl Tls {
 
     /// Uses the certificates, or the authorities of the system.
     #[cfg(feature = "postgres-rustls")]
-    pub(super) fn new(certificates: &Certificates, mode: SslMode) -> Result<Self, String> {
+    pub(crate) fn new(certificates: &Certificates, mode: SslMode) -> Result<Self, String> {
         use tokio_postgres_rustls::MakeRustlsConnect;
 
         if !certificates.is_empty() || mode == SslMode::Require {
@@ -81,7 +81,7 @@ impl Tls {
         if mode != SslMode::Prefer {
             return Ok(Self::None);
         }
-        let Some(config) = crate::store::tls::unverified() else {
+        let Some(config) = crate::store::remote::tls::unverified() else {
             tracing::debug!("no crypto provider is installed, so connections do not use TLS");
             return Ok(Self::None);
         };

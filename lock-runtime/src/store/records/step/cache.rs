@@ -8,7 +8,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::{Record, RecordName};
+use super::super::{Record, RecordName};
 use crate::shell::sync::lock;
 
 /// The number of records in each half.
@@ -16,7 +16,7 @@ const CAPACITY: usize = 8192;
 
 /// Keeps the records that were used last. `None` is kept for a name that has no record.
 #[derive(Debug, Default)]
-pub(super) struct Cache(Mutex<Seen>);
+pub(crate) struct Cache(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -28,21 +28,21 @@ struct Seen {
 /// Keeps the entries that were used last. Once the recent half is full, it takes the place of the
 /// older one. An entry that is used in the meantime moves to the recent half.
 #[derive(Debug)]
-pub(super) struct Halves<K, V> {
+pub(crate) struct Halves<K, V> {
     recent: HashMap<K, V>,
     older: HashMap<K, V>,
 }
 
 impl Cache {
-    pub(super) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
+    pub(crate) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
         lock(&self.0).records.get(name).cloned()
     }
 
-    pub(super) fn is_contended(&self, name: &RecordName) -> bool {
+    pub(crate) fn is_contended(&self, name: &RecordName) -> bool {
         lock(&self.0).contended.contains(name)
     }
 
-    pub(super) fn set_contended(&self, name: &RecordName, is_contended: bool) {
+    pub(crate) fn set_contended(&self, name: &RecordName, is_contended: bool) {
         let contended = &mut lock(&self.0).contended;
         if !is_contended {
             contended.remove(name);
@@ -54,7 +54,7 @@ impl Cache {
         contended.insert(name.clone());
     }
 
-    pub(super) fn put(&self, name: &RecordName, record: Option<Record>) {
+    pub(crate) fn put(&self, name: &RecordName, record: Option<Record>) {
         lock(&self.0).records.put(name.clone(), record);
     }
 }
@@ -69,7 +69,7 @@ impl<K, V> Default for Halves<K, V> {
 }
 
 impl<K: Eq + Hash, V> Halves<K, V> {
-    pub(super) fn get(&mut self, key: &K) -> Option<&V> {
+    pub(crate) fn get(&mut self, key: &K) -> Option<&V> {
         if let Some((key, value)) = self.older.remove_entry(key)
             && !self.recent.contains_key(&key)
         {
@@ -78,7 +78,7 @@ impl<K: Eq + Hash, V> Halves<K, V> {
         self.recent.get(key)
     }
 
-    pub(super) fn put(&mut self, key: K, value: V) {
+    pub(crate) fn put(&mut self, key: K, value: V) {
         if self.recent.len() >= CAPACITY {
             self.older = take(&mut self.recent);
         }

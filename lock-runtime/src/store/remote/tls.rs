@@ -12,7 +12,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
 };
 
-use crate::store::pem::Certificates;
+use crate::store::remote::pem::Certificates;
 
 impl Certificates {
     /// Reads the certificates, and those that the system trusts if there is no root.

@@ -23,7 +23,7 @@ const CANCEL: [u8; 4] = 80_877_102_u32.to_be_bytes();
 
 /// Returns whether the process that serves a connection is the one that was announced when it was
 /// made. A pooler announces one of its own.
-pub(super) async fn is_direct(client: &Client, process: i32) -> bool {
+pub(crate) async fn is_direct(client: &Client, process: i32) -> bool {
     announced(client)
         .await
         .is_ok_and(|announced| announced == process)
