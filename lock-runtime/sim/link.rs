@@ -1,4 +1,5 @@
-//! The connection of a client to a server: models `redis/link.rs` and `redis/connection.rs`.
+//! The connection of a client to a server: models `connection/link.rs` and
+//! `connection/mod.rs` of the Redis store.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::{
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
-            clock::ServerClock,
-            quarantine::{Tenure, lost_its_data},
+            connection::clock::ServerClock,
+            topology::quarantine::{Tenure, lost_its_data},
         },
     },
 };

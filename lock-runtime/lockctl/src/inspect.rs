@@ -60,6 +60,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let key = visible(key);
     let held = match state.holders.first().map(|holder| holder.mode) {
+        None if !state.blocked_by.is_empty() => format!("{key} has no holder, and is blocked"),
         None if permits => format!("the permits {key} are free"),
         None => format!("{key} is free"),
         Some(Mode::Permits(all)) => {

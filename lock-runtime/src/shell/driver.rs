@@ -186,7 +186,8 @@ impl Task {
                 state.driver_runs = false;
                 return (renewals, jobs, true, None);
             }
-            if state.orphaned {
+            // What it held after its `shutdown` is over, and its name with it.
+            if session.is_closed() && !session.needs_driver() {
                 state.introduce_at = None;
             }
             let is_introduced = state.introduce_at.is_none_or(|at| at > cx.now);
@@ -297,11 +298,14 @@ async fn introduce(core: Arc<Core>) -> Done {
     Done::Introduction
 }
 
-/// Removes the name of a client that is shut down.
+/// Removes the name of a client that is shut down, unless it still holds a lock.
 pub(crate) async fn dismiss(core: &Core) {
     let now = Instant::now();
     // Otherwise the store does not have it yet, or may have lost it.
-    let is_introduced = |state: &mut State| state.introduce_at.take().is_some_and(|at| at > now);
+    let is_introduced = |state: &mut State| {
+        let is_over = !state.session.needs_driver();
+        is_over && state.introduce_at.take().is_some_and(|at| at > now)
+    };
     if let (Some(name), true) = (&core.own_name, core.with_state(is_introduced)) {
         // A call that is executed later would bring the name back.
         let until = now + call_timeout(DEFAULT_LEASE);

@@ -187,7 +187,9 @@ fn lock(key: &LockKey, kind: LockKind, state: &Inspection, may_revoke: bool) -> 
     html! {
         p {
             @if kind == LockKind::Permits { "Permits. " }
-            @if state.holders.is_empty() { "Free. " }
+            @if state.holders.is_empty() {
+                @if state.blocked_by.is_empty() { "Free. " } @else { "Without a holder, and blocked. " }
+            }
             "Latest fencing token: " span.number { (fence(state)) }
         }
         @for session in &state.blocked_by {

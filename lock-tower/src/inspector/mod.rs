@@ -51,8 +51,8 @@
 //!   losses are those of this process and client.
 //! - The times of waiters that were in a queue when it was compacted, after many others had left
 //!   it, are not known.
-//! - How long readers and holders of permits have held their lock is not known in Redis, and
-//!   nowhere the time since a lock was handed off within a process.
+//! - How long readers and holders of permits have held their lock is known in Redis after up to
+//!   five minutes, and nowhere the time since a lock was handed off within a process.
 //! - A waiter is a process: its other requests for the same lock wait in the process.
 
 mod assets;

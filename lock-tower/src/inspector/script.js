@@ -77,6 +77,8 @@ function listen() {
   const silent = () => retry("the service does not answer");
   timer = setTimeout(silent, SILENCE);
   events = new EventSource(live.dataset.events);
+  // The first event may take a while where the list is long.
+  events.onopen = () => clearTimeout(stale);
   events.onmessage = ({ data }) => {
     clearTimeout(timer);
     clearTimeout(stale);

@@ -18,14 +18,14 @@ const HEALTH: &str = "select lock_runtime.micros(), pg_catalog.current_setting('
         where p.pronamespace = 'lock_runtime'::pg_catalog.regnamespace::pg_catalog.oid \
         and pg_catalog.has_function_privilege('public', p.oid, 'execute'))";
 
-/// The sessions with a transaction of over two seconds that has locked records. A client's own
-/// transactions are shorter, and end by themselves.
+/// The sessions with a transaction of over two seconds that has locked records, or all of them. A
+/// client's own transactions are shorter, and end by themselves.
 const LOCKING: &str = "select distinct a.pid, a.usename::text, a.application_name, a.state, \
         extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8 as age \
     from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid \
     where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
-        and l.granted and l.mode in ('RowShareLock', 'RowExclusiveLock') \
+        and l.granted and l.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock') \
         and a.xact_start < pg_catalog.clock_timestamp() - interval '2 s' \
     order by age desc limit 5";
 
@@ -44,6 +44,18 @@ const SEVERAL_BLOCKING: &str = "select a.pid, a.usename::text, a.application_nam
     join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = m.xid \
     join pg_catalog.pg_stat_activity a on a.pid = l.pid \
     where r.name = $1 and r.xmax <> '0' and a.application_name is distinct from 'lock-runtime'";
+/// The sessions that have locked records, if this one is locked: its `xmax` may be that of a
+/// savepoint which was released, and is seen no more.
+const MAY_BLOCK: &str = "with free as materialized ( \
+        select from lock_runtime.record r where r.name = $1 for update skip locked) \
+    select a.pid, a.usename::text, a.application_name, a.state, \
+        extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8 \
+    from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid \
+    where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
+        and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
+        and l.granted and l.mode = 'RowShareLock' and a.application_name is distinct from 'lock-runtime' \
+        and exists (select from lock_runtime.record r where r.name = $1 and r.xmax <> '0') \
+        and not exists (select from free)";
 
 /// The oldest transaction for which the server keeps earlier versions of rows, and its age in
 /// transactions. A brief one only inherits the age of another.
@@ -142,6 +154,9 @@ impl Pool {
         if rows.as_ref().is_ok_and(Vec::is_empty) {
             // An error means that the number is not that of several transactions.
             rows = Ok(self.call(SEVERAL_BLOCKING, &name).await.unwrap_or_default());
+        }
+        if rows.as_ref().is_ok_and(Vec::is_empty) {
+            rows = self.call(MAY_BLOCK, &name).await;
         }
         let rows = rows.map_err(Failure::into_store_error)?;
         rows.iter().map(session).collect()

@@ -353,7 +353,17 @@ impl Calls {
 
 impl Records for PostgresRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
-        Box::pin(self.calls().swap(swap))
+        Box::pin(async move {
+            let calls = self.calls();
+            let reply = calls.swap(swap).await?;
+            // The client ends. Where each of them is as brief as a job of cron, no other one lives
+            // until the next removal.
+            let mut changes = swap.changes.iter();
+            if changes.all(|change| change.needed_until <= reply.now) {
+                upkeep::remove_if_due(&calls.pool).await;
+            }
+            Ok(reply)
+        })
     }
 
     fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {

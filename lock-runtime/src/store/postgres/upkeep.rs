@@ -33,13 +33,18 @@ pub(super) fn start(pool: &Arc<Pool>) {
             let Some(pool) = pool.upgrade() else {
                 return;
             };
-            let claimed = pool.call(CLAIM, &[]).await;
-            if claimed.is_ok_and(|rows| !rows.is_empty()) {
-                // The other calls report the failures of the database.
-                let _ = remove(&pool).await;
-            }
+            remove_if_due(&pool).await;
         }
     });
+}
+
+/// Removes the records that are no longer needed, if no client has done so for an hour.
+pub(super) async fn remove_if_due(pool: &Arc<Pool>) {
+    let claimed = pool.call(CLAIM, &[]).await;
+    if claimed.is_ok_and(|rows| !rows.is_empty()) {
+        // The other calls report the failures of the database.
+        let _ = remove(pool).await;
+    }
 }
 
 /// Removes the records that are no longer needed, page by page. Returns their number.

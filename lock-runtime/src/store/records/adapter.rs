@@ -289,7 +289,7 @@ impl Shared {
                 record.clone(),
                 known.map(|known| known.version),
                 Record::new(Version::random(), name.into()),
-                now.latest.later(keep_for),
+                now.reached.later(keep_for),
             );
             let mut swap = Swap::new(vec![change], now.reached);
             swap.durable = false;

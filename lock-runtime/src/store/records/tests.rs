@@ -164,7 +164,7 @@ impl Listener for Grants {
 async fn no_fencing_token_is_granted_twice_at_the_end_of_the_numbers() {
     let database = Database::new();
     let store = database.store(Duration::ZERO);
-    let mut last = body::Body::default();
+    let mut last = step::body::Body::default();
     (last.fence, last.since) = (crate::FencingToken::LAST.number(), 1);
     let record = Record::new(
         Version::random(),

@@ -193,6 +193,7 @@ fn classify(code: &str, details: &str, acl: &AclLine) -> StoreError {
             let message = "a key of the lock holds data of another type";
             StoreError::new(StoreErrorKind::ForeignKey, message)
         }
+        "NOPROTO" => wrong_server(NO_HELLO),
         "UNKNOWN" if safe(details).to_ascii_lowercase().contains("hello") => wrong_server(NO_HELLO),
         "UNKNOWN" => wrong_server(format!(
             "the server, or a proxy before it, does not support a command that locks need ({}); use Redis 6.0 or \

@@ -15,8 +15,8 @@
 //!   `SET key token NX PX`. A set expires with its longest holder.
 //! - `<lock>` is the key of the same lock in the rows above. The forms `f:<lock>` and `q:<lock>`
 //!   are used if the name of the lock has a hash tag.
-//! - The fencing token is kept for a day after each grant. The wait queue is deleted when it is
-//!   empty, or expires 10 s after the last request of a waiter.
+//! - The fencing token is kept for a day, or `keep_fences_for`, after each grant. The wait queue is
+//!   deleted when it is empty, or expires 10 s after the last request of a waiter.
 //! - A lock that is released before its `min_hold` is reserved under the name `<token>.kept`.
 //!
 //! Every operation is a single script, so it is atomic, and safe to repeat. Foreign data under

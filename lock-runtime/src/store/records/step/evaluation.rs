@@ -17,8 +17,9 @@ use crate::{
     },
 };
 
-/// The number of revoked holders that a record remembers.
+/// The number of revoked holders that a record remembers, and of those that one step has revoked.
 const REVOKED: usize = 8;
+const MOST_REVOKED: usize = 1000;
 /// A change is not written if all it does is to renew queue entries by less than this.
 const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 * 3 / 4);
 
@@ -244,7 +245,11 @@ impl Body {
         if refuses && !self.has_holder_of(before, terms.now.reached) {
             self.since = self.fence.saturating_add(1);
         }
-        let superfluous = self.revoked.len().saturating_sub(REVOKED);
+        // All that one step has revoked are remembered until the next one revokes others.
+        let added = self.revoked.len() - count;
+        let kept = if added > 0 { added } else { count };
+        let kept = kept.clamp(REVOKED, MOST_REVOKED);
+        let superfluous = self.revoked.len().saturating_sub(kept);
         self.revoked.drain(..superfluous);
     }
 

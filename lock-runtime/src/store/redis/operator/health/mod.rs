@@ -310,6 +310,15 @@ impl Examined {
                 "start the replicas, or lower min_replicas",
             );
         }
+        if kind == Kind::Primary && info.field("cluster_enabled") == Some("1") {
+            self.add(
+                Warning,
+                "cluster_node",
+                "the server is a node of a cluster: if there are others, they keep a part of the locks, which this client \
+                 neither lists nor acquires",
+                "connect with redis+cluster://host:port",
+            );
+        }
         let without_replica = match kind {
             Kind::Node => {
                 Some("the node has no replica: if it fails, its slots are out until it is back")

@@ -41,6 +41,18 @@ fn the_findings_follow_the_info() {
         ),
         ("role:slave\r\n", Kind::Primary, None, &["read_only"]),
         (
+            "role:master\r\ncluster_enabled:1\r\n",
+            Kind::Primary,
+            None,
+            &["cluster_node"],
+        ),
+        (
+            "role:master\r\ncluster_enabled:1\r\n",
+            Kind::Node,
+            None,
+            &[],
+        ),
+        (
             "role:master\r\nloading:1\r\n",
             Kind::Primary,
             None,
