@@ -149,3 +149,23 @@ fn each_store_of_the_readme_is_on_the_page_of_the_crate() {
     assert_eq!(whole, own);
     assert!(own.contains("postgres"), "{own:?}");
 }
+
+#[test]
+fn the_rights_of_a_role_are_the_same_everywhere() {
+    let guide = read("lock-runtime/guide/postgres.md");
+    let grants = guide
+        .lines()
+        .filter_map(|line| line.strip_suffix(" to app;"));
+    let grants: Vec<_> = grants.collect();
+    assert!(grants.len() > 3, "{grants:?}");
+    for path in [
+        "docs/stores.md",
+        "lock-runtime/src/store/postgres/schema.sql",
+        "lock-runtime/src/store/postgres/error.rs",
+    ] {
+        let text = read(path);
+        for grant in &grants {
+            assert!(text.contains(grant), "{path} lacks {grant}");
+        }
+    }
+}

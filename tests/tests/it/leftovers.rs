@@ -139,7 +139,8 @@ async fn a_client_that_is_shut_down_leaves_records_in_postgres() {
             let records = async || {
                 let query =
                     "select name, needed_until - lock_runtime.micros() from lock_runtime.record";
-                let rows = admin.query(query, &[]).await.unwrap();
+                let query = format!("{query} where name <> 'upkeep'");
+                let rows = admin.query(&query, &[]).await.unwrap();
                 let record = |row: &tokio_postgres::Row| (row.get::<_, String>(0), row.get(1));
                 rows.iter().map(record).collect::<Vec<(String, i64)>>()
             };
@@ -164,6 +165,44 @@ async fn a_client_that_is_shut_down_leaves_records_in_postgres() {
                 }
             }
         }
+    })
+    .await;
+}
+
+/// As of a job of cron: none lives until its first clean-up.
+#[tokio::test]
+async fn brief_clients_remove_each_others_names_from_postgres() {
+    in_time(async {
+        let url = shared_postgres().await.new_database().await;
+        let admin = postgres::connect(&url).await;
+        let names = async || {
+            let query = "select count(*) from lock_runtime.record where name like 'lock:client%'";
+            admin.query_one(query, &[]).await.unwrap().get::<_, i64>(0)
+        };
+        let is_brief = async || {
+            let locks = LockClient::connect(&url).await.unwrap();
+            let guard = locks.exclusive("a").acquire().await.unwrap();
+            guard.release().await.unwrap();
+            eventually("it has its name", async || {
+                locks.exclusive("a").acquire().await.unwrap();
+                names().await > 0
+            })
+            .await;
+            locks.shutdown().await;
+        };
+        is_brief().await;
+        eventually("the first one has removed its own", async || {
+            names().await == 0
+        })
+        .await;
+        is_brief().await;
+        is_brief().await;
+        // At most once an hour.
+        assert!(names().await > 0);
+        let sql = "update lock_runtime.record set needed_until = 0 where name = 'upkeep'";
+        admin.batch_execute(sql).await.unwrap();
+        is_brief().await;
+        assert_eq!(names().await, 0);
     })
     .await;
 }

@@ -122,15 +122,16 @@ async fn a_revoked_lock_goes_to_the_one_who_waits(place: Place) {
 }
 
 async fn revoked_permits_are_taken_from_all(place: Place) {
-    let locks = place.client().await;
-    let two = 2.try_into().unwrap();
+    let (locks, others) = (place.client().await, place.client().await);
+    let most = 12.try_into().unwrap();
     let lock = locks.exclusive("a").acquire().await.unwrap();
-    let permits = [
-        locks.permits("a", two).acquire().await.unwrap(),
-        locks.permits("a", two).acquire().await.unwrap(),
-    ];
+    let mut permits = Vec::new();
+    for _ in 0..12 {
+        let request = locks.permits("a", most).lease(Duration::from_secs(1));
+        permits.push(request.acquire().await.unwrap());
+    }
     assert_eq!(
-        locks.revoke_permits("a").await.unwrap(),
+        others.revoke_permits("a").await.unwrap(),
         RevokeReply::Revoked
     );
     for permit in permits {

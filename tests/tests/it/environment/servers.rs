@@ -376,6 +376,7 @@ async fn a_proxy_that_does_not_know_hello_is_named() {
         &b"-ERR unsupported command 'hello'\r\n"[..],
         b"-ERR unknown command 'HELLO'\r\n",
         b"-ERR command not supported: HELLO\r\n",
+        b"-NOPROTO unsupported protocol version\r\n",
     ] {
         let url = url_of(saying(words, false).await);
         let says = ["HELLO 3", "Envoy", "connect to the server itself"];

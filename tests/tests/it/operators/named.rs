@@ -16,6 +16,7 @@ on_every_store! {
     holders_and_waiters_are_shown_with_the_names_of_their_clients,
     a_request_that_times_out_names_the_holder,
     a_client_without_a_name_is_shown_as_such,
+    a_client_that_is_shut_down_has_its_name_while_it_holds_a_lock,
     ; with permits:
     each_reader_and_each_permit_shows_for_how_long_it_is_held,
 }
@@ -72,6 +73,23 @@ async fn holders_and_waiters_are_shown_with_the_names_of_their_clients(place: Pl
     let guard = waiting.await.unwrap();
     let seen = one.inspect("a").await.unwrap();
     assert_eq!(seen.holders[0].client.name(), Some("orders-2"));
+    guard.release().await.unwrap();
+}
+
+async fn a_client_that_is_shut_down_has_its_name_while_it_holds_a_lock(place: Place) {
+    let (one, operator) = (named(&place, "orders-1").await, place.client().await);
+    let guard = one.exclusive("a").acquire().await.unwrap();
+    let is_named = async || {
+        let seen = operator.inspect("a").await.unwrap();
+        seen.holders[0].client.name() == Some("orders-1")
+    };
+    eventually("it has its name", is_named).await;
+    one.shutdown().await;
+    assert!(is_named().await);
+    guard.verify().await.unwrap();
+    drop(one);
+    sleep(Duration::from_millis(100)).await;
+    assert!(is_named().await);
     guard.release().await.unwrap();
 }
 

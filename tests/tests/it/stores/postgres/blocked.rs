@@ -137,6 +137,58 @@ async fn the_sessions_with_an_open_guard_are_named() {
     .await;
 }
 
+/// Of a subtransaction that has ended, PostgreSQL does not say which session it was.
+#[tokio::test]
+async fn a_session_with_a_guard_in_a_released_savepoint_is_named() {
+    in_time(async {
+        let (_, locks, session) = client_of_new_database().await;
+        let guard = held(&locks, "a").await;
+        let call = format!(
+            "begin; savepoint s; select lock_runtime.guard('lock:a', {}); release s",
+            guard.fence()
+        );
+        execute(&session, &call).await;
+        guard.release().await.unwrap();
+        assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
+        let found = locks.inspect("a").await.unwrap();
+        let process = process(&session).await;
+        assert!(
+            found.blocked_by.iter().any(|it| it.starts_with(&process)),
+            "{found:?}"
+        );
+        assert!(locks.inspect("b").await.unwrap().blocked_by.is_empty());
+        execute(&session, "commit").await;
+        eventually("it is free", async || {
+            locks.inspect("a").await.unwrap().blocked_by.is_empty()
+        })
+        .await;
+    })
+    .await;
+}
+
+/// As for an index, `alter table` or `vacuum full`.
+#[tokio::test]
+async fn a_session_that_has_locked_the_table_is_a_finding() {
+    in_time(async {
+        let (_, locks, session) = client_of_new_database().await;
+        execute(
+            &session,
+            "begin; lock table lock_runtime.record in share mode",
+        )
+        .await;
+        sleep(2 * SECOND).await;
+        let process = process(&session).await;
+        eventually("it is found", async || {
+            let health = locks.health().await;
+            finding(&health, "blocked_records").is_some_and(|it| it.contains(&process))
+        })
+        .await;
+        execute(&session, "commit").await;
+        once(locks.exclusive("a")).await.unwrap();
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_old_snapshot_that_slows_down_busy_locks_is_a_finding() {
     in_time(async {
