@@ -40,7 +40,7 @@ pub(crate) async fn print(store: &Store, prefix: String) -> Result<u8, Failure> 
     }
     if !store.json {
         found.sort_by(|one, other| (&one.key, one.kind as u8).cmp(&(&other.key, other.kind as u8)));
-        let mut table = Table::new(&TITLES).fitting();
+        let mut table = Table::new(&TITLES).fitting(&[KEY, HOLDER]);
         found.iter().for_each(|lock| add(&mut table, lock));
         table.write(&mut output)?;
     }
@@ -54,6 +54,9 @@ pub(crate) async fn print(store: &Store, prefix: String) -> Result<u8, Failure> 
     Ok(status)
 }
 
+/// The columns of names.
+const KEY: usize = 0;
+const HOLDER: usize = 2;
 const TITLES: [&str; 7] = ["KEY", "MODE", "HOLDER", "HELD", "LEFT", "FENCE", "WAITERS"];
 
 /// Says why the table is empty.

@@ -18,8 +18,9 @@ const SHORTEST: usize = 12;
 /// Rows of columns that are as wide as their widest text.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
-    /// The width of the terminal, if the first column is cut to it.
+    /// The width of the terminal, if these columns are cut to it.
     width: Option<usize>,
+    names: &'static [usize],
 }
 
 impl Table {
@@ -27,15 +28,17 @@ impl Table {
         Self {
             rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()],
             width: None,
+            names: &[],
         }
     }
 
-    /// Cuts long names in the first column so that a row fits on the terminal, if it is one.
-    pub(crate) fn fitting(self) -> Self {
+    /// Cuts long names in these columns so that a row fits on the terminal, if it is one.
+    pub(crate) fn fitting(self, names: &'static [usize]) -> Self {
         let size = tcgetwinsize(stdout()).ok();
         let width = size.map(|size| usize::from(size.ws_col));
         Self {
             width: width.filter(|width| *width > 0),
+            names,
             ..self
         }
     }
@@ -53,9 +56,13 @@ impl Table {
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
         let mut widths: Vec<_> = (0..columns).map(width_of).collect();
-        if let (Some(width), [first, others @ ..]) = (self.width, &mut widths[..]) {
-            let others: usize = others.iter().map(|width| width + 2).sum();
-            *first = (*first).min(width.saturating_sub(others).max(SHORTEST));
+        if let Some(width) = self.width {
+            for &name in self.names {
+                // The last column needs no space behind it.
+                let all = widths.iter().map(|width| width + 2).sum::<usize>() - 2;
+                let fitting = widths[name].saturating_sub(all.saturating_sub(width));
+                widths[name] = widths[name].min(fitting.max(SHORTEST));
+            }
         }
         for row in self.rows.drain(..) {
             let mut line = String::new();
@@ -109,5 +116,42 @@ pub(crate) fn mode(mode: lock_runtime::Mode) -> String {
     match mode {
         lock_runtime::Mode::Permits(permits) => format!("permits/{permits}"),
         _ => mode.as_str().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cut_to_the_width_of_the_terminal_and_numbers_are_not() {
+        let row = [
+            "order:customer-4711:invoice:2026-11",
+            "permits/3",
+            "orders-7c9f6d5b8-xk2lp:1",
+            "1795456170925944",
+            "12",
+        ];
+        for (width, key, holder) in [
+            (80, "order:customer-…", "orders-7c9f6d5b8-xk2lp:1"),
+            (60, "order:custo…", "orders-7c9f…"),
+        ] {
+            let mut table = Table {
+                width: Some(width),
+                names: &[0, 2],
+                ..Table::new(&["KEY", "MODE", "HOLDER", "FENCE", "WAITERS"])
+            };
+            table.row(row);
+            let mut text = Vec::new();
+            table.write(&mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            let line = text.lines().nth(1).unwrap();
+            let cells: Vec<_> = line.split_whitespace().collect();
+            assert_eq!(cells, [key, row[1], holder, row[3], row[4]], "{width}");
+            assert!(
+                text.lines().all(|line| line.chars().count() <= 80),
+                "{text}"
+            );
+        }
     }
 }
