@@ -186,11 +186,11 @@ impl Session {
             }
             Count::Release(hold) => {
                 let decision = decision();
-                self.is_released(&hold, decision, cx.now)
+                self.finish_release(&hold, decision, cx.now)
             }
             Count::Conversion(conversion) => {
                 let decision = decision();
-                return self.is_converted(id, conversion, begun, decision, cx);
+                return self.finish_conversion(id, conversion, begun, decision, cx);
             }
             Count::Inspection(seen) if seen.len() < self.majority() => Err(unanswered()),
             Count::Inspection(seen) => Ok(Reply::Inspect(tally::inspected(servers, seen))),

@@ -40,7 +40,7 @@ impl Session {
 
     /// Determines the fencing token of the reader once a majority has converted it, on requests
     /// sent at `sent`.
-    pub(super) fn is_converted(
+    pub(super) fn finish_conversion(
         &mut self,
         id: RequestId,
         conversion: Conversion,

@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    pub(super) fn is_released(
+    pub(super) fn finish_release(
         &mut self,
         hold: &Hold,
         decision: Result<bool, StoreError>,

@@ -189,7 +189,7 @@ impl Body {
     }
 
     /// Returns whether both are equal, apart from the latest call of each waiter.
-    pub(crate) fn differs_by_polls(&self, other: &Self) -> bool {
+    pub(crate) fn equals_apart_from_polls(&self, other: &Self) -> bool {
         let timeless = |body: &Self| {
             let mut body = body.clone();
             body.queue.iter_mut().for_each(|place| place.seen = 0);

@@ -270,7 +270,7 @@ impl Body {
         let polled = self.queue.iter().zip(&before.queue);
         let mut polled = polled.map(|(new, old)| new.seen.abs_diff(old.seen));
         let polled_again = POLLED_AGAIN.as_micros() as u64;
-        !self.differs_by_polls(before) || polled.any(|time| time >= polled_again)
+        !self.equals_apart_from_polls(before) || polled.any(|time| time >= polled_again)
     }
 
     /// Returns whether every holder of this record was a holder before, for as long. A crash that
