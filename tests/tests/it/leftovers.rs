@@ -99,9 +99,9 @@ async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
-        let _reader = locks.read("a").acquire().await.unwrap();
+        let reader = locks.read("a").acquire().await.unwrap();
         let permit = locks.permits("a", 2.try_into().unwrap());
-        let _permit = permit.acquire().await.unwrap();
+        let permit = permit.acquire().await.unwrap();
         sleep(Duration::from_secs(1)).await;
         // A client whose connection broke introduces itself again.
         for kind in ["normal", "pubsub"] {
@@ -121,6 +121,8 @@ async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
             grants.next().map(|(_, left)| left)
         };
         assert!(grants().await.is_some_and(|left| left <= NAMED));
+        reader.release().await.unwrap();
+        permit.release().await.unwrap();
         locks.shutdown().await;
         eventually("they are gone", async || grants().await.is_none()).await;
     })

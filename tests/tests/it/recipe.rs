@@ -93,7 +93,7 @@ struct Orders {
 
 impl Orders {
     fn new(statement: &str) -> Self {
-        let guide = include_str!("../../../lock-runtime/guide/fencing.md");
+        let guide = include_str!("../../../lock-runtime/guide/fencing/promise.md");
         let column = "fence BIGINT NOT NULL DEFAULT 0";
         assert!(guide.contains(column), "{column}");
         let database = Connection::open_in_memory().unwrap();

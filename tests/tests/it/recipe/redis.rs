@@ -6,7 +6,7 @@ use redis::{RedisError, Script};
 
 use crate::place::{LONG, Place, in_time};
 
-const PAGE: &str = include_str!("../../../../lock-runtime/guide/fencing.md");
+const PAGE: &str = include_str!("../../../../lock-runtime/guide/fencing/promise.md");
 
 /// Data with the largest token that they have seen.
 struct Data {

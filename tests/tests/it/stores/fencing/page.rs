@@ -2,7 +2,10 @@
 
 use super::{client, code, fenced, micros, seen};
 
-const PAGE: &str = include_str!("../../../../../lock-runtime/guide/fencing.md");
+const PAGE: &str = concat!(
+    include_str!("../../../../../lock-runtime/guide/fencing.md"),
+    include_str!("../../../../../lock-runtime/guide/fencing/promise.md"),
+);
 const DAY: i64 = 24 * 60 * 60 * 1_000_000;
 
 /// The blocks of SQL in which `text` occurs.
