@@ -21,9 +21,13 @@
 //! Recipes for axum and tonic (keys from a body, a cookie or a user, and graceful shutdown) are on
 //! the page `lock_tower::recipes`.
 
-#[cfg(feature = "postgres")]
 pub mod fencing {
     #![doc = include_str!("../guide/fencing.md")]
+    #![cfg_attr(feature = "postgres", doc = "```no_run")]
+    #![cfg_attr(not(feature = "postgres"), doc = "```ignore")]
+    #![doc = include_str!("../guide/fencing/postgres.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/fencing/libraries.md")]
     #![doc = "```text"]
     #![doc = include_str!("../guide/fencing/sqlx.rs")]
     #![doc = "```"]
@@ -59,9 +63,17 @@ pub mod modes {
     #![doc = include_str!("../guide/modes.md")]
 }
 
-#[cfg(all(feature = "metrics", feature = "tracing"))]
 pub mod observing {
     #![doc = include_str!("../guide/observing.md")]
+    #![cfg_attr(feature = "metrics", doc = "```")]
+    #![cfg_attr(not(feature = "metrics"), doc = "```ignore")]
+    #![doc = include_str!("../guide/observing/prometheus.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/observing/metrics.md")]
+    #![cfg_attr(feature = "tracing", doc = "```")]
+    #![cfg_attr(not(feature = "tracing"), doc = "```ignore")]
+    #![doc = include_str!("../guide/observing/opentelemetry.rs")]
+    #![doc = "```"]
 }
 
 #[cfg(feature = "postgres")]
@@ -69,9 +81,13 @@ pub mod postgres {
     #![doc = include_str!("../guide/postgres.md")]
 }
 
-#[cfg(feature = "macros")]
 pub mod recipes {
     #![doc = include_str!("../guide/recipes.md")]
+    #![cfg_attr(feature = "macros", doc = "```")]
+    #![cfg_attr(not(feature = "macros"), doc = "```ignore")]
+    #![doc = include_str!("../guide/recipes/scheduled.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/recipes/others.md")]
 }
 
 pub mod redis {

@@ -14,6 +14,8 @@ use rustix::{stdio::stdout, termios::tcgetwinsize};
 
 /// The shortest column that names are cut to.
 const SHORTEST: usize = 12;
+/// Follows the name of a client that has released the lock.
+const RESERVED: &str = " (reserved)";
 
 /// Rows of columns that are as wide as their widest text.
 pub(crate) struct Table {
@@ -59,7 +61,8 @@ impl Table {
         if let Some(width) = self.width {
             for &name in self.names {
                 // The last column needs no space behind it.
-                let all = widths.iter().map(|width| width + 2).sum::<usize>() - 2;
+                let all = widths.iter().map(|width| width + 2).sum::<usize>();
+                let all = all.saturating_sub(2);
                 let fitting = widths[name].saturating_sub(all.saturating_sub(width));
                 widths[name] = widths[name].min(fitting.max(SHORTEST));
             }
@@ -82,6 +85,10 @@ impl Table {
 fn cut(text: &str, width: usize) -> Cow<'_, str> {
     match text.char_indices().nth(width) {
         None => text.into(),
+        Some(_) if text.ends_with(RESERVED) && width > RESERVED.len() => {
+            let name = &text[..text.len() - RESERVED.len()];
+            format!("{}{RESERVED}", cut(name, width - RESERVED.len())).into()
+        }
         Some(_) => {
             let beginning: String = text.chars().take(width.saturating_sub(1)).collect();
             format!("{beginning}…").into()
@@ -104,11 +111,7 @@ pub(crate) fn left(holder: &Holder) -> String {
 
 /// The name of the client, and whether it has released the lock.
 pub(crate) fn client(holder: &Holder) -> String {
-    let reserved = if holder.is_reservation {
-        " (reserved)"
-    } else {
-        ""
-    };
+    let reserved = if holder.is_reservation { RESERVED } else { "" };
     format!("{}{reserved}", holder.client)
 }
 
@@ -122,6 +125,15 @@ pub(crate) fn mode(mode: lock_runtime::Mode) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reservation_is_seen_in_a_name_that_is_cut() {
+        assert_eq!(
+            cut("orders-7c9f6d5b8 (reserved)", 20),
+            "orders-7… (reserved)"
+        );
+        assert_eq!(cut("orders-1 (reserved)", 20), "orders-1 (reserved)");
+    }
 
     #[test]
     fn names_are_cut_to_the_width_of_the_terminal_and_numbers_are_not() {

@@ -387,6 +387,11 @@ impl Session {
         cx.out.extend(waiters);
     }
 
+    /// Returns whether the client holds a lock.
+    pub(crate) fn holds_any(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }

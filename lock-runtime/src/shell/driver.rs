@@ -187,8 +187,8 @@ impl Task {
                 return (renewals, jobs, true, None);
             }
             // What it held after its `shutdown` is over, and its name with it.
-            if session.is_closed() && !session.needs_driver() {
-                state.introduce_at = None;
+            if session.is_closed() && !session.holds_any() {
+                state.introduce_at.take_if(|at| *at <= cx.now);
             }
             let is_introduced = state.introduce_at.is_none_or(|at| at > cx.now);
             if !is_introduced {
@@ -303,7 +303,7 @@ pub(crate) async fn dismiss(core: &Core) {
     let now = Instant::now();
     // Otherwise the store does not have it yet, or may have lost it.
     let is_introduced = |state: &mut State| {
-        let is_over = !state.session.needs_driver();
+        let is_over = !state.session.holds_any();
         is_over && state.introduce_at.take().is_some_and(|at| at > now)
     };
     if let (Some(name), true) = (&core.own_name, core.with_state(is_introduced)) {

@@ -25,7 +25,7 @@ const LOCKING: &str = "select distinct a.pid, a.usename::text, a.application_nam
     from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid \
     where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
-        and l.granted and l.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock') \
+        and l.granted and l.mode not in ('AccessShareLock', 'ShareUpdateExclusiveLock', 'SIReadLock') \
         and a.xact_start < pg_catalog.clock_timestamp() - interval '2 s' \
     order by age desc limit 5";
 
@@ -54,7 +54,9 @@ const MAY_BLOCK: &str = "with free as materialized ( \
     where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
         and l.granted and l.mode = 'RowShareLock' and a.application_name is distinct from 'lock-runtime' \
-        and exists (select from lock_runtime.record r where r.name = $1 and r.xmax <> '0') \
+        and exists (select from lock_runtime.record r where r.name = $1 and r.xmax <> '0' and not exists ( \
+            select from pg_catalog.pg_locks t \
+            where t.locktype = 'transactionid' and t.granted and t.transactionid = r.xmax)) \
         and not exists (select from free)";
 
 /// The oldest transaction for which the server keeps earlier versions of rows, and its age in

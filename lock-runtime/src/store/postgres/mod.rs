@@ -356,11 +356,14 @@ impl Records for PostgresRecords {
         Box::pin(async move {
             let calls = self.calls();
             let reply = calls.swap(swap).await?;
-            // The client ends. Where each of them is as brief as a job of cron, no other one lives
-            // until the next removal.
-            let mut changes = swap.changes.iter();
-            if changes.all(|change| change.needed_until <= reply.now) {
-                upkeep::remove_if_due(&calls.pool).await;
+            if let (Swapped::Done, [name]) = (&reply.outcome, &swap.changes[..])
+                && name.needed_until <= reply.now
+                && let Some(first) = name.name.first_client()
+            {
+                // The client ends. Where each of them is as brief as a job of cron, no other one
+                // lives until the next removal.
+                let first = format!("{}:{first}", calls.namespace);
+                upkeep::remove_after(&calls.pool, &first).await;
             }
             Ok(reply)
         })

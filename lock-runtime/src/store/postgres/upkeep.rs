@@ -33,18 +33,19 @@ pub(super) fn start(pool: &Arc<Pool>) {
             let Some(pool) = pool.upgrade() else {
                 return;
             };
-            remove_if_due(&pool).await;
+            let claimed = pool.call(CLAIM, &[]).await;
+            if claimed.is_ok_and(|rows| !rows.is_empty()) {
+                // The other calls report the failures of the database.
+                let _ = remove(&pool).await;
+            }
         }
     });
 }
 
-/// Removes the records that are no longer needed, if no client has done so for an hour.
-pub(super) async fn remove_if_due(pool: &Arc<Pool>) {
-    let claimed = pool.call(CLAIM, &[]).await;
-    if claimed.is_ok_and(|rows| !rows.is_empty()) {
-        // The other calls report the failures of the database.
-        let _ = remove(pool).await;
-    }
+/// Removes those records that are no longer needed of the thousand after this name.
+pub(super) async fn remove_after(pool: &Arc<Pool>, name: &str) {
+    // It is done again by the next client, and each hour.
+    let _ = pool.call(REMOVE, &[(&name, Type::TEXT)]).await;
 }
 
 /// Removes the records that are no longer needed, page by page. Returns their number.

@@ -42,6 +42,12 @@ impl RecordName {
         Self(format!("{CLIENT}{client}").into())
     }
 
+    /// Returns the text with which the names of all clients begin, if the record is that of one.
+    #[cfg(feature = "postgres")]
+    pub(in crate::store) fn first_client(&self) -> Option<&'static str> {
+        self.0.starts_with(CLIENT).then_some(CLIENT)
+    }
+
     /// Returns the lock that the record belongs to, if it is one.
     pub(super) fn lock(&self) -> Option<(LockKey, LockKind)> {
         let (name, kind) = match self.0.strip_prefix(PERMITS) {

@@ -17,9 +17,9 @@ use crate::{
     },
 };
 
-/// The number of revoked holders that a record remembers, and of those that one step has revoked.
-const REVOKED: usize = 8;
-const MOST_REVOKED: usize = 1000;
+/// The number of revoked holders that a record remembers: of more, the first ones learn at their
+/// next renewal that the lock is not theirs, and not why. Each takes 16 bytes in the record.
+const REVOKED: usize = 100;
 /// A change is not written if all it does is to renew queue entries by less than this.
 const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 * 3 / 4);
 
@@ -245,11 +245,7 @@ impl Body {
         if refuses && !self.has_holder_of(before, terms.now.reached) {
             self.since = self.fence.saturating_add(1);
         }
-        // All that one step has revoked are remembered until the next one revokes others.
-        let added = self.revoked.len() - count;
-        let kept = if added > 0 { added } else { count };
-        let kept = kept.clamp(REVOKED, MOST_REVOKED);
-        let superfluous = self.revoked.len().saturating_sub(kept);
+        let superfluous = self.revoked.len().saturating_sub(REVOKED);
         self.revoked.drain(..superfluous);
     }
 

@@ -84,7 +84,7 @@ async fn connections_are_replaced_before_their_credentials_end() {
         eventually("it listens", async || listening().await.is_some()).await;
         let before = listening().await;
         eventually("another one listens", async || {
-            // The calls use others, too, and none of them fails.
+            // The calls use others, too, and none of them is refused.
             let guard = locks.exclusive("free").wait(LONG).acquire().await.unwrap();
             if let Err(error) = guard.release().await {
                 // A new connection takes longer than a release waits where the machine is busy.

@@ -312,7 +312,7 @@ impl Examined {
         }
         if kind == Kind::Primary && info.field("cluster_enabled") == Some("1") {
             self.add(
-                Warning,
+                Notice,
                 "cluster_node",
                 "the server is a node of a cluster: if there are others, they keep a part of the locks, which this client \
                  neither lists nor acquires",
