@@ -79,17 +79,17 @@ async fn holders_and_waiters_are_shown_with_the_names_of_their_clients(place: Pl
 async fn a_client_that_is_shut_down_has_its_name_while_it_holds_a_lock(place: Place) {
     let (one, operator) = (named(&place, "orders-1").await, place.client().await);
     let guard = one.exclusive("a").acquire().await.unwrap();
-    let is_named = async || {
+    let is_named = async |operator: &LockClient| {
         let seen = operator.inspect("a").await.unwrap();
         seen.holders[0].client.name() == Some("orders-1")
     };
-    eventually("it has its name", is_named).await;
+    eventually("it has its name", async || is_named(&operator).await).await;
     one.shutdown().await;
-    assert!(is_named().await);
     guard.verify().await.unwrap();
     drop(one);
     sleep(Duration::from_millis(100)).await;
-    assert!(is_named().await);
+    // Another one has not seen the name before.
+    assert!(is_named(&place.client().await).await);
     guard.release().await.unwrap();
 }
 
