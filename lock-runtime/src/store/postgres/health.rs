@@ -47,13 +47,14 @@ const SEVERAL_BLOCKING: &str = "select a.pid, a.usename::text, a.application_nam
 /// The sessions that have locked records, if this one is locked: its `xmax` may be that of a
 /// savepoint which was released, and is seen no more.
 const MAY_BLOCK: &str = "with free as materialized ( \
-        select from lock_runtime.record r where r.name = $1 for update skip locked) \
+        select from lock_runtime.record r where r.name = $1 and r.xmax <> '0' for update skip locked) \
     select a.pid, a.usename::text, a.application_name, a.state, \
         extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8 \
     from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid \
     where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
         and l.granted and l.mode = 'RowShareLock' and a.application_name is distinct from 'lock-runtime' \
+        and a.pid <> pg_catalog.pg_backend_pid() \
         and exists (select from lock_runtime.record r where r.name = $1 and r.xmax <> '0' and not exists ( \
             select from pg_catalog.pg_locks t \
             where t.locktype = 'transactionid' and t.granted and t.transactionid = r.xmax)) \

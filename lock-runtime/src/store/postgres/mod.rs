@@ -182,7 +182,8 @@ impl PostgresRecords {
     ///
     /// A record is needed for a day after the last use of its lock, or the time that the client is
     /// given. One of the clients of a database removes the others every hour, so this is not
-    /// necessary.
+    /// necessary unless each client lives for less than a minute. Those remove the names of clients
+    /// only.
     ///
     /// # Errors
     /// Those of a call. Some records may have been removed then.
