@@ -56,7 +56,8 @@ pub struct Inspection {
     /// held.
     pub fence: Option<FencingToken>,
     /// Sessions of the database that keep the lock from other clients until their transactions end:
-    /// one that has called `guard`, or has locked the record. Only PostgreSQL has them, and only
+    /// one that has called `guard`, or has locked the record; if it did so in a savepoint that was
+    /// released, all that may have. Only PostgreSQL has them, and only
     /// [`LockClient::inspect`](crate::LockClient::inspect) and `inspect_permits` ask for them.
     pub blocked_by: Vec<String>,
 }
