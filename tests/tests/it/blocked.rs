@@ -21,9 +21,9 @@ use tokio::{
 
 use crate::place::{LONG, Place, in_time};
 
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(3);
 /// More than two leases.
-const BLOCKED: Duration = Duration::from_secs(5);
+const BLOCKED: Duration = Duration::from_secs(7);
 
 /// The use of a lock on a runtime that is blocked.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ fn block(is_held: &AtomicBool) {
     is_held.store(false, Ordering::SeqCst);
 }
 
-#[distributed_lock(key = "{key}", lease = "900ms", client = locks)]
+#[distributed_lock(key = "{key}", lease = "3s", client = locks)]
 async fn locked(locks: &LockClient, key: &str, is_held: &AtomicBool) -> Result<(), LockError> {
     block(is_held);
     Ok(())

@@ -70,6 +70,10 @@ const QUARANTINE: Duration = Duration::from_millis(3100);
 const CALM: Duration = Duration::from_millis(1500);
 /// The part of a round with faults.
 const STRUCK: Duration = Duration::from_secs(3);
+/// The longest time for which a lock in PostgreSQL may be free while a request waits for it. Its
+/// processes share the processors with those of the storm, so that a call takes a multiple of one
+/// on Redis. Less than the interval of polls, so that a message that is never sent is noticed.
+const HANDOVER_OF_POSTGRES: Duration = Duration::from_millis(750);
 /// The number of clients in this process, and of the workers beside them.
 const CLIENTS: usize = 2;
 const WORKERS: usize = 2;
@@ -288,6 +292,10 @@ impl Site {
         };
         join_all(clients.iter().map(LockClient::shutdown)).await;
         let chronicle = Chronicle::new(records.take(), killed, log.take(), LEASE);
+        let chronicle = match self.postgres_url() {
+            Some(_) => chronicle.handover(HANDOVER_OF_POSTGRES),
+            None => chronicle,
+        };
         let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
         println!("{report}");
         report

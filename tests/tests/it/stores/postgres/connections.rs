@@ -394,9 +394,9 @@ async fn a_pooler_in_transaction_mode_works_with_polls() {
         for result in join_all((0..200).map(request)).await {
             result.unwrap();
         }
-        let guard = one.exclusive("b").lease(Duration::from_millis(600));
+        let guard = one.exclusive("b").lease(Duration::from_secs(2));
         let guard = guard.acquire().await.unwrap();
-        timeout(Duration::from_secs(2), guard.lost())
+        timeout(Duration::from_secs(3), guard.lost())
             .await
             .expect_err("it is renewed");
         once(one.all(["a", "c"])).await.unwrap();

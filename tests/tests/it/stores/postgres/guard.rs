@@ -154,7 +154,7 @@ async fn a_paused_holder_cannot_commit_after_the_next_grant() {
 async fn a_lock_is_renewed_during_the_transaction() {
     in_time(async {
         let (one, other, mut db) = two().await;
-        let lease = Duration::from_millis(600);
+        let lease = BRIEF;
         let guard = one.exclusive(KEY).lease(lease).acquire().await.unwrap();
         for isolation in [
             IsolationLevel::ReadCommitted,
@@ -166,7 +166,7 @@ async fn a_lock_is_renewed_during_the_transaction() {
             fencing::guard(&transaction, NAME, guard.fence())
                 .await
                 .unwrap();
-            timeout(lease * 3, guard.lost())
+            timeout(lease * 3 / 2, guard.lost())
                 .await
                 .expect_err("it is renewed");
             set_state(&transaction, "paid").await;
@@ -236,7 +236,7 @@ async fn refused_as_not_held(db: &mut Client, isolation: IsolationLevel, fence: 
 async fn a_renewal_after_the_snapshot_is_no_loss() {
     in_time(async {
         let (one, _other, mut db) = two().await;
-        let lease = Duration::from_millis(400);
+        let lease = BRIEF;
         for isolation in [
             IsolationLevel::ReadCommitted,
             IsolationLevel::RepeatableRead,
@@ -246,7 +246,7 @@ async fn a_renewal_after_the_snapshot_is_no_loss() {
             let begin = db.build_transaction().isolation_level(isolation);
             let transaction = begin.start().await.unwrap();
             transaction.query("select from orders", &[]).await.unwrap();
-            timeout(lease * 2, guard.lost())
+            timeout(lease * 3 / 2, guard.lost())
                 .await
                 .expect_err("it is renewed");
             let guarded = fencing::guard(&transaction, NAME, guard.fence()).await;
