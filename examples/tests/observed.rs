@@ -146,8 +146,8 @@ async fn an_operator_sees_holders_revocations_and_outages() {
         }
     }
 
-    // A revocation is seen in metrics, logs and traces. A sale may be over before it learns of it, or
-    // lose its lock before it begins.
+    // A revocation is seen in metrics, logs and traces. A sale may be over before it learns of it,
+    // or lose its lock before it begins.
     let lost = "sum by (name) (lock_lost_total{loss='revoked'}) > 0";
     let hold = || {
         let lines = sale.lines(": lost name=");
