@@ -65,7 +65,7 @@ begin
   -- this lock, so they cannot delay it.
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 3 then
+  if installed > 4 then
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -207,8 +207,8 @@ begin
   end $f$;
 
   -- Whether the record of a lock contains a holder whose lease has not ended. Its layout is that of
-  -- `Body` in store/records/body.rs. An index beyond its end is an error, so no loop is longer than
-  -- the record. Numbers are read here, as a call of a function takes longer than all of them.
+  -- `Body` in store/records/step/body.rs. An index beyond its end is an error, so no loop is longer
+  -- than the record. Numbers are read here, as a call of a function takes longer than all of them.
   create or replace function lock_runtime.is_held(stored bytea) returns boolean
     language plpgsql volatile set search_path = pg_catalog, pg_temp as $f$
   declare
@@ -274,6 +274,8 @@ begin
     earliest bigint;
     latest bigint;
     found_body bytea;
+    live_body bytea;
+    is_live boolean;
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
@@ -286,24 +288,36 @@ begin
         using errcode = 'invalid_parameter_value',
         hint = 'A fencing token is a time in microseconds since 1970. Pass the number of the grant as it is.';
     end if;
+    -- Locks no row: the server sends a refusal before it undoes the transaction, so a caller that
+    -- does not read it would keep a free lock from all others.
     select r.body into found_body from lock_runtime.record r
-      where r.name = lock_name and r.since <= token and token <= r.fence for key share;
+      where r.name = lock_name and r.since <= token and token <= r.fence;
     if found then
-      if lock_runtime.is_held(found_body) then
-        return;
-      end if;
+      is_live := lock_runtime.is_held(found_body);
       -- The holder may have renewed its lease since the snapshot. This waits for a renewal in
       -- progress. In the other isolation levels it fails after a renewal, as a serialization
       -- failure. It keeps no lock of the row.
-      begin
-        select r.body into found_body from lock_runtime.record r where r.name = lock_name for no key update;
-        raise exception using errcode = 'LK012';
-      exception when sqlstate 'LK012' then
-        null;
-      end;
-      if lock_runtime.is_held(found_body) then
-        return;
+      if not is_live then
+        begin
+          select r.body into found_body from lock_runtime.record r
+            where r.name = lock_name and r.since <= token and token <= r.fence for no key update;
+          raise exception using errcode = 'LK012';
+        exception when sqlstate 'LK012' then
+          null;
+        end;
+        is_live := found_body is not null and lock_runtime.is_held(found_body);
       end if;
+      if is_live then
+        live_body := found_body;
+        select r.body into found_body from lock_runtime.record r
+          where r.name = lock_name and r.since <= token and token <= r.fence for key share;
+        -- A call that meets the release keeps no more than it could have kept a moment earlier.
+        if found_body = live_body or found_body is not null and lock_runtime.is_held(found_body) then
+          return;
+        end if;
+      end if;
+    end if;
+    if found_body is not null then
       raise exception 'the fencing token % is stale: the lock % was released, or its lease has ended', token, lock_name
         using errcode = 'LK001', hint = 'Call guard() while the lock is held. Do not repeat the transaction.';
     end if;
@@ -360,6 +374,6 @@ begin
       || pg_catalog.quote_ident(known);
   end loop;
 
-  delete from lock_runtime.format where version < 3;
-  insert into lock_runtime.format select 3, 1 where not exists (select from lock_runtime.format);
+  delete from lock_runtime.format where version < 4;
+  insert into lock_runtime.format select 4, 1 where not exists (select from lock_runtime.format);
 end $install$;

@@ -15,6 +15,7 @@ mod names;
 mod roles;
 mod schema;
 mod standby;
+mod unread;
 
 use lock_runtime::{LockClient, LockGuard, LockRequest};
 use lock_tests::{PostgresServer, postgres, shared_postgres};

@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 use super::{
     super::{role, url_as},
     client_of_new_database, held, number, once,
+    schema::{CURRENT, FORMAT},
 };
 use crate::place::in_time;
 
@@ -154,10 +155,7 @@ async fn roles_of_an_older_schema_keep_their_rights_and_others_get_none() {
         assert_eq!(number(&admin, PUBLIC).await, 6);
         LockClient::connect(&url).await.unwrap();
         assert_eq!(number(&admin, PUBLIC).await, 0);
-        assert_eq!(
-            number(&admin, "select version::bigint from lock_runtime.format").await,
-            3
-        );
+        assert_eq!(number(&admin, FORMAT).await, i64::from(CURRENT));
         once(old.exclusive("a")).await.unwrap();
         once(old.all(["b", "c"])).await.unwrap();
         let guard = held(&locks, "order:42").await;

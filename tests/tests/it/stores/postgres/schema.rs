@@ -8,10 +8,10 @@ use tokio_postgres::Client;
 use super::{client_of_new_database, held, number, once};
 use crate::place::in_time;
 
-const FORMAT: &str = "select version::bigint from lock_runtime.format";
+pub(super) const FORMAT: &str = "select version::bigint from lock_runtime.format";
 
 /// The version of the schema that this version of the library creates.
-const CURRENT: i32 = 3;
+pub(super) const CURRENT: i32 = 4;
 
 async fn set_format(admin: &Client, version: i32, since: i32) {
     let update = "update lock_runtime.format set version = $1, since = $2";
