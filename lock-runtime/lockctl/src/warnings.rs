@@ -1,5 +1,5 @@
-//! Warnings of the library, on standard error: about the settings, and about the server when it is
-//! connected to. Failures are the errors of the command, and are not printed twice.
+//! Warnings on standard error: of the library about the settings, and about the server when it is
+//! connected to, and of `run`. Failures are the errors of the command, and are not printed twice.
 
 use std::{
     fmt::{self, Write as _},
@@ -17,7 +17,7 @@ use tracing_subscriber::{
 };
 
 /// The modules that warn of what an operator can repair.
-const MODULES: [&str; 3] = ["::from_env", "::handshake", "::link"];
+const MODULES: [&str; 4] = ["::from_env", "::handshake", "::link", "lockctl::run"];
 
 struct Warnings {
     as_json: bool,

@@ -51,6 +51,9 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// needs less time.
 const LEAVING: Duration = Duration::from_millis(500);
 
+/// The time limit of an inspection. A long wait queue is a hundred pages.
+const INSPECTION: Duration = Duration::from_secs(2);
+
 /// The time after which a client repeats its name to a store that may have lost it.
 const NAMES_LOST: Duration = Duration::from_millis(500);
 
@@ -313,11 +316,13 @@ impl LockClient {
         kind: LockKind,
     ) -> Result<Inspection, LockError> {
         let key = key.into_lock_key()?;
+        runtime::check().map_err(|error| error.with_key(&key))?;
         let store = &self.core.store;
         let (inspecting, asking) = (store.inspect(&key, kind), store.blockers(&key, kind));
-        let (seen, blocked_by) =
-            join(self.bounded(&key, inspecting), self.bounded(&key, asking)).await;
-        let mut seen = [seen?];
+        let inspecting = within(INSPECTION, inspecting);
+        let (seen, blocked_by) = join(inspecting, self.bounded(&key, asking)).await;
+        let named = |error| LockError::from_store(error).with_key(&key);
+        let mut seen = [seen.map_err(named)?];
         seen[0].blocked_by = blocked_by.unwrap_or_default();
         self.core.add_names(&mut seen).await;
         let [seen] = seen;

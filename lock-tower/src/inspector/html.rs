@@ -168,7 +168,7 @@ fn row(lock: &ListedLock) -> Markup {
             td data-label="Held by" {
                 @match holder {
                     Some(holder) => { (client(&holder.client)) (reserved(holder)) }
-                    None => { "free" }
+                    None => { "no holder" }
                 }
                 @if state.holders.len() > 1 { " and " (state.holders.len() - 1) " more" }
             }

@@ -80,6 +80,7 @@ impl Keeper {
         command
             .arg0("lockctl")
             .arg("keep")
+            .args(store.json.then_some("--json"))
             .args(lock.arguments())
             // Not an argument: it may have a password.
             .env("LOCK_URL", url)

@@ -14,16 +14,13 @@ mod signals;
 
 use std::{
     ffi::OsString,
-    io::{self, Write as _},
+    io,
     os::unix::process::CommandExt as _,
     process::{Command, ExitStatus},
     time::Duration,
 };
 
-use lock_runtime::{
-    text::visible,
-    time::{Instant, sleep_until},
-};
+use lock_runtime::time::{Instant, sleep_until};
 use rustix::process::Signal;
 
 pub(crate) use self::keeper::keep;
@@ -289,8 +286,9 @@ impl Running {
             self.is_suspended = true;
             let _ = self.keeper.order(&Order::Report);
         } else if group::wants_terminal(signal) && !self.group.has_terminal() {
-            let hint = "lockctl: the command waits for the terminal; give it another input, such as </dev/null";
-            let _ = writeln!(io::stderr(), "{hint}");
+            tracing::warn!(
+                "the command waits for the terminal; give it another input, such as </dev/null"
+            );
         }
     }
 
@@ -314,7 +312,7 @@ impl Running {
             return Err(loss);
         }
         if let Some(warning) = dismissed.warning {
-            let _ = writeln!(io::stderr(), "lockctl: {}", visible(&warning));
+            tracing::warn!("{warning}");
         }
         Ok(group::status_of(ended))
     }

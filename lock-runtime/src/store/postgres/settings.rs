@@ -168,9 +168,10 @@ impl Target {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(UNACKNOWLEDGED);
         }
-        if config.get_application_name().is_none() {
-            config.application_name("lock-runtime");
-        }
+        // The application's own sessions may have the name that the URL gives.
+        let name = config.get_application_name();
+        let name = name.map_or("lock-runtime".into(), |name| format!("lock-runtime {name}"));
+        config.application_name(name);
         // A listening connection sends nothing, and has to notice the end of its server.
         if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
             config.keepalives_idle(UNACKNOWLEDGED);

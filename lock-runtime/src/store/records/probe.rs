@@ -111,7 +111,10 @@ impl Presence {
 impl Shared {
     /// Admits an operation, or refuses it because the database does not answer.
     pub(super) fn admits(self: &Arc<Self>, in_outage: InOutage) -> Result<(), StoreError> {
-        let admitted = self.presence.outage.admits(in_outage, &"the database");
+        let outage = &self.presence.outage;
+        let just_failed = || outage.just_failed(Instant::now()).map_or(Ok(()), Err);
+        let admitted = outage.admits(in_outage, &"the database");
+        let admitted = admitted.and_then(|()| just_failed());
         if admitted.is_err() {
             // The runtime of the task that probes may have ended.
             self.probe(None);
@@ -154,7 +157,7 @@ impl Shared {
     }
 
     fn failed(&self, error: &StoreError) {
-        if self.presence.outage.failed(0, error) {
+        if self.presence.outage.failed(0, error, Instant::now()) {
             let (code, error) = (LockErrorKind::from(error.kind()).code(), error.clone());
             log::summarise("no answer of the database", code, None, || {
                 move |left_out| {

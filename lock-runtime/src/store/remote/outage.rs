@@ -55,8 +55,8 @@ struct State {
     since: Instant,
     /// A connection was established before.
     stood: bool,
-    /// The error of the latest attempt to connect, once one has failed.
-    failed: Option<StoreError>,
+    /// The error of the latest attempt to connect, once one has failed, and when it did.
+    failed: Option<(StoreError, Instant)>,
     /// The number of the latest attempt that has established a connection.
     established: u64,
 }
@@ -99,13 +99,26 @@ impl Outage {
     }
 
     /// Records that an attempt to connect has failed. Returns whether the cause is new.
-    pub(crate) fn failed(&self, attempt: u64, error: &StoreError) -> bool {
+    pub(crate) fn failed(&self, attempt: u64, error: &StoreError, now: Instant) -> bool {
         let mut state = lock(&self.state);
         if attempt < state.established {
             return false;
         }
-        let before = state.failed.replace(error.clone());
-        before.is_none_or(|before| before.kind() != error.kind())
+        let before = state.failed.replace((error.clone(), now));
+        before.is_none_or(|(before, _)| before.kind() != error.kind())
+    }
+
+    /// The error of an attempt that has failed so recently that a call makes no other one: half a
+    /// [share](SHARE) of the outage later, the next one does. So the attempts of a busy client
+    /// become rare as well. A permanent cause is left to each call.
+    pub(crate) fn just_failed(&self, now: Instant) -> Option<StoreError> {
+        if !self.lasts() {
+            return None;
+        }
+        let state = lock(&self.state);
+        let (error, at) = state.failed.as_ref()?;
+        let is_recent = now < *at + state.share(now) / 2;
+        (is_recent && error.is_transient()).then(|| error.clone().with_unsent(true))
     }
 
     /// Records the connection that an attempt has established; `None` if no outage lasted.
@@ -146,7 +159,8 @@ impl Outage {
     /// The error of the latest attempt to connect, while the outage lasts.
     #[cfg(any(test, feature = "redis"))]
     pub(crate) fn error(&self) -> Option<StoreError> {
-        lock(&self.state).failed.clone()
+        let failed = &lock(&self.state).failed;
+        failed.as_ref().map(|(error, _)| error.clone())
     }
 
     /// Returns whether the server does not answer.
@@ -192,8 +206,8 @@ impl Outage {
         }
         let (kind, last) = match &state.failed {
             // The server answers, and each call finds out whether it still refuses the client.
-            Some(error) if !error.is_transient() => return None,
-            Some(error) => (error.kind(), format!("; last error: {error}")),
+            Some((error, _)) if !error.is_transient() => return None,
+            Some((error, _)) => (error.kind(), format!("; last error: {error}")),
             None => (StoreErrorKind::Unavailable, String::new()),
         };
         let (kind, has_not) = match kind {
@@ -216,14 +230,18 @@ impl Outage {
     pub(crate) fn pause(&self, jitter: f64, now: Instant) -> Duration {
         let state = lock(&self.state);
         let shortest = match &state.failed {
-            Some(error) if !error.is_transient() => LONG_PAUSE,
-            Some(error) if error.kind() == StoreErrorKind::Unauthenticated => LOGIN_PAUSE,
+            Some((error, _)) if !error.is_transient() => LONG_PAUSE,
+            Some((error, _)) if error.kind() == StoreErrorKind::Unauthenticated => LOGIN_PAUSE,
             _ => PAUSE,
         };
-        let share = now.saturating_duration_since(state.since) / SHARE;
-        share
-            .clamp(shortest, LONG_PAUSE)
-            .mul_f64(0.5 + 0.5 * jitter)
+        let pause = state.share(now).max(shortest);
+        pause.mul_f64(0.5 + 0.5 * jitter)
+    }
+}
+
+impl State {
+    fn share(&self, now: Instant) -> Duration {
+        (now.saturating_duration_since(self.since) / SHARE).min(LONG_PAUSE)
     }
 }
 
@@ -245,7 +263,7 @@ mod tests {
         let refuses = |in_outage, at| outage.refuses(in_outage, &"a", at).is_some();
         // The first attempt has not failed yet.
         assert!(!refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
-        assert!(outage.failed(0, &refused()) && !outage.failed(0, &refused()));
+        assert!(outage.failed(0, &refused(), now) && !outage.failed(0, &refused(), now));
         assert!(refuses(InOutage::Refuse, now) && !refuses(InOutage::Wait, now));
         assert!(!refuses(InOutage::Wait, now + AFTER - MS));
         assert!(refuses(InOutage::Wait, now + AFTER));
@@ -278,7 +296,7 @@ mod tests {
             silent.to_string(),
             "a has not answered for 1.0s; refused without a call"
         );
-        outage.failed(0, &refused());
+        outage.failed(0, &refused(), now);
         assert_eq!(
             outage.end(0, now + 3 * AFTER),
             Some(Restored::After(2 * AFTER))
@@ -297,12 +315,12 @@ mod tests {
         let now = Instant::now();
         let outage = Outage::new(Some(AFTER), now);
         assert_eq!(outage.end(2, now), Some(Restored::First));
-        assert!(!outage.begin(1, now) && !outage.failed(1, &refused()));
+        assert!(!outage.begin(1, now) && !outage.failed(1, &refused(), now));
         assert!(!outage.lasts());
         assert!(outage.begin(2, now));
         assert_eq!(outage.end(1, now), None);
         assert!(outage.lasts());
-        assert!(outage.failed(3, &refused()) && outage.error().is_some());
+        assert!(outage.failed(3, &refused(), now) && outage.error().is_some());
         assert!(outage.end(4, now).is_some() && outage.error().is_none());
     }
 
@@ -311,10 +329,10 @@ mod tests {
         let now = Instant::now();
         let outage = Outage::new(None, now);
         let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
-        outage.failed(0, &wrong);
+        outage.failed(0, &wrong, now);
         assert!(outage.admits(InOutage::Refuse, &"a").is_ok());
         assert!(outage.pause(0.0, now) > PAUSE);
-        outage.failed(0, &refused());
+        outage.failed(0, &refused(), now);
         assert!(outage.admits(InOutage::Refuse, &"a").is_err());
         assert_eq!(outage.pause(1.0, now), PAUSE);
     }
@@ -323,7 +341,7 @@ mod tests {
     fn the_probes_of_a_long_outage_become_rare() {
         let now = Instant::now();
         let outage = Outage::new(Some(AFTER), now);
-        outage.failed(0, &refused());
+        outage.failed(0, &refused(), now);
         let pause = |jitter, seconds| outage.pause(jitter, now + Duration::from_secs(seconds));
         assert_eq!((pause(1.0, 0), pause(0.0, 1)), (PAUSE, PAUSE / 2));
         assert_eq!(pause(1.0, 8), Duration::from_secs(1));
@@ -337,11 +355,31 @@ mod tests {
     }
 
     #[test]
+    fn the_calls_of_a_busy_client_become_rare_too() {
+        let now = Instant::now();
+        let outage = Outage::new(None, now);
+        let tried = |failed, at| {
+            outage.failed(0, &refused(), now + failed);
+            outage.just_failed(now + at).is_none()
+        };
+        let seconds = Duration::from_secs;
+        // At first each call makes an attempt, later one a second.
+        assert!(tried(MS, MS) && tried(seconds(1), seconds(1) + 100 * MS));
+        assert!(!tried(seconds(8), seconds(8) + 400 * MS));
+        assert!(tried(seconds(8), seconds(8) + 600 * MS));
+        assert!(!tried(seconds(3600), seconds(3600) + 990 * MS));
+        assert!(tried(seconds(3600), seconds(3601)));
+        let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
+        outage.failed(0, &wrong, now + seconds(3600));
+        assert!(outage.just_failed(now + seconds(3600)).is_none());
+    }
+
+    #[test]
     fn a_password_that_is_being_replaced_is_waited_for_within_an_outage() {
         let now = Instant::now();
         let outage = Outage::new(Some(AFTER), now);
         let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
-        outage.failed(0, &wrong.passing(true));
+        outage.failed(0, &wrong.passing(true), now);
         let refuses = |in_outage, at| outage.refuses(in_outage, &"a", at);
         assert!(refuses(InOutage::Wait, now).is_none());
         for (in_outage, at) in [(InOutage::Refuse, now), (InOutage::Wait, now + AFTER)] {

@@ -609,6 +609,16 @@ async fn warnings_of_the_library_are_printed() {
         (1, 1),
         "{warned:?}"
     );
+    let mut command = store.command(&["run", "--json", "--key", "k", "--", "true"]);
+    command.env("LOCK_NAMESPAC", "orders");
+    let warned = super::ended(&mut command).await;
+    let lines = warned.errors.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<_> = lines.collect::<Result<_, _>>().unwrap();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(
+        lines.iter().all(|line| line["warning"].is_string()),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]

@@ -29,7 +29,10 @@ use crate::{
 
 /// The time for which messages are received after a request has last waited.
 const EXPECTED_FOR: Duration = Duration::from_secs(15);
+/// The pause before another attempt to connect, at first and at most. Half of it more or less is
+/// random.
 const PAUSE: Duration = Duration::from_millis(500);
+const LONG_PAUSE: Duration = Duration::from_secs(2);
 
 /// Returns the channel of a client.
 pub(crate) fn channel(client: ClientId) -> String {
@@ -196,7 +199,7 @@ impl Running {
 /// Receives messages while they are expected.
 async fn receive(shared: Weak<Shared>) {
     let mut running = Running(shared.clone());
-    let mut was_lost = false;
+    let (mut was_lost, mut pause) = (false, PAUSE);
     loop {
         let Some(target) = shared.upgrade().and_then(|shared| {
             shared.plan()?;
@@ -216,10 +219,12 @@ async fn receive(shared: Weak<Shared>) {
         tracing::debug!(%cause, "the connection for messages of locks was lost; waiters poll");
         if !was_lost {
             shared.doubt();
+            pause = PAUSE;
         }
         was_lost = true;
         drop(shared);
-        sleep(PAUSE.mul_f64(0.5 + rand::random::<f64>())).await;
+        sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
+        pause = (pause * 2).min(LONG_PAUSE);
     }
 }
 

@@ -595,6 +595,11 @@ impl Link {
         !self.life.stood.load(Ordering::Acquire) && self.begun.elapsed() > STALLED
     }
 
+    /// Whether the attempt has established no connection.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_over() && !self.life.stood.load(Ordering::Acquire)
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.life.over.load(Ordering::Acquire)
     }

@@ -422,6 +422,12 @@ impl Connection {
         let mut current = lock(&self.link);
         match &*current {
             Some(link) if !link.is_over() && !link.has_stalled() => link.clone(),
+            // In a long outage, calls share the error of an attempt that has just failed.
+            Some(link)
+                if link.has_failed() && self.outage.just_failed(Instant::now()).is_some() =>
+            {
+                link.clone()
+            }
             // The first call that finds the connection over dials for all.
             _ => {
                 let number = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;

@@ -76,7 +76,8 @@ impl Connection {
 
     /// Records a failed attempt to connect.
     pub(crate) fn failed(&self, attempt: u64, error: &StoreError) {
-        if self.outage.failed(attempt, error) && self.dial.listens {
+        let is_news = self.outage.failed(attempt, error, Instant::now());
+        if is_news && self.dial.listens {
             let error = error.clone();
             let code = LockErrorKind::from(error.kind()).code();
             self.log("no connection", code, move |server, left_out| {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::{Health, LockErrorKind};
+use lock_runtime::{Health, LockClient, LockErrorKind};
 use lock_tests::postgres;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
@@ -73,6 +73,32 @@ async fn a_row_that_another_session_has_locked_has_a_kind_of_its_own() {
         let health = locks.health().await;
         assert_eq!(finding(&health, "blocked_records"), None, "{health}");
         assert!(locks.inspect("a").await.unwrap().blocked_by.is_empty());
+    })
+    .await;
+}
+
+/// The application may use the URL of its clients for sessions of its own.
+#[tokio::test]
+async fn a_session_of_the_application_is_named_and_that_of_a_client_is_not() {
+    in_time(async {
+        let (url, _, operator) = client_of_new_database().await;
+        let join = if url.contains('?') { '&' } else { '?' };
+        let url = format!("{url}{join}application_name=orders");
+        let locks = LockClient::connect(&url).await.unwrap();
+        once(locks.exclusive("a")).await.unwrap();
+        for (name, is_named) in [("orders", true), ("lock-runtime orders", false)] {
+            let lock = format!(
+                "begin; set local application_name = '{name}'; \
+                select from lock_runtime.record where name = 'lock:a' for update"
+            );
+            execute(&operator, &lock).await;
+            let found = locks.inspect("a").await.unwrap();
+            assert_eq!(found.blocked_by.len(), usize::from(is_named), "{found:?}");
+            execute(&operator, "rollback").await;
+        }
+        let own = "select count(*) from pg_stat_activity \
+            where application_name = 'lock-runtime orders' and datname = current_database()";
+        assert!(number(&operator, own).await > 0);
     })
     .await;
 }

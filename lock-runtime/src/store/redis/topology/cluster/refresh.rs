@@ -136,7 +136,7 @@ impl Cluster {
         let found = timeout(CONNECT, self.find()).await;
         let found = found.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         if let Err(error) = &found
-            && self.unfound.failed(0, error)
+            && self.unfound.failed(0, error, Instant::now())
         {
             tracing::warn!(server = %self.address(), %error, "the cluster was not found; trying again in the background");
         }
