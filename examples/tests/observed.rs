@@ -9,7 +9,7 @@
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use futures_util::{StreamExt as _, future::join_all};
-use lock_runtime::{LockClient, RevokeReply, RevokeScope};
+use lock_runtime::{LockClient, operator::RevokeReply};
 use lock_tests::{Prometheus, RedisServer, Supervised};
 use tokio::time::{Instant, sleep};
 
@@ -156,7 +156,7 @@ async fn an_operator_sees_holders_revocations_and_outages() {
     while prometheus.query(lost).await.is_empty() || hold().is_none() {
         assert!(Instant::now() < until, "{}", sale.process.output());
         for holder in operator.inspect(KEY).await.unwrap().holders {
-            let revoked = operator.revoke(KEY, RevokeScope::Holder(holder.id)).await;
+            let revoked = operator.revoke(KEY).holder(holder.id).await;
             if revoked.unwrap() == RevokeReply::Revoked {
                 println!("revoked {}", holder.client);
             }

@@ -71,37 +71,59 @@ mod sim;
 
 pub use shell::rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
-pub use client::ambient::{AlreadyInstalled, AsDefaultFuture};
+#[doc(hidden)]
+pub use client::EnvVariable;
+pub use client::ambient::AlreadyInstalled;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use client::credentials::Credentials;
-pub use client::{EnvVariable, ListedLock, LockClient, LockClientBuilder, LockList, LockPage};
+pub use client::{LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use guard::fence::{FencingToken, InvalidFencingToken};
 pub use guard::fencing;
-pub use guard::owner::{ScopeFuture, is_held};
-pub use guard::under_lock::{RunFuture, WhileHeldFuture};
-pub use guard::{HeldLock, LockGuard, LostFuture, ReleaseFuture};
+pub use guard::owner::is_held;
+pub use guard::{HeldLock, LockGuard};
 #[cfg(feature = "macros")]
 pub use lock_macros::distributed_lock;
-pub use observe::activity::{Activity, LossSeen, NameActivity};
-pub use observe::health::{Finding, Health, ServerHealth, ServerRole, Severity, Verdict};
 #[cfg(feature = "metrics")]
 pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
 pub use request::LockRequest;
-pub use request::key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
+#[doc(hidden)]
+pub use request::key::KeyWriter;
+pub use request::key::{IntoLockKey, LockKey, MAX_KEY_BYTES};
 pub use request::name::LockName;
 pub use request::spec::{
     DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode, OnLost,
 };
-pub use shell::acquire::AcquireFuture;
 #[doc(hidden)]
 pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
-pub use store::{
-    ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, RevokeScope, Waiter,
-};
+
+/// The futures of requests, guards and scopes.
+pub mod future {
+    pub use crate::client::ambient::AsDefaultFuture;
+    pub use crate::guard::owner::ScopeFuture;
+    pub use crate::guard::under_lock::{RunFuture, WhileHeldFuture};
+    pub use crate::guard::{LostFuture, ReleaseFuture};
+    pub use crate::shell::acquire::AcquireFuture;
+}
+
+/// The state of the servers of a store. See [`LockClient::health`].
+pub mod health {
+    pub use crate::observe::health::{
+        Finding, Health, ServerHealth, ServerRole, Severity, Verdict,
+    };
+}
+
+/// What operators see of the locks of a store and of this process, and what they can do to them.
+/// See [`LockClient::inspect`], [`LockClient::list`], [`LockClient::revoke`] and
+/// [`LockClient::activity`].
+pub mod operator {
+    pub use crate::client::{Inspect, ListPage, ListedLock, LockList, LockPage, Revoke};
+    pub use crate::observe::activity::{Activity, LostLock, NameActivity};
+    pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, Waiter};
+}

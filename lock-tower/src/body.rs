@@ -10,7 +10,10 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use lock_runtime::{LockError, LockGuard, LostFuture, OnLost, ReleaseFuture};
+use lock_runtime::{
+    LockError, LockGuard, OnLost,
+    future::{LostFuture, ReleaseFuture},
+};
 use pin_project::pin_project;
 
 use crate::{

@@ -8,7 +8,9 @@ use std::{
 };
 
 use lock_runtime::{
-    AcquireFuture, LockError, LockErrorKind, OnLost, ReleaseFuture, WhileHeldFuture, log,
+    LockError, LockErrorKind, OnLost,
+    future::{AcquireFuture, ReleaseFuture, WhileHeldFuture},
+    log,
     store::StoreError,
 };
 use pin_project::pin_project;

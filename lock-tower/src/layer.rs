@@ -253,15 +253,15 @@ mod tests {
     fn a_request_waits_two_seconds_where_nothing_else_is_said() {
         let seconds = Duration::from_secs;
         assert_eq!(spec(|layer| layer), LockSpec::exclusive().wait(seconds(2)));
-        assert_eq!(spec(LockLayer::read), LockSpec::read().wait(seconds(2)));
-        let lease = LockSpec::read().lease(seconds(9));
+        assert_eq!(spec(LockLayer::read), LockSpec::shared().wait(seconds(2)));
+        let lease = LockSpec::shared().lease(seconds(9));
         assert_eq!(
             spec(|layer| layer.spec(lease.clone())),
-            LockSpec::read().lease(seconds(9)).wait(seconds(2))
+            LockSpec::shared().lease(seconds(9)).wait(seconds(2))
         );
         assert_eq!(
             spec(|layer| layer.spec(lease.clone().no_wait())),
-            LockSpec::read().lease(seconds(9)).no_wait()
+            LockSpec::shared().lease(seconds(9)).no_wait()
         );
         assert_eq!(
             spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()),

@@ -385,7 +385,7 @@
 //!   locks that it holds, and all would connect at the same time when the store is back.
 //! - The time-out of a probe should be 2 s or more, since a server that hangs is given a second.
 //! - The body of `/ready` has only codes, such as `eviction`. Print
-//!   [`Health`](crate::runtime::Health) for the details: it has a remedy for each finding.
+//!   [`Health`](crate::runtime::health::Health) for the details: it has a remedy for each finding.
 //!
 //! **Caveat:** if all processes share one store, an outage makes all of them unready at the same
 //! time, and also requests that need no lock are refused. If those are many, or the layer is set

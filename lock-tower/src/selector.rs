@@ -23,7 +23,7 @@ use crate::{
 /// use http::{Method, Request};
 /// use lock_tower::{Policy, PolicyLayer, runtime::{LockClient, LockKey, LockSpec}};
 ///
-/// let read = Arc::new(Policy::new("catalog-read").spec(LockSpec::read()));
+/// let read = Arc::new(Policy::new("catalog-read").spec(LockSpec::shared()));
 /// let write = Arc::new(Policy::new("catalog-write"));
 /// let layer = PolicyLayer::new(LockClient::in_memory(), move |request: &Request<()>| {
 ///     let policy = if request.method() == Method::GET { &read } else { &write };
@@ -146,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn select_by_closure_applies_the_chosen_policy() {
-        let read = Arc::new(Policy::new("read").spec(LockSpec::read()));
+        let read = Arc::new(Policy::new("read").spec(LockSpec::shared()));
         let write =
             Arc::new(Policy::new("write").status(ErrorClass::BadRequest, StatusCode::IM_A_TEAPOT));
         let locks = LockClient::in_memory();
@@ -167,7 +167,7 @@ mod tests {
         });
         let inner = service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new())));
         let service = layer.layer(inner);
-        let _reader = locks.read("a").acquire().await.unwrap();
+        let _reader = locks.shared("a").acquire().await.unwrap();
         for (path, status, policy) in [("/read", 200, ""), ("/write", 418, "write")] {
             let request = Request::post(path).body(String::new()).unwrap();
             let Ok(response) = service.clone().oneshot(request).await;

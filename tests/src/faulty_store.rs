@@ -30,11 +30,13 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    FencingToken, Health, LockKey, LockKind, RevokeReply, RevokeScope,
+    FencingToken, LockKey, LockKind,
+    health::Health,
+    operator::RevokeReply,
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
         Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Store, StoreError,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store, StoreError,
     },
 };
 use tokio::sync::watch;

@@ -64,7 +64,7 @@ struct Page {
     torn_reads: AtomicU64,
 }
 
-#[distributed_lock(key = "catalog:{id}", read, wait = "60s")]
+#[distributed_lock(key = "catalog:{id}", shared, wait = "60s")]
 async fn read(id: u64, page: &Page) -> Result<(), LockError> {
     let readers = page.readers.fetch_add(1, Ordering::SeqCst) + 1;
     page.readers_at_once_max
@@ -84,7 +84,7 @@ async fn read(id: u64, page: &Page) -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(key = "catalog:{id}", write, wait = "60s")]
+#[distributed_lock(key = "catalog:{id}", exclusive, wait = "60s")]
 async fn write(id: u64, page: &Page, edition: u64) -> Result<(), LockError> {
     let others = page.writers.fetch_add(1, Ordering::SeqCst);
     page.writer_met.fetch_add(
@@ -113,7 +113,7 @@ async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
     } = options;
     println!(
         "catalog: {readers} readers read a page {reads} times each while one writer rewrites it {writes} times, field by field.\n\
-         #[distributed_lock(key = \"catalog:{{id}}\", read)] admits readers together, `write` admits the writer alone.\n\
+         #[distributed_lock(key = \"catalog:{{id}}\", shared)] admits readers together, `write` admits the writer alone.\n\
          The lock is {}.\n",
         if redis.is_some() {
             "in Redis"

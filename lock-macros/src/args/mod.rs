@@ -160,11 +160,11 @@ impl Draft {
                 let count = value::max_waiters(&name, input)?;
                 self.set(name, Setting::Count(count))?;
             }
-            "exclusive" | "write" => {
+            "exclusive" => {
                 value::flag(&name, input)?;
                 self.set_base(name, Base::Exclusive)?;
             }
-            "read" | "shared" => {
+            "shared" => {
                 value::flag(&name, input)?;
                 self.set_base(name, Base::Shared)?;
             }
@@ -208,8 +208,8 @@ impl Draft {
                 )
             } else {
                 format!(
-                    "`{other}` and `{name}` exclude each other: keep `read` for one of many readers, `write` for the only \
-                     writer, or `permits = n` for at most n holders"
+                    "`{other}` and `{name}` exclude each other: keep `shared` for one of many holders, `exclusive` for \
+                     the only one, or `permits = n` for at most n holders"
                 )
             };
             return Err(syn::Error::new(name.span(), message));

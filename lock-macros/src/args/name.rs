@@ -3,7 +3,7 @@
 use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-pub(super) const KNOWN: [&str; 29] = [
+pub(super) const KNOWN: [&str; 27] = [
     "key",
     "keys",
     "global",
@@ -14,8 +14,6 @@ pub(super) const KNOWN: [&str; 29] = [
     "reentrant",
     "no_reentrant",
     "exclusive",
-    "read",
-    "write",
     "shared",
     "permits",
     "min_hold",
@@ -36,16 +34,18 @@ pub(super) const KNOWN: [&str; 29] = [
 ];
 
 /// The modes that have no value.
-const MODES: [&str; 4] = ["exclusive", "write", "read", "shared"];
+const MODES: [&str; 2] = ["exclusive", "shared"];
 
 /// Names of the same arguments in other libraries.
-const ALIASES: [(&str, &str); 13] = [
+const ALIASES: [(&str, &str); 15] = [
     ("id", "key"),
     ("ttl", "lease"),
     ("expiry", "lease"),
     ("timeout", "wait"),
     ("acquire_timeout", "wait"),
     ("try_lock", "no_wait"),
+    ("read", "shared"),
+    ("write", "exclusive"),
     ("semaphore", "permits"),
     ("lock_at_most_for", "max_hold"),
     ("lock_at_least_for", "min_hold"),
@@ -82,7 +82,7 @@ pub(super) fn unknown(
         // As in policy files.
         _ if text == "mode" => match mode(input) {
             Some(mode) => format!("write `{mode}`, without `mode`"),
-            None => "write `exclusive`, `read` or `permits = n`, without `mode`".to_owned(),
+            None => "write `exclusive`, `shared` or `permits = n`, without `mode`".to_owned(),
         },
         _ if input.peek(Token![-]) => "names are written with `_`, as in `no_wait`".to_owned(),
         Some(known) => format!("did you mean `{known}`?"),
@@ -97,7 +97,7 @@ pub(super) fn unknown(
     )
 }
 
-/// Returns the mode in `= "read"` or `= read`.
+/// Returns the mode in `= "shared"` or `= shared`.
 fn mode(input: ParseStream<'_>) -> Option<String> {
     let ahead = input.fork();
     ahead.parse::<Token![=]>().ok()?;

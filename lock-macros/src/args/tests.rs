@@ -326,7 +326,7 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
         (quote!(key = k, fn = 3), "the arguments are key, keys"),
         (
-            quote!(key = k, mode = "read"),
+            quote!(key = k, mode = "shared"),
             "there is no argument `mode`: write `read`, without `mode`",
         ),
         (

@@ -182,7 +182,7 @@ pub async fn dropped_acquires_leave_nothing(make: &impl AsyncFn() -> Arc<dyn Sto
                     .await
             }),
             stage.play("read", async |scene| {
-                scene.ready(scene.locks.read(&scene.key).acquire()).await
+                scene.ready(scene.locks.shared(&scene.key).acquire()).await
             }),
             stage.play("try", async |scene| {
                 scene
@@ -296,7 +296,7 @@ pub async fn dropped_releases_free_the_lock(make: &impl AsyncFn() -> Arc<dyn Sto
             }),
             stage.play("revoke", async |scene| {
                 let guard = scene.guard().await;
-                let revoke = scene.others.revoke(&scene.key, RevokeScope::Leased);
+                let revoke = scene.others.revoke(&scene.key);
                 let ready = scene.ready(revoke).await;
                 // The lock may have been revoked.
                 let _ = guard.release().await;

@@ -8,7 +8,8 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    Health, LockKey, LockKind,
+    LockKey, LockKind,
+    health::Health,
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
         Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release, ReleaseReply,

@@ -4,7 +4,7 @@ use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
-use lock_runtime::{HolderId, LockSpec};
+use lock_runtime::{LockSpec, operator::HolderId};
 
 const ABOUT: &str = "\
 Shows and revokes the locks of a store, and runs commands under a lock.
@@ -196,9 +196,9 @@ pub(crate) struct Lock {
     /// Lose the lock after this time, which ends the command; by default LOCK_MAX_HOLD
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// Share the lock with other readers
+    /// Share the lock with others that request it so
     #[arg(long, conflicts_with = "permits")]
-    pub(crate) read: bool,
+    pub(crate) shared: bool,
     /// Take one of this number of permits
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<NonZeroU32>,
@@ -212,8 +212,8 @@ pub(crate) struct Lock {
 
 impl Lock {
     pub(crate) fn spec(&self) -> LockSpec {
-        let mut spec = match (self.read, self.permits) {
-            (true, _) => LockSpec::read(),
+        let mut spec = match (self.shared, self.permits) {
+            (true, _) => LockSpec::shared(),
             (false, Some(permits)) => LockSpec::permits(permits),
             (false, None) => LockSpec::exclusive(),
         };
@@ -250,7 +250,7 @@ impl Lock {
         }
         arguments.extend(self.no_wait.then(|| "--no-wait".into()));
         arguments.extend(self.quiet.then(|| "--quiet".into()));
-        arguments.extend(self.read.then(|| "--read".into()));
+        arguments.extend(self.shared.then(|| "--shared".into()));
         arguments.extend(self.permits.map(|permits| format!("--permits={permits}")));
         arguments
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use anstyle::{AnsiColor, Style};
-use lock_runtime::{Verdict, text::visible};
+use lock_runtime::{health::Verdict, text::visible};
 
 use crate::{Failure, args::Store, status};
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use lock_runtime::{Inspection, LockClient, LockError, Mode, text::visible};
+use lock_runtime::{LockClient, LockError, Mode, operator::Inspection, text::visible};
 
 use crate::{
     Failure,
@@ -47,7 +47,7 @@ pub(crate) async fn read(
     permits: bool,
 ) -> Result<Inspection, LockError> {
     match permits {
-        true => locks.inspect_permits(key).await,
+        true => locks.inspect(key).permits().await,
         false => locks.inspect(key).await,
     }
 }

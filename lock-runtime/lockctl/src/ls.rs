@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use lock_runtime::{ListedLock, Mode, text::visible};
+use lock_runtime::{Mode, operator::ListedLock, text::visible};
 
 use crate::{
     Failure,

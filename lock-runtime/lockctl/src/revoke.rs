@@ -3,7 +3,8 @@
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use lock_runtime::{
-    HolderId, LockClient, LockError, LockErrorKind, LockKind, RevokeReply, RevokeScope,
+    LockClient, LockError, LockErrorKind, LockKind,
+    operator::{HolderId, RevokeReply},
     text::visible,
 };
 
@@ -134,17 +135,17 @@ async fn of_holder(
     holder: HolderId,
 ) -> Result<RevokeReply, LockError> {
     match permits {
-        true => locks.revoke_permit(key, holder).await,
-        false => locks.revoke(key, RevokeScope::Holder(holder)).await,
+        true => locks.revoke(key).permits().holder(holder).await,
+        false => locks.revoke(key).holder(holder).await,
     }
 }
 
 async fn of_all(locks: &LockClient, revocation: &Revocation) -> Result<RevokeReply, LockError> {
     let key = revocation.key.as_str();
     match (revocation.permits, revocation.endless) {
-        (true, _) => locks.revoke_permits(key).await,
-        (false, true) => locks.revoke(key, RevokeScope::AlsoEndless).await,
-        (false, false) => locks.revoke(key, RevokeScope::Leased).await,
+        (true, _) => locks.revoke(key).permits().await,
+        (false, true) => locks.revoke(key).also_endless().await,
+        (false, false) => locks.revoke(key).await,
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lock_runtime::{
-    Holder,
+    operator::Holder,
     text::{brief, visible},
 };
 use rustix::{stdio::stdout, termios::tcgetwinsize};

@@ -22,7 +22,7 @@ impl LockClient {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// use lock_runtime::{LockClient, Verdict};
+    /// use lock_runtime::{LockClient, health::Verdict};
     ///
     /// let health = LockClient::in_memory().health().await;
     /// assert_eq!(health.verdict(), Verdict::Healthy);

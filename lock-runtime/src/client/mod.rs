@@ -9,6 +9,7 @@ mod builder;
 mod from_env;
 mod health;
 mod list;
+mod operate;
 
 use std::{
     fmt,
@@ -18,13 +19,13 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join;
 use tokio::time::timeout;
 
 pub use self::{
     builder::LockClientBuilder,
     from_env::EnvVariable,
-    list::{ListedLock, LockList, LockPage},
+    list::{ListPage, ListedLock, LockList, LockPage},
+    operate::{Inspect, Revoke},
 };
 use crate::{
     error::LockError,
@@ -32,15 +33,12 @@ use crate::{
     protocol::{Session, WaiterLimits},
     request::LockRequest,
     request::key::{IntoLockKey, LockKey},
-    request::spec::{DEFAULT_LEASE, LockKind, LockSpec, call_timeout},
+    request::spec::{DEFAULT_LEASE, LockSpec, call_timeout},
     shell::call::within,
     shell::core::Core,
     shell::driver,
     shell::runtime,
-    store::{
-        HolderId, Inspection, KeyPart, Listener, MemoryStore, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent,
-    },
+    store::{Listener, MemoryStore, Store, StoreError, StoreEvent},
 };
 
 /// How long `shutdown` waits for pending releases: two call time-outs and the deadline of a
@@ -50,9 +48,6 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// How long `shutdown` waits for waiters to leave their queues. A waiter whose future is polled
 /// needs less time.
 const LEAVING: Duration = Duration::from_millis(500);
-
-/// The time limit of an inspection. A long wait queue is a hundred pages.
-const INSPECTION: Duration = Duration::from_secs(2);
 
 /// The time after which a client repeats its name to a store that may have lost it.
 const NAMES_LOST: Duration = Duration::from_millis(500);
@@ -212,16 +207,10 @@ impl LockClient {
         }
     }
 
-    /// Creates a request for an exclusive lock, which has one holder.
-    ///
-    /// The write lock among [`read`](Self::read) locks is the same.
+    /// Creates a request for an exclusive lock, which has one holder: also the write lock among
+    /// [`shared`](Self::shared) ones.
     pub fn exclusive(&self, key: impl IntoLockKey) -> LockRequest {
         self.request(key, LockSpec::exclusive())
-    }
-
-    /// Same as [`exclusive`](Self::exclusive), for read/write locks.
-    pub fn write(&self, key: impl IntoLockKey) -> LockRequest {
-        self.exclusive(key)
     }
 
     /// Creates a request for a re-entrant exclusive lock. See [`LockSpec::reentrant`].
@@ -230,13 +219,8 @@ impl LockClient {
     }
 
     /// Creates a request for a shared lock: many readers, no writer.
-    pub fn read(&self, key: impl IntoLockKey) -> LockRequest {
-        self.request(key, LockSpec::read())
-    }
-
-    /// Same as [`read`](Self::read).
     pub fn shared(&self, key: impl IntoLockKey) -> LockRequest {
-        self.read(key)
+        self.request(key, LockSpec::shared())
     }
 
     /// Creates a request for one of `permits` permits.
@@ -286,7 +270,8 @@ impl LockClient {
         LockRequest::all(self.core.clone(), keys, spec)
     }
 
-    /// Returns the holders and the waiters of the lock, as the store sees them now.
+    /// Returns the holders and the waiters of the lock, as the store sees them now, or those of the
+    /// [`permits`](Inspect::permits) of this name.
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
@@ -294,53 +279,17 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future has no effect.
-    pub async fn inspect(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_kind(key, LockKind::Lock).await
+    pub fn inspect(&self, key: impl IntoLockKey) -> Inspect {
+        Inspect::new(self.clone(), key)
     }
 
-    /// Returns the holders and the waiters of the permits of this name, as the store sees them
-    /// now.
-    ///
-    /// # Errors
-    /// Same as [`inspect`](Self::inspect).
-    ///
-    /// # Cancellation
-    /// Dropping the future has no effect.
-    pub async fn inspect_permits(&self, key: impl IntoLockKey) -> Result<Inspection, LockError> {
-        self.inspect_kind(key, LockKind::Permits).await
-    }
-
-    async fn inspect_kind(
-        &self,
-        key: impl IntoLockKey,
-        kind: LockKind,
-    ) -> Result<Inspection, LockError> {
-        let key = key.into_lock_key()?;
-        runtime::check().map_err(|error| error.with_key(&key))?;
-        let store = &self.core.store;
-        let (inspecting, asking) = (store.inspect(&key, kind), store.blockers(&key, kind));
-        let inspecting = within(INSPECTION, inspecting);
-        let (seen, blocked_by) = join(inspecting, self.bounded(&key, asking)).await;
-        let named = |error| LockError::from_store(error).with_key(&key);
-        let mut seen = [seen.map_err(named)?];
-        seen[0].blocked_by = blocked_by.unwrap_or_default();
-        self.core.add_names(&mut seen).await;
-        let [seen] = seen;
-        Ok(seen)
-    }
-
-    /// Takes the lock away from its holders and hands it off to the next waiter.
+    /// Takes the lock away from its holders and hands it off to the next waiter. [`Revoke`] can
+    /// take it from a single holder, or revoke permits.
     ///
     /// The holders are notified at once. If that message is lost, they notice the loss at their
     /// next renewal.
     ///
-    /// This is meant for operators: the former holders may still be at work. A lock without an
-    /// expiry, which this library never creates, is left untouched unless `scope` includes it.
-    ///
-    /// With [`RevokeScope::Holder`], which takes the [`Holder::id`](crate::Holder::id) that
-    /// [`inspect`](Self::inspect) or [`list`](Self::list) has shown, only this holder loses the
-    /// lock, and only if it still holds it: the store compares in the same step. Otherwise the
-    /// reply is [`Changed`](RevokeReply::Changed) or [`NotHeld`](RevokeReply::NotHeld).
+    /// This is meant for operators: the former holders may still be at work.
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
@@ -348,66 +297,8 @@ impl LockClient {
     ///
     /// # Cancellation
     /// If the future is dropped, the lock may or may not have been revoked.
-    pub async fn revoke(
-        &self,
-        key: impl IntoLockKey,
-        scope: RevokeScope,
-    ) -> Result<RevokeReply, LockError> {
-        self.revoke_kind(key, LockKind::Lock, scope).await
-    }
-
-    /// Takes the permits of this name away from all of their holders. See
-    /// [`revoke`](Self::revoke).
-    ///
-    /// # Errors
-    /// Same as [`revoke`](Self::revoke).
-    ///
-    /// # Cancellation
-    /// Same as [`revoke`](Self::revoke).
-    pub async fn revoke_permits(&self, key: impl IntoLockKey) -> Result<RevokeReply, LockError> {
-        self.revoke_kind(key, LockKind::Permits, RevokeScope::Leased)
-            .await
-    }
-
-    /// Takes one permit of this name away from `holder`, if it still has it. See
-    /// [`revoke`](Self::revoke).
-    ///
-    /// # Errors
-    /// Same as [`revoke`](Self::revoke).
-    ///
-    /// # Cancellation
-    /// Same as [`revoke`](Self::revoke).
-    pub async fn revoke_permit(
-        &self,
-        key: impl IntoLockKey,
-        holder: HolderId,
-    ) -> Result<RevokeReply, LockError> {
-        let scope = RevokeScope::Holder(holder);
-        self.revoke_kind(key, LockKind::Permits, scope).await
-    }
-
-    async fn revoke_kind(
-        &self,
-        key: impl IntoLockKey,
-        kind: LockKind,
-        scope: RevokeScope,
-    ) -> Result<RevokeReply, LockError> {
-        let key = key.into_lock_key()?;
-        let core = &self.core;
-        let mut holders = core.with_state(|state| state.session.holders_of(kind, &key));
-        if let RevokeScope::Holder(id) = scope {
-            holders.retain(|token| HolderId::of(&key, *token, false) == id);
-        }
-        let revoking = core.store.revoke(&key, kind, scope);
-        let reply = self.bounded(&key, revoking).await?;
-        match reply {
-            RevokeReply::Revoked => {
-                core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));
-            }
-            RevokeReply::ForeignKey => return Err(core.foreign(&key, kind, KeyPart::Lock)),
-            RevokeReply::NotHeld | RevokeReply::Changed | RevokeReply::Endless => {}
-        }
-        Ok(reply)
+    pub fn revoke(&self, key: impl IntoLockKey) -> Revoke {
+        Revoke::new(self.clone(), key)
     }
 
     /// Returns the contention and the losses of this client since it was created, by the names of

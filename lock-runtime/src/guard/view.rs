@@ -54,6 +54,12 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// The name of the lock for `lock_runtime.guard`, where its store has that function.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn guarded_name(&self) -> Option<String> {
+        self.core.store.guarded_name(&self.key, self.mode.kind())
+    }
+
     pub(crate) fn new(
         core: &Arc<Core>,
         key: &LockKey,

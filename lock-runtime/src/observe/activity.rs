@@ -39,7 +39,7 @@ pub struct Activity {
     /// The names of requests that had to wait, failed or lost a lock, most contended first.
     pub names: Vec<NameActivity>,
     /// The latest losses, at most 64, newest first.
-    pub losses: Vec<LossSeen>,
+    pub losses: Vec<LostLock>,
 }
 
 /// The contention and the losses of all requests with one name.
@@ -80,7 +80,7 @@ pub struct NameActivity {
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct LossSeen {
+pub struct LostLock {
     /// The time since the loss.
     #[cfg_attr(
         feature = "serde",
@@ -177,7 +177,7 @@ impl Recorded {
             latest_key: tally.latest_key.clone(),
             latest: now.saturating_duration_since(tally.latest),
         });
-        let losses = numbers.losses.iter().map(|lost| LossSeen {
+        let losses = numbers.losses.iter().map(|lost| LostLock {
             ago: now.saturating_duration_since(lost.at),
             key: lost.key.clone(),
             name: lost.name.clone(),
@@ -247,7 +247,7 @@ mod tests {
         request("pay").no_wait().acquire().await.unwrap_err();
         let waits = tokio::spawn(request("ship").acquire());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        locks.revoke("order:1", RevokeScope::Leased).await.unwrap();
+        locks.revoke("order:1").await.unwrap();
         waits.await.unwrap().unwrap().release().await.unwrap();
         tokio::time::sleep(Duration::from_secs(2)).await;
 
@@ -279,7 +279,7 @@ mod tests {
             let _guard = locks.exclusive(&*key).acquire().await.unwrap();
             let again = locks.exclusive(&*key).name(key.clone()).no_wait();
             again.acquire().await.unwrap_err();
-            locks.revoke(&*key, RevokeScope::Leased).await.unwrap();
+            locks.revoke(&*key).await.unwrap();
         }
         let seen = locks.activity();
         assert_eq!(seen.losses.len(), MAX_LOSSES);

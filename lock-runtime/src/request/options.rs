@@ -99,19 +99,12 @@ macro_rules! __lock_options {
             }
             modes {
                 exclusive() {
-                    "an exclusive lock: one holder. The writer among readers is the same.",
+                    "an exclusive lock: one holder, as the writer of a read/write lock.",
                     Mode::Exclusive
-                }
-                write() {
-                    "a write lock: one holder, no readers. The same as `exclusive`.",
-                    Mode::Exclusive
-                }
-                read() {
-                    "a read lock: many readers, no writer.",
-                    Mode::Shared
                 }
                 shared() {
-                    "a shared lock: many holders, none of them exclusive. The same as `read`.",
+                    "a shared lock: many holders, none of them exclusive, as the readers of a \
+             read/write lock.",
                     Mode::Shared
                 }
                 permits(permits: ::core::num::NonZeroU32) {

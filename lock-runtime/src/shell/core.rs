@@ -485,7 +485,7 @@ mod tests {
             let guard = client.exclusive("k").acquire().await?;
             tokio::task::yield_now().await;
             if revoked {
-                client.revoke("k", RevokeScope::Leased).await?;
+                client.revoke("k").await?;
                 // Until the token is abandoned.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

@@ -71,7 +71,7 @@ impl fmt::Debug for ClientId {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lock_runtime::LockError> {
-/// use lock_runtime::{HolderId, LockClient, RevokeReply, RevokeScope};
+/// use lock_runtime::{LockClient, operator::{HolderId, RevokeReply}, store::RevokeScope};
 ///
 /// let locks = LockClient::in_memory();
 /// let guard = locks.exclusive("order:42").acquire().await?;
@@ -80,7 +80,7 @@ impl fmt::Debug for ClientId {
 ///
 /// let guard = locks.exclusive("order:42").acquire().await?;
 /// let seen: HolderId = shown.parse()?;
-/// let reply = locks.revoke("order:42", RevokeScope::Holder(seen)).await?;
+/// let reply = locks.revoke("order:42").holder(seen).await?;
 /// assert_eq!(reply, RevokeReply::Changed);
 /// guard.release().await?;
 /// # Ok(()) }

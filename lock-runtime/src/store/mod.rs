@@ -223,6 +223,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// keys have no names.
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String>;
 
+    /// Returns the name of a lock for `lock_runtime.guard` in the transactions of its holder. `None`,
+    /// the default, for a store without that function.
+    fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {
+        let _ = (key, kind);
+        None
+    }
+
     /// Returns a number that is shared by all locks on the same server. Always the same number,
     /// such as 0, for a store whose locks can only fail together.
     ///

@@ -5,7 +5,9 @@ use std::time::Duration;
 use futures_util::future::join;
 use http::StatusCode;
 use lock_runtime::{
-    Activity, Health, Inspection, LockClient, LockError, LockErrorKind, LockKind, LockPage,
+    LockClient, LockError, LockErrorKind, LockKind,
+    health::Health,
+    operator::{Activity, Inspection, LockPage},
     web::ErrorClass,
 };
 use serde_json::{Value, json};
@@ -30,11 +32,14 @@ impl Content {
     pub(super) async fn load(locks: &LockClient, view: &View) -> Self {
         match view {
             View::Locks { prefix, after } => {
-                let page = locks.list_page(prefix, after.as_ref(), PER_PAGE, PATIENCE);
-                Self::Locks(page.await)
+                let page = locks.list_page(prefix).after(after.clone());
+                Self::Locks(page.limit(PER_PAGE).timeout(PATIENCE).await)
             }
             View::Lock { key, kind } => {
-                let both = join(locks.inspect(key), locks.inspect_permits(key));
+                let both = join(
+                    locks.inspect(key).into_future(),
+                    locks.inspect(key).permits().into_future(),
+                );
                 let (lock, permits) = both.await;
                 let (shown, other) = match kind {
                     LockKind::Permits => (permits, lock),

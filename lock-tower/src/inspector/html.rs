@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use humantime::format_rfc3339_seconds;
 use lock_runtime::{
-    Activity, Health, Holder, Identity, Inspection, ListedLock, LockError, LockErrorKind, LockKey,
-    LockKind, LockPage, Mode, Waiter,
+    LockError, LockErrorKind, LockKey, LockKind, Mode,
+    health::Health,
+    operator::{Activity, Holder, Identity, Inspection, ListedLock, LockPage, Waiter},
     text::{brief, visible},
 };
 use maud::{DOCTYPE, Markup, html};

@@ -5,7 +5,8 @@ use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Limited};
 use lock_runtime::{
-    HolderId, LockClient, LockError, LockErrorKind, LockKey, LockKind, RevokeReply, RevokeScope,
+    LockClient, LockError, LockErrorKind, LockKey, LockKind,
+    operator::{HolderId, RevokeReply},
     text::visible,
 };
 use serde_json::json;
@@ -131,12 +132,10 @@ impl Form {
     }
 
     async fn revoke(&self, locks: &LockClient) -> Result<RevokeReply, LockError> {
+        let revoking = locks.revoke(&self.key).holder(self.holder);
         match self.kind {
-            LockKind::Permits => locks.revoke_permit(&self.key, self.holder).await,
-            _ => {
-                let scope = RevokeScope::Holder(self.holder);
-                locks.revoke(&self.key, scope).await
-            }
+            LockKind::Permits => revoking.permits().await,
+            _ => revoking.await,
         }
     }
 }

@@ -35,7 +35,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///     lease = "10s"
 ///
 ///     [groups.reports]
-///     mode = "read"
+///     mode = "shared"
 ///     wait = "5s"
 ///
 ///     [routes."POST /orders/{id}/pay"]
@@ -86,7 +86,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
 /// | `wait = "2s"`, `no_wait = true` | how long a request waits for the lock; 2 s by default |
 /// | `mode = "exclusive"`, `"write"` | one holder |
-/// | `mode = "read"`, `"shared"` | many readers, no writer |
+/// | `mode = "shared"`, `"shared"` | many readers, no writer |
 /// | `permits = 3` | at most three holders |
 /// | `reentrant = true` | re-enters the lock of an outer layer |
 /// | `min_hold = "5s"` | keeps the lock for at least this long |

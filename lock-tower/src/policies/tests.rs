@@ -74,7 +74,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         group = "slow"
         key = "constant"
         global = true
-        mode = "read"
+        mode = "shared"
         no_wait = true
         hold_until = "response"
         reentrant = false
@@ -105,7 +105,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::POST, "/all").unwrap(), all);
-    let spec = LockSpec::read()
+    let spec = LockSpec::shared()
         .lease(seconds(10))
         .no_wait()
         .no_reentrant()
@@ -178,8 +178,8 @@ fn policy_file_has_each_option_of_a_spec() {
 fn policy_file_accepts_all_spellings() {
     let open = LockSpec::exclusive;
     for (fields, spec) in [
-        ("mode = 'write'", open()),
-        ("mode = 'shared'", LockSpec::read()),
+        ("mode = 'exclusive'", open()),
+        ("mode = 'shared'", LockSpec::shared()),
         ("no_renew = true", open().no_renew()),
         ("no_renew = false", open().renew()),
     ] {

@@ -123,14 +123,14 @@ impl Processes {
                 Some(over),
             ),
             Way::ReservationOfReader => {
-                let first = acquired(self.here.read(key).min_hold(SHORT)).await;
-                let second = acquired(self.here.read(key)).await;
+                let first = acquired(self.here.shared(key).min_hold(SHORT)).await;
+                let second = acquired(self.here.shared(key)).await;
                 release(first).await;
                 (vec![second], Some(over))
             }
             Way::Lease => (Vec::new(), Some(self.die(key, Mode::Exclusive).await)),
             Way::LeaseOfReader => {
-                let living = acquired(self.here.read(key)).await;
+                let living = acquired(self.here.shared(key)).await;
                 (vec![living], Some(self.die(key, Mode::Shared).await))
             }
         }

@@ -51,14 +51,14 @@ async fn acquire_to_release_emit_events_with_the_key_and_no_token() {
         drop(behind.await.unwrap().unwrap());
 
         // A wait that times out.
-        let reader = locks.read("b").acquire().await.unwrap();
+        let reader = locks.shared("b").acquire().await.unwrap();
         secrets.extend(
             server
                 .query::<Vec<String>>(&["ZRANGE", "lock:b", "0", "-1"])
                 .await,
         );
         let error = others
-            .write("b")
+            .exclusive("b")
             .wait(Duration::from_millis(50))
             .acquire()
             .await

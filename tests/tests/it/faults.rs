@@ -79,7 +79,7 @@ async fn acquire_shared_with_a_lost_reply_leaves_no_second_share() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
-        let reader = locks.read("a").wait(SOON).acquire().await.unwrap();
+        let reader = locks.shared("a").wait(SOON).acquire().await.unwrap();
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
         let permit = locks
             .permits("a", 2.try_into().unwrap())
@@ -94,7 +94,7 @@ async fn acquire_shared_with_a_lost_reply_leaves_no_second_share() {
         })
         .await;
         eventually("one permit", || async {
-            others.inspect_permits("a").await.unwrap().holders.len() == 1
+            others.inspect("a").permits().await.unwrap().holders.len() == 1
         })
         .await;
         reader.release().await.unwrap();
@@ -233,7 +233,7 @@ async fn scripts_that_the_server_forgets_are_sent_again() {
             tasks.spawn(async move {
                 for round in 0..20 {
                     let guard = match (task + round) % 3 {
-                        0 => locks.read("a"),
+                        0 => locks.shared("a"),
                         1 => locks.permits("a", 3.try_into().unwrap()),
                         _ => locks.exclusive(format!("a{task}")),
                     };

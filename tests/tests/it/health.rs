@@ -8,7 +8,9 @@ mod several;
 use std::{num::NonZeroU32, time::Duration};
 
 use lock_runtime::{
-    Health, LockClient, RedisOptions, ServerRole, Severity, Verdict, store::redis::RedisStore,
+    LockClient, RedisOptions,
+    health::{Health, ServerRole, Severity, Verdict},
+    store::redis::RedisStore,
 };
 use lock_tests::{RedisServer, unique};
 use tokio::time::{Instant, sleep};

@@ -35,8 +35,8 @@ async fn uses(locks: &LockClient, other: &LockClient) {
     waiting.await.unwrap().unwrap().release().await.unwrap();
     let permits = 2.try_into().unwrap();
     for request in [
-        locks.read("r"),
-        locks.write("w"),
+        locks.shared("r"),
+        locks.exclusive("w"),
         locks.permits("p", permits),
         locks.all(["x", "y"]),
     ] {
@@ -99,7 +99,7 @@ async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
-        let reader = locks.read("a").acquire().await.unwrap();
+        let reader = locks.shared("a").acquire().await.unwrap();
         let permit = locks.permits("a", 2.try_into().unwrap());
         let permit = permit.acquire().await.unwrap();
         sleep(Duration::from_secs(1)).await;
@@ -108,7 +108,7 @@ async fn the_times_of_readers_and_permits_in_redis_end_with_their_client() {
             server.command(&["CLIENT", "KILL", "TYPE", kind]).await;
         }
         eventually("its grants are known", async || {
-            let seen = [locks.inspect("a").await, locks.inspect_permits("a").await];
+            let seen = [locks.inspect("a").await, locks.inspect("a").permits().await];
             seen.into_iter().flatten().all(|seen| {
                 let held_for = seen.holders[0].held_for;
                 held_for.is_some_and(|time| time >= Duration::from_secs(1) && time < MINUTE)

@@ -7,9 +7,7 @@ use std::{
 use axum::{Router, body::Body, routing::post};
 use futures_util::{FutureExt as _, future::join_all, poll};
 use http::Request;
-use lock_runtime::{
-    LockClient, LockError, LockErrorKind, RevokeScope, distributed_lock, store::MemoryStore,
-};
+use lock_runtime::{LockClient, LockError, LockErrorKind, distributed_lock, store::MemoryStore};
 use lock_tests::{Captured, RedisServer, unique};
 use lock_tower::LockLayer;
 use metrics::{
@@ -136,7 +134,7 @@ async fn function(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-#[distributed_lock(key = "k:{id}", client = locks, name = "given", read)]
+#[distributed_lock(key = "k:{id}", client = locks, name = "given", shared)]
 async fn named(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
@@ -250,7 +248,7 @@ async fn gauges_return_to_zero() {
     assert!(AssertUnwindSafe(panics).catch_unwind().await.is_err());
     // A loss by a revocation, one by `max_hold`, a downgrade.
     let held = ask().acquire().await.unwrap();
-    locks.revoke("k", RevokeScope::Leased).await.unwrap();
+    locks.revoke("k").await.unwrap();
     assert!(held.release().await.is_err());
     let brief = ask().max_hold(Duration::from_millis(20));
     let held = brief.acquire().await.unwrap();
@@ -464,7 +462,7 @@ async fn spans_have_the_token_and_the_outcome() {
     assert!(later.parse::<u64>().unwrap() > fence.number());
     let held = locks.exclusive("k").name("third").acquire().await.unwrap();
     let fence = held.fence().to_string();
-    locks.revoke("k", RevokeScope::Leased).await.unwrap();
+    locks.revoke("k").await.unwrap();
     let event = wanted("lost").await;
     assert_eq!(
         (event.spans.as_slice(), &event.span_fields["lock.fence"]),
@@ -506,7 +504,7 @@ async fn a_recorder_that_panics_harms_no_connection_and_no_lock() {
         let waiting = locks.exclusive("k").name(name).no_wait().acquire().await;
         assert_eq!(waiting.unwrap_err().kind(), LockErrorKind::Contended);
         guard.release().await.unwrap();
-        drop(locks.read("k").name(name).acquire().await.unwrap());
+        drop(locks.shared("k").name(name).acquire().await.unwrap());
         let next = locks.exclusive("k").acquire();
         timeout(PROMPTLY, next)
             .await

@@ -6,7 +6,7 @@ mod seen;
 
 use std::time::Duration;
 
-use lock_runtime::{LockErrorKind, Loss, Mode, RevokeReply, RevokeScope};
+use lock_runtime::{LockErrorKind, Loss, Mode, operator::RevokeReply};
 use lock_tests::shared_server;
 
 use crate::place::{LONG, Place, begun, in_time, on_every_store};
@@ -42,13 +42,13 @@ async fn inspect_shows_who_holds_and_for_how_long(place: Place) {
     assert!(others.inspect("a").await.unwrap().holders.is_empty());
 
     let short = locks
-        .read("a")
+        .shared("a")
         .lease(Duration::from_secs(10))
         .acquire()
         .await
         .unwrap();
     let long = others
-        .read("a")
+        .shared("a")
         .lease(Duration::from_secs(20))
         .acquire()
         .await
@@ -69,18 +69,12 @@ async fn inspect_shows_who_holds_and_for_how_long(place: Place) {
 async fn a_revoked_holder_in_this_process_is_told_at_once(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    assert_eq!(
-        locks.revoke("a", RevokeScope::Leased).await.unwrap(),
-        RevokeReply::Revoked
-    );
+    assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::Revoked);
     assert_eq!(
         guard.lost().await.kind(),
         LockErrorKind::Lost(Loss::Revoked)
     );
-    assert_eq!(
-        locks.revoke("a", RevokeScope::Leased).await.unwrap(),
-        RevokeReply::NotHeld
-    );
+    assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::NotHeld);
     assert_eq!(
         guard.release().await.unwrap_err().kind(),
         LockErrorKind::Lost(Loss::Revoked)
@@ -95,10 +89,7 @@ async fn a_revoked_holder_elsewhere_finds_out_by_its_next_renewal(place: Place) 
         .acquire()
         .await
         .unwrap();
-    assert_eq!(
-        others.revoke("a", RevokeScope::Leased).await.unwrap(),
-        RevokeReply::Revoked
-    );
+    assert_eq!(others.revoke("a").await.unwrap(), RevokeReply::Revoked);
     let next = others
         .exclusive("a")
         .try_acquire()
@@ -115,7 +106,7 @@ async fn a_revoked_lock_goes_to_the_one_who_waits(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
     let waiting = begun(locks.exclusive("a").wait(LONG).acquire()).await;
-    locks.revoke("a", RevokeScope::Leased).await.unwrap();
+    locks.revoke("a").await.unwrap();
     let next = waiting.await.unwrap();
     assert!(next.fence() > guard.fence());
     next.release().await.unwrap();
@@ -131,7 +122,7 @@ async fn revoked_permits_are_taken_from_all(place: Place) {
         permits.push(request.acquire().await.unwrap());
     }
     assert_eq!(
-        others.revoke_permits("a").await.unwrap(),
+        others.revoke("a").permits().await.unwrap(),
         RevokeReply::Revoked
     );
     for permit in permits {
@@ -163,13 +154,10 @@ async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
                 .retry_after(),
             None
         );
-        assert_eq!(
-            locks.revoke("a", RevokeScope::Leased).await.unwrap(),
-            RevokeReply::Endless
-        );
+        assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::Endless);
         assert_eq!(server.query::<String>(&["GET", &name]).await, "by hand");
         assert_eq!(
-            locks.revoke("a", RevokeScope::AlsoEndless).await.unwrap(),
+            locks.revoke("a").also_endless().await.unwrap(),
             RevokeReply::Revoked
         );
         locks
@@ -183,10 +171,7 @@ async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
             .unwrap();
 
         server.command(&["RPUSH", &name, "a list"]).await;
-        let error = locks
-            .revoke("a", RevokeScope::AlsoEndless)
-            .await
-            .unwrap_err();
+        let error = locks.revoke("a").also_endless().await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::ForeignKey, "{error}");
         assert_eq!(server.query::<u64>(&["LLEN", &name]).await, 1);
     })

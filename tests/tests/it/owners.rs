@@ -66,10 +66,7 @@ async fn entering_again_asks_the_store_nothing_and_has_the_same_token(place: Pla
     guard
         .scope(async {
             // Even when the store would reply otherwise.
-            others
-                .revoke("a", lock_runtime::RevokeScope::Leased)
-                .await
-                .unwrap();
+            others.revoke("a").await.unwrap();
             if !guard.is_lost() {
                 let again = locks.reentrant("a").acquire().await.unwrap();
                 assert_eq!(again.fence(), guard.fence());
@@ -134,7 +131,7 @@ async fn a_request_that_is_not_reentrant_would_deadlock(place: Place) {
             let would = [
                 locks.exclusive("a").wait(LONG),
                 locks.exclusive("a").no_wait(),
-                locks.read("a").wait(LONG),
+                locks.shared("a").wait(LONG),
                 locks.all(["b", "a"]).wait(LONG),
             ];
             for request in would {
@@ -153,41 +150,54 @@ async fn a_request_that_is_not_reentrant_would_deadlock(place: Place) {
 async fn writing_under_ones_own_read_would_deadlock(place: Place) {
     let locks = place.client().await;
     let body = async |_| {
-        for request in [locks.write("a").wait(LONG), locks.reentrant("a").wait(LONG)] {
+        for request in [
+            locks.exclusive("a").wait(LONG),
+            locks.reentrant("a").wait(LONG),
+        ] {
             let error = request.acquire().await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::WouldDeadlock);
         }
-        locks.read("a").reentrant().run(async |_| ()).await.unwrap();
+        locks
+            .shared("a")
+            .reentrant()
+            .run(async |_| ())
+            .await
+            .unwrap();
     };
-    locks.read("a").run(body).await.unwrap();
+    locks.shared("a").run(body).await.unwrap();
 }
 
 /// A writer may wait between the two, and the second would wait behind it.
 async fn reading_under_ones_own_read_needs_to_be_reentrant(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let body = async |_| {
-        for request in [locks.read("a").wait(LONG), locks.read("a").no_wait()] {
+        for request in [locks.shared("a").wait(LONG), locks.shared("a").no_wait()] {
             let error = request.acquire().await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::WouldDeadlock);
         }
-        let writing = begun(others.write("a").wait(LONG).acquire()).await;
-        locks.read("a").reentrant().run(async |_| ()).await.unwrap();
+        let writing = begun(others.exclusive("a").wait(LONG).acquire()).await;
+        locks
+            .shared("a")
+            .reentrant()
+            .run(async |_| ())
+            .await
+            .unwrap();
         drop(writing);
     };
-    locks.read("a").run(body).await.unwrap();
+    locks.shared("a").run(body).await.unwrap();
 }
 
 async fn reading_under_ones_own_write_enters_again(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let body = async |_| {
-        let reader = locks.read("a").reentrant().acquire().await.unwrap();
+        let reader = locks.shared("a").reentrant().acquire().await.unwrap();
         assert!(
-            others.read("a").try_acquire().await.unwrap().is_none(),
+            others.shared("a").try_acquire().await.unwrap().is_none(),
             "it is still the writer's"
         );
         reader.release().await.unwrap();
     };
-    locks.write("a").run(body).await.unwrap();
+    locks.exclusive("a").run(body).await.unwrap();
 }
 
 async fn another_number_of_permits_within_a_scope_is_refused(place: Place) {
@@ -204,7 +214,7 @@ async fn another_number_of_permits_within_a_scope_is_refused(place: Place) {
         );
         permits(2).acquire().await.unwrap().release().await.unwrap();
         assert_eq!(
-            locks.inspect_permits("a").await.unwrap().holders.len(),
+            locks.inspect("a").permits().await.unwrap().holders.len(),
             1,
             "entered again, not one more"
         );
@@ -306,10 +316,7 @@ async fn is_held_knows_the_frames_around_it(place: Place) {
             .await
             .unwrap();
         assert!(is_held(&a) && !is_held(&b));
-        locks
-            .revoke("a", lock_runtime::RevokeScope::Leased)
-            .await
-            .unwrap();
+        locks.revoke("a").await.unwrap();
         assert!(!is_held(&a), "a lost lock is not held");
     };
     let _ = locks.exclusive("a").run(body).await;
@@ -341,14 +348,11 @@ async fn a_scope_whose_guard_was_released_is_no_frame(place: Place) {
 async fn entering_again_after_a_loss_tells_of_it(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    locks
-        .revoke("a", lock_runtime::RevokeScope::Leased)
-        .await
-        .unwrap();
+    locks.revoke("a").await.unwrap();
     for request in [
         locks.reentrant("a"),
         locks.exclusive("a"),
-        locks.read("a").no_wait(),
+        locks.shared("a").no_wait(),
     ] {
         let error = guard.scope(request.acquire()).await.unwrap_err();
         assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");

@@ -12,8 +12,7 @@ use std::{
 };
 
 use lock_runtime::{
-    LockClient, LockError, LockErrorKind, LockKey, RevokeScope, distributed_lock,
-    store::MemoryStore,
+    LockClient, LockError, LockErrorKind, LockKey, distributed_lock, store::MemoryStore,
 };
 use lock_tests::{
     FaultyStore, Proxy, RedisServer, chain, faulty_store::Operation, shared_server, unique,
@@ -376,7 +375,7 @@ async fn readers_and_permits_ask_side_by_side() {
             .await
             .unwrap();
         locks
-            .read("warm")
+            .shared("warm")
             .acquire()
             .await
             .unwrap()
@@ -389,7 +388,7 @@ async fn readers_and_permits_ask_side_by_side() {
         );
         let start = std::time::Instant::now();
         let all = NonZeroU32::new(100).unwrap();
-        let readers = (0..100).map(|_| locks.read("a").acquire());
+        let readers = (0..100).map(|_| locks.shared("a").acquire());
         let permits = (0..100).map(|_| locks.permits("a", all).acquire());
         for guard in futures_util::future::join_all(readers.chain(permits)).await {
             drop(guard.unwrap());
@@ -471,7 +470,7 @@ fn acquire_without_a_runtime_or_its_timers_is_an_error() {
         for locks in [LockClient::in_memory(), on_redis] {
             let a = Some("a");
             elsewhere.refuses(a, locks.exclusive("a").acquire());
-            elsewhere.refuses(a, locks.read("a").no_wait().acquire());
+            elsewhere.refuses(a, locks.shared("a").no_wait().acquire());
             elsewhere.refuses(a, locks.permits("a", NonZeroU32::MIN).try_acquire());
             elsewhere.refuses(a, locks.all(["b", "a"]).acquire());
             elsewhere.refuses(
@@ -482,7 +481,7 @@ fn acquire_without_a_runtime_or_its_timers_is_an_error() {
             );
             elsewhere.refuses(a, locked(&locks));
             elsewhere.refuses(a, locks.inspect("a"));
-            elsewhere.refuses(a, locks.revoke("a", RevokeScope::Leased));
+            elsewhere.refuses(a, locks.revoke("a"));
             let hold = || {
                 place
                     .block_on(locks.exclusive("a").wait(LONG).acquire())

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{AcquireFuture, LockClient, LockGuard};
+use lock_runtime::{LockClient, LockGuard, future::AcquireFuture};
 use lock_tests::{Captured, shared_cluster, shared_server, traces::Event};
 
 use crate::place::{LONG, Place, begun, eventually, no_key_left};

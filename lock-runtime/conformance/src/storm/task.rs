@@ -115,17 +115,17 @@ impl Task {
         let request = match self.random.random_range(0..100) {
             _ if crowd => {
                 kind = Kind::Shared;
-                self.locks.read(key)
+                self.locks.shared(key)
             }
             0..30 => self.locks.exclusive(key),
-            30..40 => self.locks.write(key),
+            30..40 => self.locks.exclusive(key),
             40..50 => {
                 reentrant = true;
                 self.locks.reentrant(key)
             }
             50..75 => {
                 kind = Kind::Shared;
-                self.locks.read(key)
+                self.locks.shared(key)
             }
             75..90 if self.plan.permits => {
                 kind = Kind::Permit;
@@ -201,9 +201,9 @@ impl Task {
         };
         self.say(id, revoking);
         let revoked = if permits {
-            self.locks.revoke_permits(&key).await
+            self.locks.revoke(&key).permits().await
         } else {
-            self.locks.revoke(&key, RevokeScope::Leased).await
+            self.locks.revoke(&key).await
         };
         match revoked {
             Ok(_) => self.say(id, Event::Revoked),

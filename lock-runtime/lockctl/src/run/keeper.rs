@@ -231,7 +231,7 @@ pub(crate) async fn keep(store: &Store, lock: Lock) -> Result<u8, Failure> {
 /// Says on which holder the command waits.
 async fn explain(locks: &LockClient, lock: &Lock) {
     let found = match lock.permits {
-        Some(_) => locks.inspect_permits(&*lock.key).await,
+        Some(_) => locks.inspect(&*lock.key).permits().await,
         None => locks.inspect(&*lock.key).await,
     };
     let Ok(found) = found else { return };

@@ -19,7 +19,7 @@ use futures_util::{
 };
 use tokio::time::sleep;
 
-pub use self::page::LockPage;
+pub use self::page::{ListPage, LockPage};
 use super::LockClient;
 use crate::{
     error::{LockError, LockErrorKind},

@@ -1,6 +1,8 @@
 //! [`LockPage`], a part of the list of locks in the order of their names.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, future::IntoFuture, time::Duration};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
 
 use super::{ListedLock, Listing, Place};
 use crate::{
@@ -9,7 +11,7 @@ use crate::{
 };
 
 /// Longer than any list takes.
-const MAX_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Some of the locks of a store in the order of their names, returned by
 /// [`LockClient::list_page`].
@@ -39,24 +41,33 @@ pub struct LockPage {
     pub errors: Vec<LockError>,
 }
 
+/// A request for a page of the list of locks, returned by [`LockClient::list_page`]. Await it.
+#[derive(Clone, Debug)]
+#[must_use = "pages are not read unless awaited"]
+pub struct ListPage {
+    client: LockClient,
+    prefix: String,
+    after: Option<(LockKey, LockKind)>,
+    limit: usize,
+    timeout: Duration,
+}
+
 impl LockClient {
-    /// Returns the first `at_most` locks, at least one, behind `after`, in the order of their
-    /// names, whose names begin with `prefix`.
+    /// Returns the first locks whose names begin with `prefix`, in the order of their names.
     ///
     /// Each page reads the names of all locks in the store, as [`list`](Self::list) does, and the
-    /// state of those on the page. In the meantime it keeps a hash of each name. Reading ends after
-    /// `patience`, or a call later.
+    /// state of those on the page. In the meantime it keeps a hash of each name.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), lock_runtime::LockError> {
-    /// # use {lock_runtime::LockClient, std::time::Duration};
+    /// # use lock_runtime::LockClient;
     /// let locks = LockClient::in_memory();
     /// let guard = locks.all(["order:1", "order:2", "order:3"]).acquire().await?;
-    /// let page = locks.list_page("order:", None, 2, Duration::from_secs(2)).await;
+    /// let page = locks.list_page("order:").limit(2).await;
     /// assert_eq!(page.in_all, 3);
     /// assert_eq!(page.locks[1].key.as_str(), "order:2");
-    /// let page = locks.list_page("order:", page.next.as_ref(), 2, Duration::from_secs(2)).await;
+    /// let page = locks.list_page("order:").limit(2).after(page.next).await;
     /// assert_eq!(page.locks[0].key.as_str(), "order:3");
     /// # assert_eq!((page.before, page.next), (2, None));
     /// # guard.release().await?;
@@ -68,16 +79,48 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future has no effect.
-    pub async fn list_page(
-        &self,
-        prefix: impl Into<String>,
-        after: Option<&(LockKey, LockKind)>,
-        at_most: usize,
-        patience: Duration,
-    ) -> LockPage {
-        let mut listing = Listing::new(self.clone(), prefix.into());
-        let until = Instant::now() + patience.min(MAX_PATIENCE);
-        let at_most = at_most.clamp(1, usize::MAX - 1);
+    pub fn list_page(&self, prefix: impl Into<String>) -> ListPage {
+        ListPage {
+            client: self.clone(),
+            prefix: prefix.into(),
+            after: None,
+            limit: 100,
+            timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+impl ListPage {
+    /// Begins behind this lock, which is the [`next`](LockPage::next) of the page before.
+    pub fn after(mut self, lock: impl Into<Option<(LockKey, LockKind)>>) -> Self {
+        self.after = lock.into();
+        self
+    }
+
+    /// Sets the number of locks on the page, 100 by default, and at least one.
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Sets the time after which reading ends, or a call later; two seconds by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    async fn read(self) -> LockPage {
+        let Self {
+            client,
+            prefix,
+            after,
+            limit,
+            timeout,
+        } = self;
+        let after = after.as_ref();
+        let mut listing = Listing::new(client, prefix);
+        let until = Instant::now() + timeout.min(MAX_TIMEOUT);
+        let at_most = limit.clamp(1, usize::MAX - 1);
         let mut page = LockPage {
             is_complete: true,
             ..LockPage::default()
@@ -117,5 +160,14 @@ impl LockClient {
             }
         }
         page
+    }
+}
+
+impl IntoFuture for ListPage {
+    type Output = LockPage;
+    type IntoFuture = BoxFuture<'static, LockPage>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.read().boxed()
     }
 }

@@ -9,7 +9,10 @@ use tokio_postgres::{
 };
 
 use super::{MIGRATION, STALE};
-use crate::FencingToken;
+use crate::{FencingToken, HeldLock};
+
+const ELSEWHERE: &str = "do $$ begin raise exception using errcode = '22023', \
+    message = 'the lock is not kept in PostgreSQL: call lock_runtime.fenced'; end $$";
 
 /// Creates the schema `lock_runtime` in the database of the client, if it does not exist. Several
 /// processes may call it at once, as the same role.
@@ -47,14 +50,31 @@ pub async fn fenced(
 /// Keeps a lock of the same database for the transaction, even if its lease ends, and refuses the
 /// transaction if the lock is no longer held, or by another client.
 ///
-/// It is for locks in the store for PostgreSQL, which creates the function `lock_runtime.guard`.
-/// `name` is the namespace and the key of the lock, such as `lock:order:42`. End the transaction
-/// before the lock is released, dropped or downgraded: tasks of one client are not kept apart.
+/// It is for locks in the store for PostgreSQL, which creates the function `lock_runtime.guard`: a
+/// call for each key of the lock. End the transaction before the lock is released, dropped or
+/// downgraded: tasks of one client are not kept apart.
 ///
 /// # Errors
-/// [`is_stale`](FencingError::is_stale) if the token is refused. After any error roll the
-/// transaction back.
-pub async fn guard(
+/// [`is_stale`](FencingError::is_stale) if the token is refused. A lock of another kind of store is
+/// refused as well. After any error roll the transaction back.
+pub async fn guard(transaction: &Transaction<'_>, held: &HeldLock) -> Result<(), FencingError> {
+    for view in held.views() {
+        match view.guarded_name() {
+            Some(name) => guard_named(transaction, &name, view.fence).await?,
+            // By the server, so that the transaction cannot be committed.
+            None => transaction.batch_execute(ELSEWHERE).await?,
+        }
+    }
+    Ok(())
+}
+
+/// The same as [`guard`], for a lock that another process holds, such as the sender of a message.
+/// `name` is the namespace and the key of the lock, such as `lock:order:42`.
+///
+/// # Errors
+/// Same as [`guard`]. A name that is unknown is refused, and one of another lock is a mistake that
+/// only its token shows.
+pub async fn guard_named(
     transaction: &Transaction<'_>,
     name: &str,
     token: FencingToken,

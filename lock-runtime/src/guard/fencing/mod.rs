@@ -9,7 +9,7 @@
 mod client;
 
 #[cfg(feature = "postgres")]
-pub use client::{FencingError, fenced, guard, install};
+pub use client::{FencingError, fenced, guard, guard_named, install};
 
 /// The migration that creates the schema `lock_runtime`, its table `seen` and its function
 /// `fenced`.

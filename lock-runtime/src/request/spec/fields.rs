@@ -43,17 +43,15 @@ pub(super) struct Fields {
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Sharing {
-    #[serde(alias = "write")]
     Exclusive,
-    #[serde(alias = "shared")]
-    Read,
+    Shared,
 }
 
 impl From<LockSpec> for Fields {
     fn from(spec: LockSpec) -> Self {
         let (mode, permits) = match spec.mode {
             Mode::Exclusive => (Some(Sharing::Exclusive), None),
-            Mode::Shared => (Some(Sharing::Read), None),
+            Mode::Shared => (Some(Sharing::Shared), None),
             Mode::Permits(permits) => (None, Some(permits)),
         };
         let (wait, no_wait) = match spec.wait {
@@ -97,7 +95,7 @@ impl TryFrom<Fields> for LockSpec {
             mode: match (fields.mode, fields.permits) {
                 (Some(_), Some(_)) => return twice("mode", "permits"),
                 (_, Some(permits)) => Mode::Permits(permits),
-                (Some(Sharing::Read), None) => Mode::Shared,
+                (Some(Sharing::Shared), None) => Mode::Shared,
                 (Some(Sharing::Exclusive) | None, None) => Mode::Exclusive,
             },
             lease: fields.lease,
@@ -217,7 +215,7 @@ mod tests {
 
     #[test]
     fn serialize_writes_the_names_of_a_policy_file() {
-        let spec = LockSpec::read()
+        let spec = LockSpec::shared()
             .lease(Duration::from_secs(90))
             .no_wait()
             .no_renew()
@@ -227,7 +225,7 @@ mod tests {
             .on_lost(OnLost::Error);
         assert_eq!(
             serde_json::to_string(&spec).unwrap(),
-            r#"{"mode":"read","lease":"1m 30s","no_wait":true,"renew":false,"reentrant":false,"strict_order":true,"max_waiters":7,"on_lost":"error"}"#
+            r#"{"mode":"shared","lease":"1m 30s","no_wait":true,"renew":false,"reentrant":false,"strict_order":true,"max_waiters":7,"on_lost":"error"}"#
         );
     }
 
@@ -236,8 +234,8 @@ mod tests {
         for (text, spec) in [
             ("{}", LockSpec::exclusive()),
             (r#"{"mode":"exclusive"}"#, LockSpec::exclusive()),
-            (r#"{"mode":"write"}"#, LockSpec::exclusive()),
-            (r#"{"mode":"shared"}"#, LockSpec::read()),
+            (r#"{"mode":"exclusive"}"#, LockSpec::exclusive()),
+            (r#"{"mode":"shared"}"#, LockSpec::shared()),
             (r#"{"no_renew":true}"#, LockSpec::exclusive().no_renew()),
             (r#"{"no_renew":false}"#, LockSpec::exclusive().renew()),
             (
@@ -254,7 +252,7 @@ mod tests {
         for (text, words) in [
             (r#"{"leese":"1s"}"#, "unknown field `leese`"),
             (r#"{"mode":"readers"}"#, "unknown variant `readers`"),
-            (r#"{"mode":"read","permits":3}"#, "leave one out"),
+            (r#"{"mode":"shared","permits":3}"#, "leave one out"),
             (r#"{"permits":0}"#, "nonzero"),
             (r#"{"wait":"1s","no_wait":true}"#, "leave one out"),
             (r#"{"no_wait":false}"#, "set the wait instead"),

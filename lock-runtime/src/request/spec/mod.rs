@@ -24,9 +24,6 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
 /// How a lock is shared among its holders.
-///
-/// The variants name the state of the lock. Requests may use the names of a read/write lock for
-/// the same states: [`LockSpec::write`] is exclusive, [`LockSpec::read`] is shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -169,7 +166,7 @@ pub(crate) enum MaxHold {
 /// the same form:
 ///
 /// ```toml
-/// mode = "read" # or permits = 3
+/// mode = "shared" # or permits = 3
 /// lease = "10s"
 /// wait = "1m 30s" # or no_wait = true
 /// renew = false
@@ -273,8 +270,8 @@ impl LockSpec {
     /// ```
     /// use std::time::Duration;
     /// use lock_runtime::LockSpec;
-    /// let ours = LockSpec::read().wait(Duration::from_secs(2));
-    /// let theirs = LockSpec::read().no_renew();
+    /// let ours = LockSpec::shared().wait(Duration::from_secs(2));
+    /// let theirs = LockSpec::shared().no_renew();
     /// let filled = LockSpec::exclusive().no_wait().reentrant().or(&ours).or(&theirs);
     /// assert_eq!(filled, LockSpec::exclusive().no_wait().reentrant().no_renew());
     /// ```
@@ -503,7 +500,7 @@ mod tests {
         for lease in [MIN_LEASE, MAX_LEASE] {
             assert!(open().lease(lease).terms(&open()).is_ok());
         }
-        let patient = LockSpec::read().min_hold(SECOND * 2);
+        let patient = LockSpec::shared().min_hold(SECOND * 2);
         assert!(patient.check().is_ok(), "valid with other defaults");
         let is_refused = patient.terms(&open().max_hold(SECOND)).is_err();
         assert!(is_refused, "invalid with these defaults");
@@ -537,7 +534,7 @@ mod tests {
 
     #[test]
     fn what_is_left_open_comes_from_the_defaults() {
-        let defaults = LockSpec::read().lease(SECOND * 5).no_wait().reentrant();
+        let defaults = LockSpec::shared().lease(SECOND * 5).no_wait().reentrant();
         let terms = LockSpec::exclusive().wait(SECOND).terms(&defaults).unwrap();
         assert_eq!(terms.mode, Mode::Exclusive);
         assert_eq!(terms.lease, SECOND * 5);

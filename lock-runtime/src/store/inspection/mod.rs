@@ -58,7 +58,7 @@ pub struct Inspection {
     /// Sessions of the database that keep the lock from other clients until their transactions end:
     /// one that has called `guard`, or has locked the record; if it did so in a savepoint that was
     /// released, all that may have. Only PostgreSQL has them, and only
-    /// [`LockClient::inspect`](crate::LockClient::inspect) and `inspect_permits` ask for them.
+    /// [`LockClient::inspect`](crate::LockClient::inspect) asks for them.
     pub blocked_by: Vec<String>,
 }
 

@@ -425,6 +425,10 @@ impl Records for PostgresRecords {
         ))
     }
 
+    fn guarded_name(&self, name: &RecordName) -> Option<String> {
+        Some(self.calls.usual().name(name))
+    }
+
     fn blockers<'a>(&'a self, name: &'a RecordName) -> Replied<'a, Vec<String>> {
         Box::pin(async move {
             let calls = self.calls();

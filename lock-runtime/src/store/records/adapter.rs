@@ -486,6 +486,11 @@ impl Store for RecordStore {
             .place_of(&RecordName::of_lock(key, kind), part)
     }
 
+    fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {
+        let name = RecordName::of_lock(key, kind);
+        self.0.records.guarded_name(&name)
+    }
+
     fn server_of(&self, _key: &LockKey, _kind: LockKind) -> u64 {
         0
     }

@@ -154,6 +154,13 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns the name of a record for `lock_runtime.guard` in the transactions of a holder.
+    #[doc(hidden)]
+    fn guarded_name(&self, name: &RecordName) -> Option<String> {
+        let _ = name;
+        None
+    }
+
     /// Returns the state of the database, within about a second. `None`, the default, lets
     /// [`RecordStore`] make a call and report its result.
     fn health(&self) -> Option<BoxFuture<'_, Health>> {

@@ -116,10 +116,8 @@ impl Reader<'_> {
                 let _ = self.removal(settings, name, value, LockSpec::no_wait, instead);
             }
             "mode" => {
-                let modes: [(_, fn() -> LockSpec); 4] = [
+                let modes: [(_, fn() -> LockSpec); 2] = [
                     ("exclusive", LockSpec::exclusive),
-                    ("write", LockSpec::write),
-                    ("read", LockSpec::read),
                     ("shared", LockSpec::shared),
                 ];
                 settings.mode = self.word(name, value, modes).map(|mode| mode());

@@ -143,7 +143,7 @@ impl Shared {
         match check {
             Check::Query => drop(transaction.execute_typed("select 1", &[]).await?),
             Check::Statement(Function::Guard) => {
-                fencing::guard(&transaction, &name, token).await?;
+                fencing::guard_named(&transaction, &name, token).await?;
             }
             Check::Statement(Function::Fenced) => {
                 fencing::fenced(&transaction, &name, token).await?;

@@ -9,11 +9,12 @@ use std::{
 };
 
 use lock_runtime::{
-    LockKey, LockKind, Mode, RevokeReply, RevokeScope,
+    LockKey, LockKind, Mode,
+    operator::RevokeReply,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
         Limits, Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal,
-        Store, StoreError, Token,
+        RevokeScope, Store, StoreError, Token,
     },
 };
 

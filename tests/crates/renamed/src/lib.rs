@@ -64,12 +64,12 @@ async fn all(names: [&str; 2]) -> Result<bool, LockError> {
         .all(|name| is_held(&LockKey::new(*name).unwrap())))
 }
 
-#[distributed_lock(key = "report", global, read, wait = "1s", reentrant, strict_order, crate = my_locks)]
+#[distributed_lock(key = "report", global, shared, wait = "1s", reentrant, strict_order, crate = my_locks)]
 async fn reading(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("report").await?.holders[0].mode)
 }
 
 #[distributed_lock(key = name, permits = 2, no_renew, crate = my_locks)]
 async fn counted(name: String, locks: &LockClient) -> Result<Mode, LockError> {
-    Ok(locks.inspect_permits("job").await?.holders[0].mode)
+    Ok(locks.inspect("job").permits().await?.holders[0].mode)
 }

@@ -63,12 +63,12 @@ async fn all(names: [&str; 2]) -> Result<bool, LockError> {
         .all(|name| is_held(&LockKey::new(*name).unwrap())))
 }
 
-#[distributed_lock(key = "report", global, read, wait = "1s", reentrant, strict_order, crate = lock_tower::runtime)]
+#[distributed_lock(key = "report", global, shared, wait = "1s", reentrant, strict_order, crate = lock_tower::runtime)]
 async fn reading(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("report").await?.holders[0].mode)
 }
 
 #[distributed_lock(key = name, permits = 2, no_renew, crate = lock_tower::runtime)]
 async fn counted(name: String, locks: &LockClient) -> Result<Mode, LockError> {
-    Ok(locks.inspect_permits("job").await?.holders[0].mode)
+    Ok(locks.inspect("job").permits().await?.holders[0].mode)
 }

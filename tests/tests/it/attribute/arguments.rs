@@ -48,14 +48,14 @@ async fn no_wait() -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(key = "a", global, read)]
+#[distributed_lock(key = "a", global, shared)]
 async fn read(locks: &LockClient) -> Result<usize, LockError> {
     assert_eq!(locks.inspect("a").await?.holders[0].mode, Mode::Shared);
     sleep(LEASE).await;
     Ok(holders(locks, "a").await)
 }
 
-#[distributed_lock(key = "a", global, write, no_wait)]
+#[distributed_lock(key = "a", global, exclusive, no_wait)]
 async fn write(locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("a").await?.holders[0].mode)
 }
@@ -63,14 +63,14 @@ async fn write(locks: &LockClient) -> Result<Mode, LockError> {
 #[distributed_lock(key = "a", global, permits = 2, no_wait)]
 async fn permits(locks: &LockClient) -> Result<usize, LockError> {
     yield_now().await;
-    Ok(locks.inspect_permits("a").await?.holders.len())
+    Ok(locks.inspect("a").permits().await?.holders.len())
 }
 
 const THREE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 #[distributed_lock(key = "b", global, permits = THREE)]
 async fn permits_expression(locks: &LockClient) -> Result<Mode, LockError> {
-    Ok(locks.inspect_permits("b").await?.holders[0].mode)
+    Ok(locks.inspect("b").permits().await?.holders[0].mode)
 }
 
 #[distributed_lock(key = "a", global, max_waiters = 0)]

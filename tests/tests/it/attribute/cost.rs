@@ -35,7 +35,7 @@ async fn exclusive(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-#[distributed_lock(key = "order:{id}", client = locks, read, guard = lock, on_busy = Ok(0))]
+#[distributed_lock(key = "order:{id}", client = locks, shared, guard = lock, on_busy = Ok(0))]
 async fn shared(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id + u64::from(lock.is_lost()))
 }

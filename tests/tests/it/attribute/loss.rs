@@ -9,8 +9,7 @@ use axum::{
 };
 use futures_util::FutureExt as _;
 use lock_runtime::{
-    HeldLock, LockClient, LockError, LockErrorKind, LockSpec, Loss, OnLost, RevokeScope,
-    distributed_lock,
+    HeldLock, LockClient, LockError, LockErrorKind, LockSpec, Loss, OnLost, distributed_lock,
 };
 use lock_tests::Captured;
 use tokio::{
@@ -89,7 +88,7 @@ async fn a_lost_lock_ends_the_body_at_each_of_its_await_points() {
                 while progress.steps.get() < point {
                     sleep(Duration::from_millis(10)).await;
                 }
-                locks.revoke("a", RevokeScope::Leased).await.unwrap();
+                locks.revoke("a").await.unwrap();
             };
             let (lost, ()) = tokio::join!(many_await_points(&progress), revoke);
             assert_eq!(
@@ -140,7 +139,7 @@ async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
 
 #[distributed_lock(key = "a", global, on_lost = ignore, guard = lock)]
 async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
-    locks.revoke("a", RevokeScope::Leased).await?;
+    locks.revoke("a").await?;
     lock.lost().await;
     // Another client may hold the lock by now, and the body continues.
     locks
@@ -156,7 +155,7 @@ async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
 
 #[distributed_lock(key = "a", global, on_lost = cancel, guard = lock)]
 async fn cancelled(locks: &LockClient, reached: &Cell<bool>) -> Result<(), LockError> {
-    locks.revoke("a", RevokeScope::Leased).await?;
+    locks.revoke("a").await?;
     let own: HeldLock = lock.clone();
     own.lost().await;
     yield_now().await;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lock_runtime::{
-    HeldLock, LockClient, LockError, LockErrorKind, LockKey, Loss, RevokeScope, distributed_lock,
+    HeldLock, LockClient, LockError, LockErrorKind, LockKey, Loss, distributed_lock,
 };
 use tokio::task::yield_now;
 
@@ -196,7 +196,7 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
     with_client(async |locks| {
         let revoke = async {
             yield_now().await;
-            locks.revoke("a", RevokeScope::Leased).await.unwrap();
+            locks.revoke("a").await.unwrap();
         };
         let (lost, ()) = tokio::join!(never(), revoke);
         assert_eq!(lost.unwrap_err().kind(), LockErrorKind::Lost(Loss::Revoked));

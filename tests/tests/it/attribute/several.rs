@@ -32,7 +32,7 @@ async fn mixed(from: &Account, to: &Account) -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(keys = accounts.iter().map(Account::lock_key), guard = lock, read)]
+#[distributed_lock(keys = accounts.iter().map(Account::lock_key), guard = lock, shared)]
 async fn sum(accounts: &[Account]) -> Result<usize, LockError> {
     assert!(accounts.iter().all(|account| held(account.id)));
     Ok(lock.fences().count())

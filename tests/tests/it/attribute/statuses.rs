@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use lock_runtime::{LockClient, RevokeScope, distributed_lock};
+use lock_runtime::{LockClient, distributed_lock};
 use lock_tests::Captured;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::StatusExt as _;
@@ -27,7 +27,7 @@ impl Stock for Inventory {
         match request.into_inner().as_str() {
             "unknown" => Err(Status::not_found("no such article")),
             "revoked" => {
-                self.locks.revoke(lock.key(), RevokeScope::Leased).await?;
+                self.locks.revoke(lock.key()).await?;
                 std::future::pending().await
             }
             _ => Ok(Response::new(fence)),

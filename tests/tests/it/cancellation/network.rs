@@ -102,7 +102,7 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
             match random.random_range(0..5) {
                 0 => drop(request(&locks).lease(LEASE).acquire().await),
                 1 => {
-                    let reader = locks.read("a").lease(LEASE);
+                    let reader = locks.shared("a").lease(LEASE);
                     let inside = async |_| {
                         let _inside = resource.enter_reader();
                         sleep(stay).await;
@@ -110,7 +110,7 @@ async fn work(locks: LockClient, resource: Arc<FencedResource>, mut random: StdR
                     let _ = reader.run(inside).await;
                 }
                 2 => {
-                    if let Ok(writer) = locks.write("a").lease(LEASE).acquire().await
+                    if let Ok(writer) = locks.exclusive("a").lease(LEASE).acquire().await
                         && let Ok(reader) = writer.downgrade().await
                     {
                         let inside = async {

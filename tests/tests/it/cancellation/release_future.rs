@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::poll;
-use lock_runtime::{LockClient, LockErrorKind, LockGuard, ReleaseFuture, RevokeScope};
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, future::ReleaseFuture};
 
 const PROMPTLY: Duration = Duration::from_secs(10);
 const KEYS: [&[&str]; 2] = [&["k"], &["k", "l"]];
@@ -53,7 +53,7 @@ async fn a_release_future_resolves_with_the_release_or_its_loss() {
         freed(&locks, keys).await;
 
         let release = acquire(&locks, keys).await.release();
-        locks.revoke("k", RevokeScope::Leased).await.unwrap();
+        locks.revoke("k").await.unwrap();
         let error = release.await.unwrap_err();
         assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
         freed(&locks, keys).await;

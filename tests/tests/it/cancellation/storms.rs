@@ -83,7 +83,7 @@ async fn storm(locks: LockClient, task: usize) {
         let key = format!("k{}", (task + round) % 8);
         let patience = Duration::from_micros(rand::random_range(0..30_000));
         let request = match rand::random_range(0..4) {
-            0 => locks.read(&key),
+            0 => locks.shared(&key),
             1 => locks.all([key.clone(), format!("k{}", (task + round * 3) % 8)]),
             _ => locks.exclusive(&key),
         };

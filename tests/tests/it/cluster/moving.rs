@@ -23,8 +23,8 @@ const HALF_WAYS: [Gone; 4] = [Gone::Nothing, Gone::Lock, Gone::Fence, Gone::Both
 
 fn request(locks: &LockClient, key: &str, mode: usize) -> LockRequest {
     match mode {
-        0 => locks.write(key),
-        1 => locks.read(key),
+        0 => locks.exclusive(key),
+        1 => locks.shared(key),
         _ => locks.permits(key, NonZeroU32::new(2).unwrap()),
     }
 }
@@ -85,7 +85,7 @@ async fn half_way(lease: Duration, go_on: impl AsyncFn(LockGuard, Gone)) {
         let what = format!("mode {mode} is free, {gone:?} gone");
         let is_free = async || {
             let found = match mode {
-                2 => locks.inspect_permits(key.as_str()).await,
+                2 => locks.inspect(key.as_str()).permits().await,
                 _ => locks.inspect(key.as_str()).await,
             };
             found.is_ok_and(|found| found.holders.is_empty() && found.waiters.is_empty())
@@ -130,12 +130,12 @@ async fn release_in_a_migrating_slot_hands_off_after_the_migration() {
             let waiter = if mode == 2 {
                 request(&others)
             } else {
-                others.write(key.as_str())
+                others.exclusive(key.as_str())
             };
             let waiting = tokio::spawn(waiter.wait(LONG).acquire());
             let in_line = async || {
                 let found = match mode {
-                    2 => locks.inspect_permits(key.as_str()).await,
+                    2 => locks.inspect(key.as_str()).permits().await,
                     _ => locks.inspect(key.as_str()).await,
                 };
                 found.unwrap().waiters.len() == 1
@@ -260,7 +260,7 @@ async fn a_place_in_a_line_on_its_way_is_kept_and_given_up() {
             };
             eventually(&what, count).await;
         };
-        let stays = tokio::spawn(others.read(key.as_str()).wait(LONG).acquire());
+        let stays = tokio::spawn(others.shared(key.as_str()).wait(LONG).acquire());
         places(1).await;
         let gives_up = tokio::spawn(others.exclusive(key.as_str()).wait(LONG).acquire());
         let third = place.client().await;

@@ -13,7 +13,8 @@ use std::{
 use futures_util::FutureExt as _;
 use lock_conformance::Model;
 use lock_runtime::{
-    FencingToken, Inspection, LockKey,
+    FencingToken, LockKey,
+    operator::Inspection,
     store::{
         AcquireReply, Grant, Hold, Instant, KeyRequest, MemoryStore, Page, Release, ReleaseReply,
         RenewReply, Store, StoreError, Token,

@@ -2,10 +2,10 @@
 
 use crate::replies::{Replies as _, poll};
 use lock_runtime::{
-    LockClient, LockErrorKind, LockKey, Mode, RevokeScope,
+    LockClient, LockErrorKind, LockKey, Mode,
     store::{
-        Hold, Instant, KeyRequest, NextHolder, Release, Renewal, Store, StoreError, StoreErrorKind,
-        Token, redis::RedisStore,
+        Hold, Instant, KeyRequest, NextHolder, Release, Renewal, RevokeScope, Store, StoreError,
+        StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{Captured, RedisServer, chain};
@@ -307,9 +307,7 @@ async fn what_is_forbidden_while_a_lock_is_held_is_told_too() {
         within(Duration::ZERO, locks.inspect("l"))
             .await
             .unwrap_err(),
-        within(Duration::ZERO, locks.revoke("l", RevokeScope::Leased))
-            .await
-            .unwrap_err(),
+        within(Duration::ZERO, locks.revoke("l")).await.unwrap_err(),
     ] {
         assert_says(&error, LockErrorKind::Forbidden, &["lock l: ", &line]);
     }

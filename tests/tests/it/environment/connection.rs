@@ -64,7 +64,7 @@ async fn acquire_uses_one_connection_and_one_subscription() {
         );
         guards.push(
             locks
-                .read(format!("r{number}"))
+                .shared(format!("r{number}"))
                 .lease(HOUR)
                 .acquire()
                 .await
@@ -72,7 +72,7 @@ async fn acquire_uses_one_connection_and_one_subscription() {
         );
     }
     let waiting: Vec<_> = (0..50)
-        .map(|number| tokio::spawn(locks.write(format!("k{number}")).wait(HOUR).acquire()))
+        .map(|number| tokio::spawn(locks.exclusive(format!("k{number}")).wait(HOUR).acquire()))
         .collect();
     locks.inspect("k0").await.unwrap();
     let list: String = server.query(&["CLIENT", "LIST"]).await;
@@ -107,7 +107,7 @@ async fn nothing_that_a_lock_leaves_behind_stays_for_ever() {
             .await
             .unwrap();
         locks
-            .read(name.as_str())
+            .shared(name.as_str())
             .acquire()
             .await
             .unwrap()
@@ -124,7 +124,7 @@ async fn nothing_that_a_lock_leaves_behind_stays_for_ever() {
             .unwrap();
         drop(
             locks
-                .write(name.as_str())
+                .exclusive(name.as_str())
                 .min_hold(Duration::from_secs(60))
                 .acquire()
                 .await

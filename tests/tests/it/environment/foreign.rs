@@ -5,12 +5,12 @@ use crate::replies::{Replies as _, poll};
 use std::sync::Arc;
 
 use lock_runtime::{
-    FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode, RevokeReply,
-    RevokeScope,
+    FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode,
+    operator::RevokeReply,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Instant, KeyPart, KeyRequest,
         NextHolder, PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal,
-        Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
+        RevokeScope, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{RedisServer, chain, shared_server, unique};
@@ -292,16 +292,17 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
     }
     for inspected in [
         locks.inspect(name.as_str()).await.unwrap_err(),
-        locks.inspect_permits(name.as_str()).await.unwrap_err(),
+        locks.inspect(name.as_str()).permits().await.unwrap_err(),
     ] {
         assert_says(&inspected, LockErrorKind::ForeignKey, &words);
     }
     for refused in [
         locks
-            .revoke(name.as_str(), RevokeScope::AlsoEndless)
+            .revoke(name.as_str())
+            .also_endless()
             .await
             .unwrap_err(),
-        locks.revoke_permits(name.as_str()).await.unwrap_err(),
+        locks.revoke(name.as_str()).permits().await.unwrap_err(),
     ] {
         assert_says(&refused, LockErrorKind::ForeignKey, &words);
     }
@@ -368,21 +369,21 @@ async fn a_request_names_the_key_that_is_foreign() {
                 let requests = vec![locks.permits(name, permits(2))];
                 (
                     requests,
-                    locks.inspect_permits(name).await,
-                    locks.revoke_permits(name).await,
+                    locks.inspect(name).permits().await,
+                    locks.revoke(name).permits().await,
                 )
             } else {
                 let all = || locks.all([name.to_owned(), unique("fine")]);
                 let requests = vec![
                     locks.exclusive(name),
-                    locks.read(name),
+                    locks.shared(name),
                     all(),
                     all().no_wait(),
                 ];
                 (
                     requests,
                     locks.inspect(name).await,
-                    locks.revoke(name, RevokeScope::AlsoEndless).await,
+                    locks.revoke(name).also_endless().await,
                 )
             };
             for request in requests {

@@ -1,6 +1,6 @@
 //! Invalid input of callers: names, leases, numbers of permits, namespaces, URLs.
 
-use lock_runtime::{LockClient, LockErrorKind, LockSpec, MAX_LEASE, RevokeScope};
+use lock_runtime::{LockClient, LockErrorKind, LockSpec, MAX_LEASE};
 use lock_tests::{shared_server, unique};
 
 use super::{Duration, assert_says, permits, within};
@@ -39,7 +39,7 @@ async fn a_bad_name_is_refused_with_what_is_wrong_with_it() {
         ] {
             let errors = [
                 locks.exclusive(name).acquire().await.unwrap_err(),
-                locks.read(name).no_wait().acquire().await.unwrap_err(),
+                locks.shared(name).no_wait().acquire().await.unwrap_err(),
                 locks
                     .permits(name, permits(2))
                     .try_acquire()
@@ -47,15 +47,12 @@ async fn a_bad_name_is_refused_with_what_is_wrong_with_it() {
                     .unwrap_err(),
                 locks.all(["fine", name]).acquire().await.unwrap_err(),
                 locks
-                    .write(name)
+                    .exclusive(name)
                     .run(|_| async { panic!("without the lock") })
                     .await
                     .unwrap_err(),
                 locks.inspect(name).await.unwrap_err(),
-                locks
-                    .revoke(name, RevokeScope::AlsoEndless)
-                    .await
-                    .unwrap_err(),
+                locks.revoke(name).also_endless().await.unwrap_err(),
             ];
             errors
                 .iter()
@@ -148,9 +145,9 @@ async fn connect_refuses_invalid_defaults_before_it_connects() {
 async fn acquire_in_another_mode_reports_the_lock_as_held() {
     for locks in clients().await {
         let name = unique("mode");
-        let reader = locks.read(name.as_str()).acquire().await.unwrap();
+        let reader = locks.shared(name.as_str()).acquire().await.unwrap();
         let error = locks
-            .write(name.as_str())
+            .exclusive(name.as_str())
             .no_wait()
             .acquire()
             .await
@@ -164,13 +161,13 @@ async fn acquire_in_another_mode_reports_the_lock_as_held() {
         );
 
         let writer = locks
-            .write(name.as_str())
+            .exclusive(name.as_str())
             .wait(super::SLACK)
             .acquire()
             .await
             .unwrap();
         let wait = Duration::from_millis(50);
-        let error = within(wait, locks.read(name.as_str()).wait(wait).acquire())
+        let error = within(wait, locks.shared(name.as_str()).wait(wait).acquire())
             .await
             .unwrap_err();
         assert_says(&error, LockErrorKind::WaitTimeout, &[&name, "still held"]);

@@ -4,10 +4,10 @@ use crate::replies::{Replies as _, poll};
 use std::time::Duration;
 
 use lock_runtime::{
-    LockClient, LockKey, Mode, RevokeScope,
+    LockClient, LockKey, Mode,
     store::{
-        Hold, Instant, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal, Store as _,
-        Token, redis::RedisStore,
+        Hold, Instant, KeyRequest, NextHolder, PollReply, Release, RenewReply, Renewal,
+        RevokeScope, Store as _, Token, redis::RedisStore,
     },
 };
 use lock_tests::{Captured, Proxy, RedisServer, proxy::Direction};
@@ -188,7 +188,7 @@ async fn a_restarted_server_learns_the_scripts_again() {
     let locks = LockClient::connect(&server.url()).await.unwrap();
     for _ in 0..2 {
         locks
-            .read("k")
+            .shared("k")
             .acquire()
             .await
             .unwrap()
@@ -197,7 +197,7 @@ async fn a_restarted_server_learns_the_scripts_again() {
             .unwrap();
         server.restart_empty().await;
         locks
-            .read("k")
+            .shared("k")
             .wait(super::SLACK)
             .acquire()
             .await

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use futures_util::TryStreamExt as _;
-use lock_runtime::{LockClient, LockErrorKind, RevokeScope, Verdict};
+use lock_runtime::{LockClient, LockErrorKind, health::Verdict};
 use lock_tests::{Captured, RedisServer, chain, shared_server, unique};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -428,7 +428,7 @@ async fn a_server_with_another_name_for_hello_serves_polls_alone() {
         assert!(next.fence() > earlier);
 
         // A revoked holder learns of it at its next renewal.
-        one.revoke("k", RevokeScope::Leased).await.unwrap();
+        one.revoke("k").await.unwrap();
         next.lost().await;
 
         // The end of the connection is noticed at the next call.

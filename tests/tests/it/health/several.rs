@@ -1,6 +1,9 @@
 //! The health of stores with several servers, some of which are dead.
 
-use lock_runtime::{LockClient, ServerRole, Verdict};
+use lock_runtime::{
+    LockClient,
+    health::{ServerRole, Verdict},
+};
 use lock_tests::{RedisCluster, RedisServer, SentinelSet, unique};
 
 use super::{Duration, RedisOptions, becomes, codes, health, until};

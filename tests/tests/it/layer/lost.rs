@@ -13,7 +13,7 @@ use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use lock_runtime::{
-    HeldLock, LockClient, LockKey, OnLost, RevokeScope,
+    HeldLock, LockClient, LockKey, OnLost,
     store::{MemoryStore, ReleaseReply},
 };
 use lock_tests::{FaultyStore, faulty_store::Operation};
@@ -170,7 +170,7 @@ async fn a_release_that_finds_the_lock_gone_is_no_success() {
 /// A body of two frames. The lock is lost with the first one.
 fn two_frames(lock: HeldLock, locks: LockClient, trailers: Option<HeaderMap>) -> Body {
     let first = async move {
-        locks.revoke(lock.key(), RevokeScope::Leased).await.unwrap();
+        locks.revoke(lock.key()).await.unwrap();
         lock.lost().await;
         Frame::data(Bytes::from_static(b"one"))
     };

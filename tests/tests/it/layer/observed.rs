@@ -6,7 +6,7 @@ use axum::{Router, body::Body, response::Response, routing::post};
 use futures_util::poll;
 use http::Request;
 use http_body_util::BodyExt;
-use lock_runtime::{HeldLock, LockClient, LockKey, RevokeScope};
+use lock_runtime::{HeldLock, LockClient, LockKey};
 use lock_tests::{Captured, RedisServer};
 use lock_tower::{HoldUntil, LockLayer, LockPolicies, PolicyLayer};
 use metrics_util::debugging::DebuggingRecorder;
@@ -174,7 +174,7 @@ async fn a_loss_is_counted_with_its_reason() {
             let locks = locks.clone();
             async move |lock: HeldLock| {
                 let revoked = async move {
-                    locks.revoke(lock.key(), RevokeScope::Leased).await.unwrap();
+                    locks.revoke(lock.key()).await.unwrap();
                     std::future::pending::<Result<String, Infallible>>().await
                 };
                 if hold == HoldUntil::Response {

@@ -15,7 +15,7 @@ use axum::{
     http::{Request, Response, request},
 };
 use http_body_util::BodyExt;
-use lock_runtime::{HeldLock, LockClient, LockErrorKind, LockKey, RevokeScope};
+use lock_runtime::{HeldLock, LockClient, LockErrorKind, LockKey};
 use lock_tests::RedisServer;
 use lock_tower::{HoldUntil, LockLayer, ServiceError, Target};
 use tower::{Layer, Service, ServiceExt};
@@ -313,7 +313,7 @@ async fn a_lock_that_is_lost_before_the_service_is_ready_is_told() {
     let mut service = layer(&locks).layer(probe);
     let call = tokio::spawn(service.ready().await.unwrap().call(request("/7")));
     eventually("it is polled", async || waker.lock().unwrap().is_some()).await;
-    locks.revoke("/7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("/7").await.unwrap();
     let response = call.await.unwrap().unwrap();
     assert_eq!(response.status(), 500);
     assert!(text(response).await.contains("lost_revoked"));

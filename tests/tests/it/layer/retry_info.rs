@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{Router, routing::post};
 use lock_runtime::{
-    LockClient, RevokeScope,
+    LockClient,
     web::{ErrorClass, GrpcCode, retry_info},
 };
 use lock_tower::LockLayer;
@@ -105,10 +105,7 @@ async fn nobody_is_invited_whose_call_is_over() {
     // After a loss of the lock, effects of the call may exist.
     let revoked = locks.clone();
     let handler = post(async move || {
-        revoked
-            .revoke("order:8", RevokeScope::Leased)
-            .await
-            .unwrap();
+        revoked.revoke("order:8").await.unwrap();
         std::future::pending::<()>().await
     });
     let server =

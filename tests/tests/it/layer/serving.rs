@@ -19,7 +19,7 @@ use axum::{
     response::Response,
     routing::{MethodRouter, post},
 };
-use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
+use lock_runtime::{HeldLock, LockClient, LockError, LockKey, is_held};
 use lock_tests::FencedResource;
 use lock_tower::{
     Http, KeyError, KeyExtractor, KeyTemplate, Keyed, Lock, LockLayer, ResponseFuture, Target,
@@ -266,7 +266,7 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told() {
 
     let sent = server.send("POST", "/orders/7", &[]).await;
     let (lock, end) = entered.recv().await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     assert!(end.await.is_err());
     assert!(lock.is_lost());
 

@@ -12,7 +12,7 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use lock_runtime::{HeldLock, LockClient, LockError, LockKey, RevokeScope, is_held};
+use lock_runtime::{HeldLock, LockClient, LockError, LockKey, is_held};
 use lock_tower::{DetachLayer, HoldUntil, LockLayer};
 use tokio::sync::{mpsc, oneshot};
 use tower::ServiceExt;
@@ -206,7 +206,7 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
 
     let mut body = app.clone().oneshot(request()).await.unwrap().into_body();
     let frames = entered.recv().await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     let error = next(&mut body).await.unwrap().unwrap_err().into_inner();
     assert_eq!(
         error.downcast::<LockError>().unwrap().code(),
@@ -219,7 +219,7 @@ async fn a_body_whose_lock_is_lost_does_not_end_as_if_it_were_whole() {
     let sent = server.send("POST", "/shop.Orders/7", &[]).await;
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     let response = sent.response().await.unwrap();
     assert_eq!(response.header("transfer-encoding"), Some("chunked"));
     assert!(
@@ -242,7 +242,7 @@ async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
     let frames = entered.recv().await.unwrap();
     frames.send(data("a")).await.unwrap();
     assert!(next(&mut body).await.unwrap().unwrap().is_data());
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     let trailers = next(&mut body)
         .await
         .unwrap()
@@ -263,7 +263,7 @@ async fn a_grpc_stream_whose_lock_is_lost_ends_with_a_status() {
         .unwrap()
         .into_body();
     let _frames = entered.recv().await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     assert!(next(&mut body).await.unwrap().is_err());
 }
 
@@ -289,7 +289,7 @@ async fn a_caller_who_only_says_that_it_speaks_grpc_gets_no_clean_end() {
         .await
         .unwrap()
         .into_body();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     assert!(next(&mut body).await.unwrap().is_err());
 }
 
@@ -300,10 +300,7 @@ async fn a_loss_in_the_last_moment_is_no_clean_end() {
     let handler = async move || {
         let locks = revoking.clone();
         // The lock is lost in the poll that ends the body.
-        let body =
-            stream::once(
-                async move { locks.revoke("order:7", RevokeScope::Leased).await.unwrap() },
-            );
+        let body = stream::once(async move { locks.revoke("order:7").await.unwrap() });
         Body::from_stream(body.filter_map(async |_| None::<Result<Bytes, Infallible>>))
     };
     let app: Router = Router::new().route(

@@ -11,7 +11,7 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, stream};
-use lock_runtime::{HeldLock, LockClient, LockGuard, RevokeScope};
+use lock_runtime::{HeldLock, LockClient, LockGuard};
 use lock_tests::FencedResource;
 use lock_tower::{HoldUntil, LockLayer};
 use tokio::{sync::mpsc, task::JoinSet};
@@ -128,7 +128,7 @@ async fn a_lost_lock_ends_the_handler_and_the_caller_is_told(http: Http) {
     .await;
     let call = server.call("/orders/7");
     let lock: HeldLock = entries.recv().await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     let response = call.response().await.unwrap();
     assert!(lock.is_lost());
     assert!(!response.headers().contains_key("retry-after"));
@@ -240,7 +240,7 @@ async fn loss_in_the_body(http: Http, length: Option<u64>) {
             frames.send(data("a")).await.unwrap();
             assert_eq!(response.chunk().await.unwrap().unwrap(), "a");
         }
-        locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+        locks.revoke("order:7").await.unwrap();
         assert!(response.chunk().await.is_err());
         assert!(frames.is_closed(), "the inner body is dropped");
         all_free(&locks, &["order:7"]).await;

@@ -19,7 +19,7 @@ async fn locks_are_listed_with_holders_and_waiters() {
     let builder = LockClient::builder().identity("orders@web-1");
     let locks = store.client_of(builder).await;
     let guard = locks.exclusive("order:1").acquire().await.unwrap();
-    let _reader = locks.read("order:2").acquire().await.unwrap();
+    let _reader = locks.shared("order:2").acquire().await.unwrap();
     let _other = locks.exclusive("item:1").acquire().await.unwrap();
     let _hostile = locks.exclusive("order:3\u{202e}x").acquire().await.unwrap();
     let other = store.client().await;
@@ -485,8 +485,8 @@ async fn a_list_is_sorted_and_an_empty_one_is_explained() {
         );
     }
     let readers = [
-        locks.read("order:a").acquire(),
-        locks.read("order:a").acquire(),
+        locks.shared("order:a").acquire(),
+        locks.shared("order:a").acquire(),
     ];
     let _readers = futures_util::future::try_join_all(readers.map(IntoFuture::into_future))
         .await

@@ -1,10 +1,8 @@
 //! Faults while a command runs: a lost lock, processes that are killed or stopped, a store that is
 //! away.
 
-use std::{process::Stdio, time::Duration};
-
-use lock_runtime::RevokeScope;
 use lock_tests::Lateness;
+use std::{process::Stdio, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Store, child_of, ends, is_running, send, spawned, state, with_signals};
@@ -41,7 +39,7 @@ impl Store {
 
     async fn revoke(&self) {
         let locks = self.client().await;
-        locks.revoke("a", RevokeScope::Leased).await.unwrap();
+        locks.revoke("a").await.unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss, RevokeScope};
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, Loss};
 use lock_tests::{Captured, Proxy, RedisServer};
 use tokio::{
     task::JoinSet,
@@ -224,10 +224,7 @@ async fn a_loss_is_told_once_and_to_everybody() {
         // Dropped listeners do not disturb the others.
         drop(guard.lost());
         tokio::task::yield_now().await;
-        locks
-            .revoke("a", lock_runtime::RevokeScope::Leased)
-            .await
-            .unwrap();
+        locks.revoke("a").await.unwrap();
         for error in listeners.join_all().await {
             assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));
         }
@@ -283,7 +280,7 @@ impl Wake for Revokes {
 
 impl Drop for Revokes {
     fn drop(&mut self) {
-        let revoked = self.0.revoke("a", RevokeScope::Leased).now_or_never();
+        let revoked = self.0.revoke("a").now_or_never();
         revoked.expect("a store in memory replies at once").unwrap();
     }
 }

@@ -15,8 +15,7 @@ use std::{
 use futures_util::FutureExt as _;
 use lock_runtime::{
     HeldLock, LockClient, LockError, LockErrorKind, LockKind, LockRequest, Loss, OnLost,
-    RevokeScope,
-    store::{MemoryStore, ReleaseReply, StoreError, StoreErrorKind},
+    store::{MemoryStore, ReleaseReply, RevokeScope, StoreError, StoreErrorKind},
 };
 use lock_tests::{Captured, FaultyStore, faulty_store::Operation};
 use tokio::{
@@ -168,7 +167,7 @@ async fn a_body_that_may_run_to_its_end_is_not_cancelled() {
         let locks = LockClient::in_memory();
         let reached = AtomicBool::new(false);
         let body = async |_| {
-            locks.revoke("a", RevokeScope::Leased).await.unwrap();
+            locks.revoke("a").await.unwrap();
             sleep(LEASE).await;
             reached.store(true, Ordering::Relaxed);
         };
@@ -190,7 +189,7 @@ async fn a_body_does_not_begin_after_the_loss() {
     for on_lost in SETTINGS {
         let locks = LockClient::in_memory();
         let guard = request(&locks, on_lost).acquire().await.unwrap();
-        locks.revoke("a", RevokeScope::Leased).await.unwrap();
+        locks.revoke("a").await.unwrap();
         let error = guard.run(async { panic!("it begins") }).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));
     }

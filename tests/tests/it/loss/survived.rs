@@ -60,7 +60,7 @@ async fn lost_replies_to_renewals_are_survived() {
             );
             guards.push(
                 locks
-                    .read(format!("{key} read"))
+                    .shared(format!("{key} read"))
                     .lease(LEASE * 2)
                     .acquire()
                     .await

@@ -143,7 +143,7 @@ async fn work(locks: &LockClient, prefix: &str, until: Instant) -> usize {
         let two = 2.try_into().unwrap();
         let request = match number % 4 {
             0 | 1 => locks.exclusive(&key),
-            2 => locks.read(&key),
+            2 => locks.shared(&key),
             _ => locks.permits(&key, two),
         };
         let request = request.lease(Duration::from_secs(1));

@@ -99,15 +99,19 @@ async fn was_contended(guard: LockGuard) -> bool {
 async fn a_lock_that_is_free_is_not_contended(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for _ in 0..3 {
-        for request in [locks.exclusive("a"), locks.read("a"), locks.all(["a", "b"])] {
+        for request in [
+            locks.exclusive("a"),
+            locks.shared("a"),
+            locks.all(["a", "b"]),
+        ] {
             assert!(!contended(request.clone()).await, "{request:?}");
             assert!(!was_contended(request.no_wait().acquire().await.unwrap()).await);
         }
     }
     // Readers do not block each other.
-    let reader = others.read("a").acquire().await.unwrap();
-    let another = locks.read("a").acquire().await.unwrap();
-    assert!(!contended(locks.read("a")).await);
+    let reader = others.shared("a").acquire().await.unwrap();
+    let another = locks.shared("a").acquire().await.unwrap();
+    assert!(!contended(locks.shared("a")).await);
     assert!(!was_contended(another).await);
     reader.release().await.unwrap();
 }
@@ -116,10 +120,10 @@ async fn a_lock_that_somebody_else_holds_is_contended(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for (held, wanted) in [
         (others.exclusive("a"), locks.exclusive("a")),
-        (others.exclusive("a"), locks.read("a")),
-        (others.read("a"), locks.exclusive("a")),
-        (locks.exclusive("a"), locks.read("a")),
-        (locks.read("a"), locks.exclusive("a")),
+        (others.exclusive("a"), locks.shared("a")),
+        (others.shared("a"), locks.exclusive("a")),
+        (locks.exclusive("a"), locks.shared("a")),
+        (locks.shared("a"), locks.exclusive("a")),
     ] {
         let guard = held.acquire().await.unwrap();
         let waiting = tokio::spawn(contended(wanted.clone()));
@@ -184,7 +188,7 @@ async fn a_lock_that_is_entered_again_is_not_contended(place: Place) {
 async fn a_downgraded_lock_is_as_contended_as_before(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let free = locks
-        .write("a")
+        .exclusive("a")
         .acquire()
         .await
         .unwrap()
@@ -192,8 +196,8 @@ async fn a_downgraded_lock_is_as_contended_as_before(place: Place) {
         .await
         .unwrap();
     assert!(!was_contended(free).await);
-    let guard = others.write("a").acquire().await.unwrap();
-    let waiting = tokio::spawn(locks.write("a").wait(LONG).acquire());
+    let guard = others.exclusive("a").acquire().await.unwrap();
+    let waiting = tokio::spawn(locks.exclusive("a").wait(LONG).acquire());
     eventually("it stands in line", async || {
         !locks.inspect("a").await.unwrap().waiters.is_empty()
     })
@@ -210,7 +214,13 @@ async fn permits_are_contended_when_all_are_taken(place: Place) {
     let second = request(&others).acquire().await.unwrap();
     let waiting = tokio::spawn(contended(request(&locks)));
     eventually("it stands in line", async || {
-        !locks.inspect_permits("a").await.unwrap().waiters.is_empty()
+        !locks
+            .inspect("a")
+            .permits()
+            .await
+            .unwrap()
+            .waiters
+            .is_empty()
     })
     .await;
     first.release().await.unwrap();
@@ -242,7 +252,7 @@ async fn a_lock_that_is_free_only_after_the_first_answer_is_contended() {
         let permit = |locks: &LockClient| locks.permits("a", 1.try_into().unwrap());
         for (held, wanted) in [
             (others.exclusive("a"), locks.exclusive("a")),
-            (others.exclusive("a"), locks.read("a")),
+            (others.exclusive("a"), locks.shared("a")),
             (permit(&others), permit(&locks)),
         ] {
             let guard = held.acquire().await.unwrap();
@@ -258,7 +268,11 @@ async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
     in_time(async {
         let (store, silent) = silent_store();
         let locks = LockClient::with_store(store);
-        for request in [locks.exclusive("a"), locks.read("a"), locks.all(["a", "b"])] {
+        for request in [
+            locks.exclusive("a"),
+            locks.shared("a"),
+            locks.all(["a", "b"]),
+        ] {
             silent.store(true, Ordering::Relaxed);
             let waiting = begun(contended(request.clone())).await;
             silent.store(false, Ordering::Relaxed);

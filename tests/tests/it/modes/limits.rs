@@ -28,7 +28,7 @@ const WHILE: Duration = Duration::from_millis(800);
 
 async fn min_hold_keeps_a_lock_that_is_released_early(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    for mode in [locks.exclusive("a"), locks.read("a")] {
+    for mode in [locks.exclusive("a"), locks.shared("a")] {
         let start = Instant::now();
         let guard = mode.min_hold(WHILE).acquire().await.unwrap();
         let view = guard.held();
@@ -117,9 +117,9 @@ async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
     let modes = [
         (locks.exclusive("a"), others.exclusive("a")),
         (locks.exclusive("a"), locks.exclusive("a")),
-        (locks.exclusive("a"), others.read("a")),
-        (locks.read("a"), others.exclusive("a")),
-        (locks.read("a"), locks.exclusive("a")),
+        (locks.exclusive("a"), others.shared("a")),
+        (locks.shared("a"), others.exclusive("a")),
+        (locks.shared("a"), locks.exclusive("a")),
     ];
     for (held, wanted) in modes.into_iter().chain(permits) {
         let start = Instant::now();
@@ -210,7 +210,7 @@ async fn with_renewal_a_lock_outlives_its_lease(place: Place) {
     let one = 1.try_into().unwrap();
     let mut guards = vec![
         locks.exclusive("a").lease(WHILE).acquire().await.unwrap(),
-        locks.read("b").lease(WHILE).acquire().await.unwrap(),
+        locks.shared("b").lease(WHILE).acquire().await.unwrap(),
     ];
     if place.has_permits() {
         guards.push(
@@ -246,7 +246,7 @@ async fn extend_keeps_a_lock_for_longer(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for request in [
         locks.exclusive("a"),
-        locks.read("a"),
+        locks.shared("a"),
         locks.exclusive("a").no_renew(),
     ] {
         let guard = request.lease(WHILE).acquire().await.unwrap();
@@ -264,7 +264,7 @@ async fn extend_never_shortens(place: Place) {
     let permit = place
         .has_permits()
         .then(|| locks.permits("a", 2.try_into().unwrap()));
-    for request in [locks.exclusive("a"), locks.read("a")]
+    for request in [locks.exclusive("a"), locks.shared("a")]
         .into_iter()
         .chain(permit)
     {
@@ -302,10 +302,7 @@ async fn verify_asks_the_store(place: Place) {
     let guard = locks.exclusive("a").acquire().await.unwrap();
     guard.verify().await.unwrap();
     // Another process takes it away; nothing here has heard of it.
-    others
-        .revoke("a", lock_runtime::RevokeScope::Leased)
-        .await
-        .unwrap();
+    others.revoke("a").await.unwrap();
     let error = guard.verify().await.unwrap_err();
     assert!(matches!(error.kind(), LockErrorKind::Lost(_)), "{error}");
     assert!(guard.is_lost());
@@ -317,7 +314,7 @@ async fn max_hold_goes_on_in_a_downgraded_lock(place: Place) {
     let locks = place.client().await;
     let start = Instant::now();
     let writer = locks
-        .write("a")
+        .exclusive("a")
         .max_hold(WHILE * 2)
         .acquire()
         .await

@@ -126,7 +126,7 @@ async fn all_lines_together_have_a_limit(place: Place) {
         .await
         .unwrap();
     locks
-        .read("c")
+        .shared("c")
         .acquire()
         .await
         .unwrap()
@@ -232,7 +232,13 @@ async fn each_family_has_a_line_of_its_own(place: Place) {
     let permit_head = tokio::spawn(permit().acquire());
     // The first attempt of a request for permits bypasses the local queue.
     eventually("it stands in line", async || {
-        !locks.inspect_permits("a").await.unwrap().waiters.is_empty()
+        !locks
+            .inspect("a")
+            .permits()
+            .await
+            .unwrap()
+            .waiters
+            .is_empty()
     })
     .await;
     overloaded(permit()).await;

@@ -81,7 +81,7 @@ async fn a_permit_given_back_goes_to_the_next(place: Place) {
             .unwrap()
             .is_none()
     );
-    assert_eq!(locks.inspect_permits("a").await.unwrap().holders.len(), 3);
+    assert_eq!(locks.inspect("a").permits().await.unwrap().holders.len(), 3);
     let waiting = begun(locks.permits("a", three()).wait(LONG).acquire()).await;
     guards.pop().unwrap().release().await.unwrap();
     guards.push(waiting.await.unwrap());
@@ -96,7 +96,15 @@ async fn a_permit_given_back_goes_to_the_next(place: Place) {
     for guard in guards {
         guard.release().await.unwrap();
     }
-    assert!(locks.inspect_permits("a").await.unwrap().holders.is_empty());
+    assert!(
+        locks
+            .inspect("a")
+            .permits()
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
 }
 
 async fn each_number_counts_all_holders(place: Place) {
@@ -107,13 +115,21 @@ async fn each_number_counts_all_holders(place: Place) {
     assert!(tried(&locks, 2).await.is_none(), "two are held");
     let third = tried(&locks, 3).await.expect("two of three are held");
     assert!(tried(&others, 3).await.is_none(), "three are held");
-    assert_eq!(locks.inspect_permits("a").await.unwrap().holders.len(), 3);
+    assert_eq!(locks.inspect("a").permits().await.unwrap().holders.len(), 3);
     for guard in [first, second, third] {
         guard.extend(LONG).await.unwrap();
         guard.verify().await.unwrap();
         guard.release().await.unwrap();
     }
-    assert!(locks.inspect_permits("a").await.unwrap().holders.is_empty());
+    assert!(
+        locks
+            .inspect("a")
+            .permits()
+            .await
+            .unwrap()
+            .holders
+            .is_empty()
+    );
     let alone = tried(&others, 1).await.expect("free");
     alone.release().await.unwrap();
 }
@@ -131,7 +147,7 @@ async fn permits_of_two_numbers_are_granted_in_order(place: Place) {
     }
     let waits = async |count: usize| {
         eventually("they wait", async || {
-            locks.inspect_permits("a").await.unwrap().waiters.len() == count
+            locks.inspect("a").permits().await.unwrap().waiters.len() == count
         })
         .await;
     };
@@ -171,7 +187,7 @@ async fn two_numbers_are_served_side_by_side(place: Place) {
     let report = resource.report();
     assert!(report.overlaps == 0, "{report}");
     let locks = place.client().await;
-    let found = locks.inspect_permits("a").await.unwrap();
+    let found = locks.inspect("a").permits().await.unwrap();
     assert!(
         found.holders.is_empty() && found.waiters.is_empty(),
         "{found:?}"
@@ -182,7 +198,7 @@ async fn permits_and_locks_of_one_name_are_strangers(place: Place) {
     let locks = place.client().await;
     let permit = locks.permits("a", NonZeroU32::MIN).acquire().await.unwrap();
     let writer = locks
-        .write("a")
+        .exclusive("a")
         .try_acquire()
         .await
         .unwrap()
@@ -192,7 +208,7 @@ async fn permits_and_locks_of_one_name_are_strangers(place: Place) {
         Mode::Exclusive
     );
     assert_eq!(
-        locks.inspect_permits("a").await.unwrap().holders[0].mode,
+        locks.inspect("a").permits().await.unwrap().holders[0].mode,
         Mode::Permits(NonZeroU32::MIN)
     );
     writer.release().await.unwrap();

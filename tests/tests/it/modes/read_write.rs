@@ -25,26 +25,26 @@ async fn readers_overlap_and_keep_writers_out(place: Place) {
     for client in [&locks, &others, &locks] {
         readers.push(
             client
-                .read("a")
+                .shared("a")
                 .try_acquire()
                 .await
                 .unwrap()
                 .expect("readers share"),
         );
-        assert!(locks.write("a").try_acquire().await.unwrap().is_none());
-        assert!(others.write("a").try_acquire().await.unwrap().is_none());
+        assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
+        assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
     }
     for reader in readers {
-        assert!(locks.write("a").try_acquire().await.unwrap().is_none());
+        assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
         reader.release().await.unwrap();
     }
     let writer = others
-        .write("a")
+        .exclusive("a")
         .try_acquire()
         .await
         .unwrap()
         .expect("the last reader has left");
-    assert!(locks.read("a").try_acquire().await.unwrap().is_none());
+    assert!(locks.shared("a").try_acquire().await.unwrap().is_none());
     writer.release().await.unwrap();
 }
 
@@ -57,11 +57,11 @@ async fn readers_and_writers_never_meet(place: Place) {
         tasks.spawn(async move {
             for _ in 0..3 {
                 if task < 4 {
-                    let guard = locks.write("a").wait(LONG).acquire().await.unwrap();
+                    let guard = locks.exclusive("a").wait(LONG).acquire().await.unwrap();
                     resource.increment(guard.fence()).await.unwrap();
                     guard.release().await.unwrap();
                 } else {
-                    let guard = locks.read("a").wait(LONG).acquire().await.unwrap();
+                    let guard = locks.shared("a").wait(LONG).acquire().await.unwrap();
                     let inside = resource.enter_reader();
                     yield_now().await;
                     drop(inside);
@@ -77,11 +77,11 @@ async fn readers_and_writers_never_meet(place: Place) {
 
 async fn a_waiting_writer_is_not_starved_by_later_readers(place: Place) {
     let locks = place.client().await;
-    let mut reader = locks.read("a").acquire().await.unwrap();
-    let mut writer = begun(locks.write("a").wait(LONG).acquire()).await;
+    let mut reader = locks.shared("a").acquire().await.unwrap();
+    let mut writer = begun(locks.exclusive("a").wait(LONG).acquire()).await;
     // Readers come without end, each before the one ahead of it leaves.
     for _ in 0..20 {
-        let mut next = begun(locks.read("a").wait(LONG).acquire()).await;
+        let mut next = begun(locks.shared("a").wait(LONG).acquire()).await;
         reader.release().await.unwrap();
         tokio::select! {
             biased;
@@ -98,10 +98,10 @@ async fn a_waiting_writer_is_not_starved_by_later_readers(place: Place) {
 
 async fn readers_that_wait_behind_a_writer_get_in_together(place: Place) {
     let locks = place.client().await;
-    let writer = locks.write("a").acquire().await.unwrap();
+    let writer = locks.exclusive("a").acquire().await.unwrap();
     let mut readers = JoinSet::new();
     for _ in 0..10 {
-        readers.spawn(begun(locks.read("a").wait(LONG).acquire()).await);
+        readers.spawn(begun(locks.shared("a").wait(LONG).acquire()).await);
     }
     writer.release().await.unwrap();
     let guards: Vec<_> = readers
@@ -113,7 +113,7 @@ async fn readers_that_wait_behind_a_writer_get_in_together(place: Place) {
     assert_eq!(locks.inspect("a").await.unwrap().holders.len(), 10);
     drop(guards);
     locks
-        .write("a")
+        .exclusive("a")
         .wait(LONG)
         .acquire()
         .await
@@ -125,15 +125,15 @@ async fn readers_that_wait_behind_a_writer_get_in_together(place: Place) {
 
 async fn a_downgraded_writer_lets_readers_in_and_no_writer(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let writer = locks.write("a").acquire().await.unwrap();
+    let writer = locks.exclusive("a").acquire().await.unwrap();
     let before = writer.fence();
     let reader = writer.downgrade().await.unwrap();
     assert!(reader.fence() > before, "a reader is a grant of its own");
     assert!(!reader.is_lost() && !reader.validity().is_zero());
     for client in [&locks, &others] {
-        assert!(client.write("a").try_acquire().await.unwrap().is_none());
+        assert!(client.exclusive("a").try_acquire().await.unwrap().is_none());
         client
-            .read("a")
+            .shared("a")
             .try_acquire()
             .await
             .unwrap()
@@ -145,7 +145,7 @@ async fn a_downgraded_writer_lets_readers_in_and_no_writer(place: Place) {
     reader.verify().await.unwrap();
     reader.release().await.unwrap();
     let writer = others
-        .write("a")
+        .exclusive("a")
         .try_acquire()
         .await
         .unwrap()
@@ -156,11 +156,11 @@ async fn a_downgraded_writer_lets_readers_in_and_no_writer(place: Place) {
 async fn no_writer_gets_in_while_one_downgrades(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for _ in 0..10 {
-        let writer = locks.write("a").acquire().await.unwrap();
+        let writer = locks.exclusive("a").acquire().await.unwrap();
         let fence = writer.fence();
         let mut waiting = Vec::new();
         for client in [&locks, &others, &locks] {
-            waiting.push(begun(client.write("a").wait(LONG).acquire()).await);
+            waiting.push(begun(client.exclusive("a").wait(LONG).acquire()).await);
         }
         let mut writers: JoinSet<_> = waiting.into_iter().collect();
         let reader = writer.downgrade().await.unwrap();
@@ -188,7 +188,7 @@ async fn a_downgraded_lock_is_renewed(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let lease = Duration::from_millis(900);
     let reader = locks
-        .write("a")
+        .exclusive("a")
         .lease(lease)
         .acquire()
         .await
@@ -198,13 +198,13 @@ async fn a_downgraded_lock_is_renewed(place: Place) {
         .unwrap();
     tokio::time::sleep(lease * 2).await;
     reader.verify().await.unwrap();
-    assert!(others.write("a").try_acquire().await.unwrap().is_none());
+    assert!(others.exclusive("a").try_acquire().await.unwrap().is_none());
     reader.release().await.unwrap();
 }
 
 async fn what_cannot_be_downgraded_is_released(place: Place) {
     let locks = place.client().await;
-    let reader = locks.read("a").acquire().await.unwrap();
+    let reader = locks.shared("a").acquire().await.unwrap();
     assert_eq!(
         reader.downgrade().await.unwrap_err().kind(),
         LockErrorKind::ModeMismatch
@@ -219,7 +219,15 @@ async fn what_cannot_be_downgraded_is_released(place: Place) {
             permit.downgrade().await.unwrap_err().kind(),
             LockErrorKind::ModeMismatch
         );
-        let is_free = || async { locks.inspect_permits("a").await.unwrap().holders.is_empty() };
+        let is_free = || async {
+            locks
+                .inspect("a")
+                .permits()
+                .await
+                .unwrap()
+                .holders
+                .is_empty()
+        };
         eventually("the permit is free", is_free).await;
     }
     let both = locks.all(["a", "b"]).acquire().await.unwrap();
@@ -229,7 +237,7 @@ async fn what_cannot_be_downgraded_is_released(place: Place) {
     );
     all_free(&locks, &["a", "b"]).await;
 
-    let writer = locks.write("a").acquire().await.unwrap();
+    let writer = locks.exclusive("a").acquire().await.unwrap();
     let again = writer.scope(locks.reentrant("a").acquire()).await.unwrap();
     let error = again.downgrade().await.unwrap_err();
     assert_eq!(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_runtime::{
-    LockErrorKind, LockKey, Loss, Mode, RevokeScope,
+    LockErrorKind, LockKey, Loss, Mode,
     store::{Hold, Instant, KeyRequest, PollReply, Token},
 };
 use tokio::task::JoinSet;
@@ -148,7 +148,7 @@ async fn a_lost_key_is_a_lost_guard(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for lost in ["a", "b", "c"] {
         let guard = locks.all(["a", "b", "c"]).acquire().await.unwrap();
-        locks.revoke(lost, RevokeScope::Leased).await.unwrap();
+        locks.revoke(lost).await.unwrap();
         let error = guard.lost().await;
         assert_eq!(error.key().unwrap().as_str(), lost);
         assert!(guard.is_lost() && guard.validity().is_zero());
@@ -171,7 +171,7 @@ async fn a_key_that_is_lost_while_the_rest_is_waited_for_is_no_grant(place: Plac
     let waiting = tokio::spawn(locks.all(["a", "b"]).wait(LONG).acquire());
     let waits = || async { !others.inspect("b").await.unwrap().waiters.is_empty() };
     eventually("it holds the first and waits for the last", waits).await;
-    locks.revoke("a", RevokeScope::Leased).await.unwrap();
+    locks.revoke("a").await.unwrap();
     blocker.release().await.unwrap();
     let error = waiting.await.unwrap().map(drop).unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Lost(Loss::Revoked));

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use lock_runtime::{
-    ListedLock, LockClient, LockErrorKind, LockGuard, LockKind, LockList, Mode,
+    LockClient, LockErrorKind, LockGuard, LockKind, Mode,
+    operator::{ListedLock, LockList},
     store::redis::RedisStore,
 };
 use lock_tests::{Proxy, RedisCluster, RedisServer, shared_server, unique};
@@ -53,8 +54,8 @@ async fn a_list_has_the_locks_of_a_prefix_with_their_holders_and_waiters(place: 
     assert!(all(others.list("")).await.is_empty());
     let writer = locks.exclusive("order:1").acquire().await.unwrap();
     let readers = [
-        locks.read("order:2").acquire().await.unwrap(),
-        others.read("order:2").acquire().await.unwrap(),
+        locks.shared("order:2").acquire().await.unwrap(),
+        others.shared("order:2").acquire().await.unwrap(),
     ];
     let other = locks.exclusive("item:1").acquire().await.unwrap();
     let waiting = begun(locks.exclusive("order:1").wait(LONG).acquire()).await;
@@ -111,7 +112,7 @@ async fn pages_have_each_lock_once_in_order(place: Place) {
 
     let (mut found, mut after) = (Vec::new(), None);
     loop {
-        let page = locks.list_page("k:", after.as_ref(), 100, LONG).await;
+        let page = locks.list_page("k:").after(after).timeout(LONG).await;
         assert!(page.is_complete && page.errors.is_empty(), "{page:?}");
         assert_eq!((page.in_all, page.before), (250, found.len()));
         assert_eq!(page.locks.len(), 100.min(250 - found.len()));
@@ -123,7 +124,7 @@ async fn pages_have_each_lock_once_in_order(place: Place) {
         }
     }
     assert_eq!(found, expected);
-    let nothing = locks.list_page("none:", None, 100, LONG).await;
+    let nothing = locks.list_page("none:").timeout(LONG).await;
     assert_eq!((nothing.locks.len(), nothing.in_all), (0, 0));
     other.release().await.unwrap();
 }

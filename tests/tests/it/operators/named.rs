@@ -4,7 +4,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lock_runtime::store::{AcquireReply, Hold, KeyRequest, MemoryStore};
 use lock_runtime::{
-    Identity, LockClient, LockErrorKind, LockKey, Mode, RedisOptions,
+    LockClient, LockErrorKind, LockKey, Mode, RedisOptions,
+    operator::Identity,
     store::{IDENTITY_TTL, Instant, Token},
 };
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation, shared_server, unique};
@@ -137,7 +138,7 @@ async fn a_client_without_a_name_is_shown_as_such(place: Place) {
 
 async fn each_reader_and_each_permit_shows_for_how_long_it_is_held(place: Place) {
     let (locks, three) = (place.client().await, NonZeroU32::new(3).unwrap());
-    let reader = || locks.read("a").acquire();
+    let reader = || locks.shared("a").acquire();
     let permit = || locks.permits("a", three).acquire();
     let first = (reader().await.unwrap(), permit().await.unwrap());
     sleep(Duration::from_millis(1500)).await;
@@ -145,7 +146,7 @@ async fn each_reader_and_each_permit_shows_for_how_long_it_is_held(place: Place)
     if matches!(place, Place::Redis { .. }) {
         // Redis has no times of these grants until the client records them, as it does every five
         // minutes.
-        let [read, counted] = [locks.inspect("a").await, locks.inspect_permits("a").await];
+        let [read, counted] = [locks.inspect("a").await, locks.inspect("a").permits().await];
         let holders = [read.unwrap().holders, counted.unwrap().holders].concat();
         assert!(holders.iter().all(|it| it.held_for.is_none()));
         let Identity::Client { id, .. } = holders[0].client else {
@@ -158,7 +159,7 @@ async fn each_reader_and_each_permit_shows_for_how_long_it_is_held(place: Place)
         let introduced = store.introduce(id, "reader", &grants, IDENTITY_TTL);
         introduced.await.unwrap();
     }
-    for seen in [locks.inspect("a").await, locks.inspect_permits("a").await] {
+    for seen in [locks.inspect("a").await, locks.inspect("a").permits().await] {
         let holders = seen.unwrap().holders;
         let mut held_for: Vec<_> = holders.iter().map(|it| it.held_for).collect();
         held_for.sort_unstable();

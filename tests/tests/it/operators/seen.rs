@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lock_runtime::{HolderId, Identity, LockClient, LockErrorKind, Loss, RevokeReply, RevokeScope};
+use lock_runtime::{
+    LockClient, LockErrorKind, Loss,
+    operator::{HolderId, Identity, RevokeReply},
+};
 use lock_tests::{Proxy, RedisServer, proxy::DropReply, shared_server};
 use tokio::join;
 
@@ -32,12 +35,7 @@ async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
         seen,
         "the identifier is that of the holder"
     );
-    let revoke = async || {
-        operator
-            .revoke("a", RevokeScope::Holder(seen))
-            .await
-            .unwrap()
-    };
+    let revoke = async || operator.revoke("a").holder(seen).await.unwrap();
     guard.release().await.unwrap();
     assert_eq!(revoke().await, RevokeReply::NotHeld);
 
@@ -46,7 +44,7 @@ async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
 
-    let reader = locks.read("a").acquire().await.unwrap();
+    let reader = locks.shared("a").acquire().await.unwrap();
     assert_eq!(revoke().await, RevokeReply::Changed);
     reader.verify().await.unwrap();
     reader.release().await.unwrap();
@@ -56,10 +54,10 @@ async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
 async fn a_release_after_a_revocation_names_it(place: Place) {
     let (locks, operator) = (place.client().await, place.client().await);
     for _ in 0..5 {
-        for request in [locks.exclusive("a"), locks.read("a")] {
+        for request in [locks.exclusive("a"), locks.shared("a")] {
             let guard = request.acquire().await.unwrap();
             let seen = holder_of(&operator, "a").await;
-            let revoked = operator.revoke("a", RevokeScope::Holder(seen)).await;
+            let revoked = operator.revoke("a").holder(seen).await;
             assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
             let error = guard.release().await.unwrap_err();
             assert_eq!(
@@ -80,8 +78,11 @@ async fn of_two_operators_one_revokes(place: Place) {
             true => Some(begun(next.exclusive("a").wait(LONG).acquire()).await),
             false => None,
         };
-        let scope = RevokeScope::Holder(holder_of(&one, "a").await);
-        let (first, second) = join!(one.revoke("a", scope), other.revoke("a", scope));
+        let holder = holder_of(&one, "a").await;
+        let (first, second) = join!(
+            one.revoke("a").holder(holder),
+            other.revoke("a").holder(holder)
+        );
         let mut replies = [first.unwrap(), second.unwrap()];
         replies.sort_by_key(|reply| *reply != RevokeReply::Revoked);
         assert_eq!(replies[0], RevokeReply::Revoked);
@@ -93,7 +94,7 @@ async fn of_two_operators_one_revokes(place: Place) {
         drop(guard);
         if let Some(waiting) = waiting {
             let guard = waiting.await.unwrap();
-            let third = one.revoke("a", scope).await.unwrap();
+            let third = one.revoke("a").holder(holder).await.unwrap();
             assert_eq!(third, RevokeReply::Changed);
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
@@ -105,13 +106,23 @@ async fn one_reader_of_several_is_revoked(place: Place) {
     let locks = place.client().await;
     // In this order of expiry.
     let seconds = |seconds| Duration::from_secs(seconds);
-    let revoked = locks.read("a").lease(seconds(10)).acquire().await.unwrap();
-    let kept = locks.read("a").lease(seconds(30)).acquire().await.unwrap();
+    let revoked = locks
+        .shared("a")
+        .lease(seconds(10))
+        .acquire()
+        .await
+        .unwrap();
+    let kept = locks
+        .shared("a")
+        .lease(seconds(30))
+        .acquire()
+        .await
+        .unwrap();
     let seen = locks.inspect("a").await.unwrap();
     assert_eq!(seen.holders.len(), 2);
-    let scope = RevokeScope::Holder(seen.holders[0].id);
+    let holder = seen.holders[0].id;
     assert_eq!(
-        locks.revoke("a", scope).await.unwrap(),
+        locks.revoke("a").holder(holder).await.unwrap(),
         RevokeReply::Revoked
     );
     assert_eq!(
@@ -125,13 +136,13 @@ async fn one_reader_of_several_is_revoked(place: Place) {
         [seen.holders[1].id]
     );
     assert_eq!(
-        locks.revoke("a", scope).await.unwrap(),
+        locks.revoke("a").holder(holder).await.unwrap(),
         RevokeReply::Changed
     );
     kept.release().await.unwrap();
     assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     assert_eq!(
-        locks.revoke("a", scope).await.unwrap(),
+        locks.revoke("a").holder(holder).await.unwrap(),
         RevokeReply::NotHeld
     );
 }
@@ -153,9 +164,9 @@ async fn one_permit_of_several_is_revoked(place: Place) {
         .await
         .unwrap();
     let waiting = begun(locks.permits("a", two).wait(LONG).acquire()).await;
-    let seen = locks.inspect_permits("a").await.unwrap().holders[0].id;
+    let seen = locks.inspect("a").permits().await.unwrap().holders[0].id;
     assert_eq!(
-        locks.revoke_permit("a", seen).await.unwrap(),
+        locks.revoke("a").permits().holder(seen).await.unwrap(),
         RevokeReply::Revoked
     );
     assert_eq!(
@@ -164,7 +175,7 @@ async fn one_permit_of_several_is_revoked(place: Place) {
     );
     let next = waiting.await.unwrap();
     assert_eq!(
-        locks.revoke_permit("a", seen).await.unwrap(),
+        locks.revoke("a").permits().holder(seen).await.unwrap(),
         RevokeReply::Changed
     );
     for permit in [kept, next] {
@@ -182,10 +193,13 @@ async fn a_holder_is_revoked_or_keeps_its_lock_while_the_lock_changes_hands(plac
     let mut outcomes = [0, 0];
     for _ in 0..40 {
         let first = locks.exclusive("a").acquire().await.unwrap();
-        let scope = RevokeScope::Holder(holder_of(&operator, "a").await);
+        let holder = holder_of(&operator, "a").await;
         let waiting = next.exclusive("a").wait(LONG).acquire();
-        let (released, second, reply) =
-            join!(first.release(), waiting, operator.revoke("a", scope));
+        let (released, second, reply) = join!(
+            first.release(),
+            waiting,
+            operator.revoke("a").holder(holder)
+        );
         let second = second.unwrap();
         let is_revoked = reply.unwrap() == RevokeReply::Revoked;
         // The servers of a majority may be asked in another order each.
@@ -212,15 +226,9 @@ async fn a_reservation_is_not_the_holder_that_left_it(place: Place) {
     guard.release().await.unwrap();
     let left = locks.inspect("a").await.unwrap().holders.remove(0);
     assert!(left.is_reservation, "{left:?}");
-    let reply = locks
-        .revoke("a", RevokeScope::Holder(holder))
-        .await
-        .unwrap();
+    let reply = locks.revoke("a").holder(holder).await.unwrap();
     assert_eq!(reply, RevokeReply::Changed);
-    let reply = locks
-        .revoke("a", RevokeScope::Holder(left.id))
-        .await
-        .unwrap();
+    let reply = locks.revoke("a").holder(left.id).await.unwrap();
     assert_eq!(reply, RevokeReply::Revoked);
     assert!(locks.inspect("a").await.unwrap().holders.is_empty());
 }
@@ -243,16 +251,16 @@ async fn a_foreign_holder_is_revoked_by_its_value_which_is_never_shown() {
             assert_eq!(seen.holders[0].client, Identity::Foreign);
             assert_eq!(seen.holders[0].held_for, None);
             assert!(!format!("{seen:?}").contains("hunter2"));
-            let scope = RevokeScope::Holder(seen.holders[0].id);
+            let holder = seen.holders[0].id;
             set("hunter3").await;
             assert_eq!(
-                locks.revoke("a", scope).await.unwrap(),
+                locks.revoke("a").holder(holder).await.unwrap(),
                 RevokeReply::Changed
             );
             assert_eq!(server.query::<String>(&["GET", &name]).await, "hunter3");
             set("hunter2").await;
             assert_eq!(
-                locks.revoke("a", scope).await.unwrap(),
+                locks.revoke("a").holder(holder).await.unwrap(),
                 RevokeReply::Revoked
             );
             assert_eq!(server.query::<u64>(&["EXISTS", &name]).await, 0);
@@ -273,11 +281,11 @@ async fn a_revocation_whose_reply_is_lost_is_not_repeated() {
         let revoked = locks.exclusive("a").acquire().await.unwrap();
         let waiting = begun(next.exclusive("a").wait(LONG).acquire()).await;
         // The server knows the script already.
-        let reply = operator.revoke("b", RevokeScope::Leased).await.unwrap();
+        let reply = operator.revoke("b").await.unwrap();
         assert_eq!(reply, RevokeReply::NotHeld);
 
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
-        let error = operator.revoke("a", RevokeScope::Leased).await.unwrap_err();
+        let error = operator.revoke("a").await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
         assert_eq!(proxy.dropped_replies(), 1);
         assert!(matches!(

@@ -52,7 +52,7 @@ async fn waiting_requests_are_refused_once_the_breaker_is_open() {
                     .acquire()
                     .await
                     .unwrap_err();
-                locks.read("new").wait(LONG).acquire().await.unwrap_err();
+                locks.shared("new").wait(LONG).acquire().await.unwrap_err();
                 locks
                     .all(["a", "b"])
                     .wait(LONG)

@@ -68,7 +68,7 @@ async fn waiting_requests_are_refused_once_the_breaker_is_open() {
                 let (begin, late) = (Instant::now(), Lateness::start());
                 let requests = [
                     locks.exclusive("new"),
-                    locks.read("new"),
+                    locks.shared("new"),
                     locks.all(["a", "b"]),
                 ];
                 for request in requests {

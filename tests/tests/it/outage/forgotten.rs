@@ -30,7 +30,7 @@ async fn a_release_that_the_server_has_forgotten_is_repeated() {
         let server = RedisServer::start().await;
         let holder = LockClient::connect(&server.url()).await.unwrap();
         let mut guards = Vec::new();
-        for request in requests(&holder, |locks, key| locks.read(key)) {
+        for request in requests(&holder, |locks, key| locks.shared(key)) {
             guards.push(request.acquire().await.unwrap());
         }
         let dropped = holder

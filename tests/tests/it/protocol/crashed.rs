@@ -12,9 +12,9 @@ const LEASE: Duration = Duration::from_millis(400);
 
 fn request(locks: &LockClient, key: &lock_runtime::LockKey, mode: Mode) -> LockRequest {
     match mode {
-        Mode::Shared => locks.read(key),
+        Mode::Shared => locks.shared(key),
         Mode::Permits(permits) => locks.permits(key, permits),
-        _ => locks.write(key),
+        _ => locks.exclusive(key),
     }
 }
 

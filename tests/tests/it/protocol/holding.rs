@@ -61,7 +61,7 @@ async fn a_renewal_after_an_extension_leaves_it_as_long() {
         let locks = LockClient::with_store(store.clone());
         let hold = fresh_hold(mode);
         let request = match mode {
-            Mode::Shared => locks.read(&hold.key),
+            Mode::Shared => locks.shared(&hold.key),
             Mode::Permits(permits) => locks.permits(&hold.key, permits),
             _ => locks.exclusive(&hold.key),
         };

@@ -239,9 +239,9 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
         proxy.drop_reply(DropReply::next().to("EVALSHA").times(3));
         let name = unique("lost");
         let request = if mode == "read" {
-            locks.read(name.as_str())
+            locks.shared(name.as_str())
         } else {
-            locks.write(name.as_str())
+            locks.exclusive(name.as_str())
         };
         let guard = timeout(LONG, request.lease(HOUR).wait(LONG).acquire())
             .await
@@ -256,7 +256,7 @@ async fn who_waits_gets_the_lock_in_spite_of_lost_answers() {
         guard.release().await.unwrap();
         // A leftover grant would delay this until it is abandoned.
         locks
-            .write(name.as_str())
+            .exclusive(name.as_str())
             .wait(LONG)
             .acquire()
             .await
@@ -279,9 +279,9 @@ async fn a_question_that_is_repeated_after_a_lost_answer_is_one() {
         let name = unique("repeated");
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
         let request = if mode == "read" {
-            locks.read(name.as_str())
+            locks.shared(name.as_str())
         } else {
-            locks.write(name.as_str())
+            locks.exclusive(name.as_str())
         };
         let guard = timeout(LONG, request.wait(LONG).acquire())
             .await

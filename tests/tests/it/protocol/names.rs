@@ -3,8 +3,12 @@
 
 use crate::replies::{Replies as _, poll};
 use lock_runtime::{
-    LockErrorKind, LockKey, LockKind, Mode, RevokeReply, RevokeScope,
-    store::{AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, Store},
+    LockErrorKind, LockKey, LockKind, Mode,
+    operator::RevokeReply,
+    store::{
+        AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, RevokeScope,
+        Store,
+    },
 };
 use lock_tests::{RedisServer, chain, shared_server};
 

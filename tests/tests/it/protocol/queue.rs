@@ -7,10 +7,10 @@ use std::{
 };
 
 use lock_runtime::{
-    LockKey, Mode, RevokeScope,
+    LockKey, Mode,
     store::{
         AcquireReply, Grant, Hold, KeyRequest, Listener, NextHolder, PollReply, Release,
-        ReleaseReply, Store as _, StoreEvent, Token, redis::RedisStore,
+        ReleaseReply, RevokeScope, Store as _, StoreEvent, Token, redis::RedisStore,
     },
 };
 use lock_tests::RedisServer;

@@ -66,7 +66,7 @@ impl Site {
 async fn longest(locks: &LockClient, key: &LockKey, kind: LockKind) -> Option<Duration> {
     let found = match kind {
         LockKind::Lock => locks.inspect(key).await,
-        _ => locks.inspect_permits(key).await,
+        _ => locks.inspect(key).permits().await,
     };
     let holders = found.unwrap().holders;
     holders.iter().filter_map(|holder| holder.ttl).max()
@@ -82,7 +82,7 @@ async fn a_renewal_corrects_the_lease(site: Site, modes: &[Mode]) {
             let request = match *mode {
                 Mode::Exclusive => locks.exclusive(&key),
                 Mode::Permits(count) => locks.permits(&key, count),
-                _ => locks.read(&key),
+                _ => locks.shared(&key),
             };
             let guard = request.wait(LONG).acquire().await.unwrap();
             held.push((guard, key, mode.kind()));

@@ -19,7 +19,7 @@ use futures_util::TryStreamExt as _;
 use lock_runtime::store::Instant;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockKind, Loss, MAX_KEY_BYTES, MIN_LEASE, Mode,
-    RevokeReply, RevokeScope,
+    operator::RevokeReply,
     store::{
         AcquireAllReply, Hold, KeyRequest, RecordStore, Records, Store, StoreErrorKind, Token,
         records::{RecordName, Swap, Swapped, Timestamp},
@@ -111,7 +111,7 @@ async fn an_operator_lists_inspects_and_revokes() {
     let seen = operator.inspect("a").await.unwrap();
     assert_eq!(seen.fence, Some(guard.fence()));
     assert_eq!(seen.holders.len(), 1);
-    let revoked = operator.revoke("a", RevokeScope::Leased).await.unwrap();
+    let revoked = operator.revoke("a").await.unwrap();
     assert_eq!(revoked, RevokeReply::Revoked);
     let lost = guard.release().await.unwrap_err();
     assert!(matches!(lost.kind(), LockErrorKind::Lost(_)), "{lost}");
@@ -120,7 +120,7 @@ async fn an_operator_lists_inspects_and_revokes() {
     let client = place.client();
     let several = client.all(["b", "c"]).lease(Duration::from_secs(1));
     let several = several.try_acquire().await.unwrap().unwrap();
-    let revoked = operator.revoke("c", RevokeScope::Leased).await.unwrap();
+    let revoked = operator.revoke("c").await.unwrap();
     assert_eq!(revoked, RevokeReply::Revoked);
     several.lost().await;
     let lost = several.verify().await.unwrap_err();

@@ -76,9 +76,9 @@ const MODES: [(Mode, Mode); 3] = [
 
 fn request(locks: &LockClient, key: &str, mode: Mode, wait: Option<Duration>) -> LockRequest {
     let request = if mode == Mode::Shared {
-        locks.read(key)
+        locks.shared(key)
     } else {
-        locks.write(key)
+        locks.exclusive(key)
     };
     let request = request.lease(LONGEST_LEASE);
     wait.map_or_else(

@@ -252,7 +252,7 @@ async fn the_line_of_the_readme_suffices() {
         .acquire()
         .await
         .unwrap();
-    let waiting = tokio::spawn(others.read("a").lease(LONGEST_LEASE).wait(LONG).acquire());
+    let waiting = tokio::spawn(others.shared("a").lease(LONGEST_LEASE).wait(LONG).acquire());
     sleep(LONGEST_LEASE).await;
     guard.downgrade().await.unwrap().release().await.unwrap();
     waiting.await.unwrap().unwrap().release().await.unwrap();

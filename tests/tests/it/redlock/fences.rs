@@ -131,7 +131,7 @@ async fn read(locks: LockClient) -> Vec<u64> {
     let mut tokens = Vec::new();
     for _ in 0..150 {
         let guard = locks
-            .read("a")
+            .shared("a")
             .lease(LONGEST_LEASE)
             .wait(LONG)
             .acquire()
@@ -148,7 +148,7 @@ async fn write_and_read(locks: LockClient) -> Vec<u64> {
     let mut tokens = Vec::new();
     for _ in 0..60 {
         let guard = locks
-            .write("a")
+            .exclusive("a")
             .lease(LONGEST_LEASE)
             .wait(LONG)
             .acquire()

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, pin::Pin, time::Duration};
 
 use futures_util::future::join_all;
-use lock_runtime::{AcquireFuture, LockClient, LockRequest, RedisOptions};
+use lock_runtime::{LockClient, LockRequest, RedisOptions, future::AcquireFuture};
 use lock_tests::{Proxy, RedisServer, Worker, proxy::Direction};
 use tokio::{
     runtime,

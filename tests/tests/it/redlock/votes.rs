@@ -12,10 +12,10 @@ use std::{
 
 use futures_util::poll;
 use lock_runtime::{
-    FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode, RevokeScope,
+    FencingToken, LockClient, LockErrorKind, LockKey, LockKind, Mode,
     store::{
         AcquireReply, Hold, IfBusy, Instant, KeyPart, KeyRequest, MemoryStore, PollReply,
-        QuorumMember, QuorumStore, Release, ReleaseReply, Renewal, Store, StoreError,
+        QuorumMember, QuorumStore, Release, ReleaseReply, Renewal, RevokeScope, Store, StoreError,
         StoreErrorKind, Token,
     },
 };

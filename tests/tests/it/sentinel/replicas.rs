@@ -84,7 +84,7 @@ async fn waits(server: &RedisServer) -> u64 {
 fn each_way(locks: &LockClient) -> [LockRequest; 5] {
     [
         locks.exclusive("k"),
-        locks.read("k"),
+        locks.shared("k"),
         locks.permits("k", count(2)),
         locks.all(["k", "l"]),
         locks.all(["k", "l"]).wait(REPLICATED),
@@ -103,7 +103,7 @@ async fn a_grant_is_on_its_replica_when_it_is_told() {
         }
         let reader = pair
             .locks
-            .write("k")
+            .exclusive("k")
             .acquire()
             .await
             .unwrap()
@@ -135,7 +135,7 @@ async fn without_replicas_nothing_is_granted_and_nothing_is_left() {
             );
         }
         let wait = Duration::from_millis(300);
-        for request in [pair.locks.exclusive("k"), pair.locks.read("k")] {
+        for request in [pair.locks.exclusive("k"), pair.locks.shared("k")] {
             let since = Instant::now();
             let error = request.wait(wait).acquire().await.unwrap_err();
             assert_says(&error, LockErrorKind::Unavailable, &["lock k: "]);
@@ -180,7 +180,7 @@ async fn a_lock_that_is_handed_over_waits_for_its_replicas_as_well() {
     in_time(async {
         let pair = Pair::start().await;
         let others = pair.careless().await;
-        for request in [pair.locks.exclusive("k"), pair.locks.read("k")] {
+        for request in [pair.locks.exclusive("k"), pair.locks.shared("k")] {
             let guard = others.exclusive("k").acquire().await.unwrap();
             let mut waiting = request.wait(LONG).acquire();
             let waits = || async { !others.inspect("k").await.unwrap().waiters.is_empty() };
@@ -260,7 +260,7 @@ async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
 async fn downgrade_that_no_replica_acknowledges_frees_the_lock() {
     in_time(async {
         let pair = Pair::start().await;
-        let guard = pair.locks.write("k").acquire().await.unwrap();
+        let guard = pair.locks.exclusive("k").acquire().await.unwrap();
         pair.replica.stop();
         let error = guard.downgrade().await.unwrap_err();
         assert_says(

@@ -36,7 +36,7 @@ use std::{
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::{OptionFuture, join_all};
-use lock_runtime::{Inspection, LockClient, RedisOptions, store::MemoryStore};
+use lock_runtime::{LockClient, RedisOptions, operator::Inspection, store::MemoryStore};
 use lock_tests::{
     Proxy, RedisServer, SentinelSet, shared_cluster, shared_postgres, shared_sentinels,
     storm::{Chronicle, HANDOVER, KEYS, Plan, RECOVERY, Report, nanos},
@@ -346,7 +346,7 @@ async fn in_memory() {
     for key in KEYS {
         let free = async || {
             let (lock, permits) =
-                tokio::join!(clients[0].inspect(key), clients[0].inspect_permits(key));
+                tokio::join!(clients[0].inspect(key), clients[0].inspect(key).permits());
             let is_empty = |found: Inspection| found.holders.is_empty() && found.waiters.is_empty();
             is_empty(lock.unwrap()) && is_empty(permits.unwrap())
         };

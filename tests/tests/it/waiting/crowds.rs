@@ -147,9 +147,9 @@ async fn turn(locks: &LockClient, resource: &FencedResource, kind: usize) -> Res
             drop(guard);
             Ok(())
         }
-        2 => patient(locks.read("a")).run(async |_| read().await).await,
+        2 => patient(locks.shared("a")).run(async |_| read().await).await,
         3 => {
-            let guard = patient(locks.write("a")).acquire().await?;
+            let guard = patient(locks.exclusive("a")).acquire().await?;
             write(guard.fence().number()).await;
             let guard = guard.downgrade().await?;
             read().await;

@@ -70,7 +70,7 @@ async fn the_impatient_inherit_their_place_until_it_is_their_turn(place: Place) 
 async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     const READERS: usize = 50;
     let (readers, writers) = (place.client().await, place.client().await);
-    let guard = writers.write("a").acquire().await.unwrap();
+    let guard = writers.exclusive("a").acquire().await.unwrap();
     let turns = Arc::new(AtomicUsize::new(0));
     let mut writing = JoinSet::new();
     for _ in 0..2 {
@@ -78,7 +78,7 @@ async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
         writing.spawn(async move {
             loop {
                 let guard = writers
-                    .write("a")
+                    .exclusive("a")
                     .strict_order()
                     .wait(LONG)
                     .acquire()
@@ -92,7 +92,7 @@ async fn acquire_admits_the_readers_of_a_process_together(place: Place) {
     }
     let mut reading = JoinSet::new();
     for _ in 0..READERS {
-        let acquire = begun(readers.read("a").wait(LONG).acquire()).await;
+        let acquire = begun(readers.shared("a").wait(LONG).acquire()).await;
         reading.spawn(async move {
             let guard = acquire.await.unwrap();
             sleep(Duration::from_millis(200)).await;
@@ -126,7 +126,7 @@ async fn readers_that_keep_coming_do_not_starve_a_writer_of_another_process() {
     let reading = tokio::spawn(async move {
         let mut all = JoinSet::new();
         loop {
-            let reader = readers.read("a").wait(LONG).acquire();
+            let reader = readers.shared("a").wait(LONG).acquire();
             all.spawn(async move {
                 let guard = reader.await.unwrap();
                 sleep(Duration::from_millis(100)).await;
@@ -138,7 +138,10 @@ async fn readers_that_keep_coming_do_not_starve_a_writer_of_another_process() {
     sleep(Duration::from_millis(200)).await;
     let writers = LockClient::with_store(store);
     for _ in 0..3 {
-        let writer = writers.write("a").wait(Duration::from_secs(3)).acquire();
+        let writer = writers
+            .exclusive("a")
+            .wait(Duration::from_secs(3))
+            .acquire();
         writer.await.unwrap().release().await.unwrap();
     }
     assert!(!reading.is_finished(), "a reader was refused");

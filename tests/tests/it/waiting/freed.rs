@@ -8,7 +8,8 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    AcquireFuture, LockClient, LockGuard, LockKey, LockRequest, Mode, RevokeScope,
+    LockClient, LockGuard, LockKey, LockRequest, Mode,
+    future::AcquireFuture,
     store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token},
 };
 use lock_tests::{
@@ -90,8 +91,16 @@ impl Scene {
         }));
         if key.starts_with("permits") {
             let what = format!("more than {before} queue entries");
-            let waits =
-                async || self.here.inspect_permits(key).await.unwrap().waiters.len() > before;
+            let waits = async || {
+                self.here
+                    .inspect(key)
+                    .permits()
+                    .await
+                    .unwrap()
+                    .waiters
+                    .len()
+                    > before
+            };
             eventually(&what, waits).await;
         } else {
             in_line(&self.here, key, before + 1).await;
@@ -112,7 +121,16 @@ impl Scene {
         let waiting =
             tokio::spawn(async move { acquire.await.map(|guard| (Instant::now(), guard)) });
         while Instant::now() < free {
-            if self.here.inspect_permits(key).await.unwrap().waiters.len() > before {
+            if self
+                .here
+                .inspect(key)
+                .permits()
+                .await
+                .unwrap()
+                .waiters
+                .len()
+                > before
+            {
                 return Some(Waiting(tokio::spawn(async {
                     waiting.await.unwrap().unwrap()
                 })));
@@ -185,7 +203,7 @@ async fn released(guard: LockGuard) {
 async fn a_release_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
     let holders: [fn(&LockClient) -> LockRequest; 2] =
-        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+        [|locks| locks.exclusive(KEY), |locks| locks.shared(KEY)];
     for holder in holders {
         let guard = acquired(holder(&scene.here)).await;
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
@@ -198,7 +216,7 @@ async fn a_release_grants_at_once(place: Place) {
 async fn a_dropped_guard_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
     let holders: [fn(&LockClient) -> LockRequest; 2] =
-        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+        [|locks| locks.exclusive(KEY), |locks| locks.shared(KEY)];
     for holder in holders {
         let guard = acquired(holder(&scene.here)).await;
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
@@ -212,7 +230,7 @@ async fn the_release_of_several_keys_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
     let guard = acquired(scene.here.all([KEY, "b"])).await;
     let first = scene.waits(scene.there.exclusive(KEY), 0).await;
-    let second = scene.waits_for(scene.elsewhere.read("b"), "b", 0).await;
+    let second = scene.waits_for(scene.elsewhere.shared("b"), "b", 0).await;
     let free = Instant::now();
     released(guard).await;
     released(first.granted_at(free).await).await;
@@ -235,8 +253,8 @@ async fn the_last_guard_of_a_reentered_lock_grants_at_once(place: Place) {
 
 async fn a_downgrade_grants_readers_at_once(place: Place) {
     let scene = Scene::at(&place).await;
-    let writer = acquired(scene.here.write(KEY)).await;
-    let waiting = scene.waits(scene.there.read(KEY), 0).await;
+    let writer = acquired(scene.here.exclusive(KEY)).await;
+    let waiting = scene.waits(scene.there.shared(KEY), 0).await;
     let free = Instant::now();
     let reader = writer.downgrade().await.unwrap();
     released(waiting.granted_at(free).await).await;
@@ -246,16 +264,12 @@ async fn a_downgrade_grants_readers_at_once(place: Place) {
 async fn a_revocation_grants_at_once(place: Place) {
     let scene = Scene::at(&place).await;
     let holders: [fn(&LockClient) -> LockRequest; 2] =
-        [|locks| locks.exclusive(KEY), |locks| locks.read(KEY)];
+        [|locks| locks.exclusive(KEY), |locks| locks.shared(KEY)];
     for holder in holders {
         let guards = [acquired(holder(&scene.here)).await];
         let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
         let free = Instant::now();
-        scene
-            .elsewhere
-            .revoke(KEY, RevokeScope::Leased)
-            .await
-            .unwrap();
+        scene.elsewhere.revoke(KEY).await.unwrap();
         released(waiting.granted_at(free).await).await;
         drop(guards);
     }
@@ -272,9 +286,9 @@ async fn max_hold_grants_at_once(place: Place) {
 
 async fn a_writer_that_gives_up_grants_readers_at_once(place: Place) {
     let scene = Scene::at(&place).await;
-    let reader = acquired(scene.here.read(KEY)).await;
-    let writer = scene.waits(scene.there.write(KEY), 0).await;
-    let waiting = scene.waits(scene.elsewhere.read(KEY), 1).await;
+    let reader = acquired(scene.here.shared(KEY)).await;
+    let writer = scene.waits(scene.there.exclusive(KEY), 0).await;
+    let waiting = scene.waits(scene.elsewhere.shared(KEY), 1).await;
     let free = Instant::now();
     writer.0.abort();
     released(waiting.granted_at(free).await).await;
@@ -283,9 +297,9 @@ async fn a_writer_that_gives_up_grants_readers_at_once(place: Place) {
 
 async fn a_reader_stays_behind_a_writer_that_waits(place: Place) {
     let scene = Scene::at(&place).await;
-    let reader = acquired(scene.here.read(KEY)).await;
-    let writer = scene.waits(scene.there.write(KEY), 0).await;
-    let waiting = scene.waits(scene.elsewhere.read(KEY), 1).await;
+    let reader = acquired(scene.here.shared(KEY)).await;
+    let writer = scene.waits(scene.there.exclusive(KEY), 0).await;
+    let waiting = scene.waits(scene.elsewhere.shared(KEY), 1).await;
     // Long enough for the requests that a reader of a majority sends to the other servers.
     sleep(LONG / 10).await;
     assert!(
@@ -295,7 +309,7 @@ async fn a_reader_stays_behind_a_writer_that_waits(place: Place) {
     assert!(
         scene
             .elsewhere
-            .read(KEY)
+            .shared(KEY)
             .try_acquire()
             .await
             .unwrap()
@@ -320,10 +334,10 @@ async fn a_reservation_of_a_reader_ends_on_time(place: Place) {
     let scene = Scene::at(&place).await;
     for dropped in [false, true] {
         let free = Instant::now() + RESERVED;
-        let first = acquired(scene.here.read(KEY).min_hold(RESERVED)).await;
-        let second = acquired(scene.elsewhere.read(KEY).lease(Duration::from_secs(10))).await;
+        let first = acquired(scene.here.shared(KEY).min_hold(RESERVED)).await;
+        let second = acquired(scene.elsewhere.shared(KEY).lease(Duration::from_secs(10))).await;
         released(first).await;
-        let waiting = scene.waits(scene.there.write(KEY), 0).await;
+        let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
         if dropped {
             drop(second);
         } else {
@@ -336,10 +350,10 @@ async fn a_reservation_of_a_reader_ends_on_time(place: Place) {
 async fn release_reserves_on_time_after_the_loss_of_the_last_reader(place: Place) {
     let scene = Scene::at(&place).await;
     let free = Instant::now() + RESERVED;
-    let first = acquired(scene.here.read(KEY).min_hold(RESERVED)).await;
-    let second = acquired(scene.elsewhere.read(KEY).max_hold(RESERVED / 4)).await;
+    let first = acquired(scene.here.shared(KEY).min_hold(RESERVED)).await;
+    let second = acquired(scene.elsewhere.shared(KEY).max_hold(RESERVED / 4)).await;
     released(first).await;
-    let waiting = scene.waits(scene.there.write(KEY), 0).await;
+    let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
     released(waiting.granted_at(free).await).await;
     drop(second);
 }
@@ -365,9 +379,9 @@ async fn the_lease_of_a_dead_writer_ends_on_time(place: Place) {
 
 async fn the_lease_of_a_dead_reader_ends_on_time_after_a_release(place: Place) {
     let scene = Scene::at(&place).await;
-    let living = acquired(scene.here.read(KEY)).await;
+    let living = acquired(scene.here.shared(KEY)).await;
     let free = scene.dies_holding(KEY, Mode::Shared, RESERVED).await;
-    let waiting = scene.waits(scene.there.write(KEY), 0).await;
+    let waiting = scene.waits(scene.there.exclusive(KEY), 0).await;
     released(living).await;
     released(waiting.granted_at(free).await).await;
 }
@@ -392,9 +406,9 @@ async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
     let mut granted = Vec::new();
     let mut readers = Vec::new();
     for key in KEYS {
-        readers.push(acquired(scene.here.read(key)).await);
+        readers.push(acquired(scene.here.shared(key)).await);
         let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + ENTRY_STALE_AFTER;
-        let waiting = scene.waits_for(scene.there.read(key), key, 1).await;
+        let waiting = scene.waits_for(scene.there.shared(key), key, 1).await;
         // A majority may grant the lock without the server that has queued the dead process.
         granted.push(waiting.granted_by(free));
     }
@@ -425,7 +439,7 @@ async fn a_returned_permit_grants_at_once(place: Place) {
         .waits_for(scene.there.permits(&*key, two()), &key, 0)
         .await;
     let free = Instant::now();
-    scene.elsewhere.revoke_permits(&*key).await.unwrap();
+    scene.elsewhere.revoke(&*key).permits().await.unwrap();
     released(waiting.granted_at(free).await).await;
     drop((second, third));
 }
@@ -520,7 +534,7 @@ async fn release_that_meets_a_withdrawn_entry_costs_a_round_trip() {
             let guard = acquired(here.exclusive(KEY)).await;
             let withdrawn = tokio::spawn(there.exclusive(KEY).wait(LONG).acquire());
             in_line(&here, KEY, 1).await;
-            let acquire = there.read(KEY).wait(LONG).acquire();
+            let acquire = there.shared(KEY).wait(LONG).acquire();
             let waiting = Waiting(tokio::spawn(async move {
                 let guard = acquire.await.unwrap();
                 (Instant::now(), guard)

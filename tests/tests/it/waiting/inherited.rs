@@ -27,7 +27,7 @@ async fn an_inherited_grant_has_a_larger_token_than_earlier_grants() {
         let locks = LockClient::connect(&proxy.url()).await.unwrap();
         let others = LockClient::connect(&server.url()).await.unwrap();
         let cases: [Case; 2] = [
-            (|locks| locks.read("a"), |locks| locks.write("a"), 1),
+            (|locks| locks.shared("a"), |locks| locks.exclusive("a"), 1),
             (
                 |locks| locks.permits("a", TWO),
                 |locks| locks.permits("a", TWO),
@@ -42,7 +42,7 @@ async fn an_inherited_grant_has_a_larger_token_than_earlier_grants() {
             let first = tokio::spawn(wanted(&locks).wait(LONG).acquire());
             let waits = async || {
                 let (lock, permits) =
-                    tokio::join!(others.inspect("a"), others.inspect_permits("a"));
+                    tokio::join!(others.inspect("a"), others.inspect("a").permits());
                 lock.unwrap().waiters.len() + permits.unwrap().waiters.len() == 1
             };
             eventually("the first waiter is in the queue", waits).await;

@@ -80,7 +80,7 @@ async fn served_in_order(
 
 async fn processes_are_served_in_the_order_they_came(place: Place) {
     let write = |locks: &LockClient| locks.exclusive("a");
-    let read = |locks: &LockClient| locks.read("a");
+    let read = |locks: &LockClient| locks.shared("a");
     let modes = [
         Mode::Exclusive,
         Mode::Exclusive,
@@ -140,7 +140,7 @@ async fn readers_come_in(
     for number in 1..=4 {
         let client = place.client().await;
         for _ in 0..in_each {
-            let acquire = begun(client.read(key).wait(LONG).acquire()).await;
+            let acquire = begun(client.shared(key).wait(LONG).acquire()).await;
             let all_inside = all_inside.clone();
             readers.spawn(async move {
                 let guard = acquire.await.unwrap();
@@ -173,7 +173,7 @@ async fn readers_who_keep_coming_do_not_starve_a_writer(place: Place) {
         readers.spawn(async move {
             sleep(Duration::from_millis(15 * number)).await;
             loop {
-                let guard = client.read("a").wait(LONG).acquire().await.unwrap();
+                let guard = client.shared("a").wait(LONG).acquire().await.unwrap();
                 sleep(Duration::from_millis(60)).await;
                 guard.release().await.unwrap();
             }
@@ -185,7 +185,7 @@ async fn readers_who_keep_coming_do_not_starve_a_writer(place: Place) {
         // Some reader always holds the lock, and readers that come later queue behind the writer.
         let asked = Instant::now();
         locks
-            .write("a")
+            .exclusive("a")
             .wait(LONG)
             .acquire()
             .await
@@ -207,7 +207,7 @@ async fn permits_are_served_one_by_one(place: Place) {
     let two = 2.try_into().unwrap();
     let locks = place.client().await;
     let inside = async |places: usize| {
-        let found = locks.inspect_permits("a").await.unwrap();
+        let found = locks.inspect("a").permits().await.unwrap();
         assert!(found.holders.len() <= 2, "{found:?}");
         (found.holders.len(), found.waiters.len()) == (2, places)
     };

@@ -48,7 +48,7 @@ async fn a_request_that_does_not_wait_gets_the_error_of_the_store() {
         for result in [
             a().try_acquire().await.map(|guard| guard.is_some()),
             locks
-                .read("a")
+                .shared("a")
                 .try_acquire()
                 .await
                 .map(|guard| guard.is_some()),

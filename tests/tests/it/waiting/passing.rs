@@ -131,7 +131,7 @@ async fn a_lock_is_passed_on_to_the_same_wish_only(place: Place) {
         (|locks, key| locks.exclusive(key), true),
         (|locks, key| locks.exclusive(key).max_hold(LONG * 2), true),
         (|locks, key| locks.exclusive(key).lease(LONG * 2), false),
-        (|locks, key| locks.read(key), false),
+        (|locks, key| locks.shared(key), false),
         (|locks, key| locks.exclusive(key).no_renew(), false),
         (|locks, key| locks.exclusive(key).strict_order(), false),
     ];
@@ -210,7 +210,7 @@ async fn a_grant_that_nobody_renews_lasts_from_the_start(place: Place) {
     for mode in ["exclusive", "read"] {
         let guard = others.exclusive(mode).acquire().await.unwrap();
         let request = if mode == "read" {
-            locks.read(mode)
+            locks.shared(mode)
         } else {
             locks.exclusive(mode)
         };

@@ -1,6 +1,6 @@
 use lock_runtime::{LockError, distributed_lock};
 
-#[distributed_lock(key = "order:{order_id}", spec = lock_runtime::LockSpec::exclusive(), read)]
+#[distributed_lock(key = "order:{order_id}", spec = lock_runtime::LockSpec::exclusive(), shared)]
 async fn pay(order_id: u64) -> Result<u64, LockError> {
     Ok(order_id)
 }

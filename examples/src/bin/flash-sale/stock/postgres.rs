@@ -162,7 +162,6 @@ impl PostgresStock {
 // A module, as `tests/run.sh` skips those of this name where PostgreSQL is not asked for.
 #[cfg(test)]
 mod stores {
-    use lock_runtime::RevokeScope;
     use lock_tests::shared_postgres;
 
     use super::*;
@@ -181,7 +180,7 @@ mod stores {
         let lost = locks.exclusive(KEY).acquire().await.unwrap();
         let sale = stock.sell("sneaker", &lost.held()).await;
         assert!(matches!(sale, Ok(Sale::Sold)), "{sale:?}");
-        locks.revoke(KEY, RevokeScope::Leased).await.unwrap();
+        locks.revoke(KEY).await.unwrap();
         let next = locks.exclusive(KEY).acquire().await.unwrap();
         let sale = stock.sell("sneaker", &lost.held()).await;
         assert!(matches!(sale, Err(Refusal::Guard(_))), "{sale:?}");

@@ -371,7 +371,7 @@ async fn ten_thousand_locks_have_pages() {
 async fn a_lock_is_revoked_by_keyboard_while_the_page_changes() {
     let locks = named("orders");
     let url = pages(Inspector::new(locks.clone())).await;
-    let guard = locks.read("order:42").acquire().await.unwrap();
+    let guard = locks.shared("order:42").acquire().await.unwrap();
     Browser::run(async |page| {
         page.goto(&format!("{url}?key=order%3A42")).await.unwrap();
         becomes(page, "it is live", |shown| shown.contains("Live")).await;
@@ -398,7 +398,7 @@ async fn a_lock_is_revoked_by_keyboard_while_the_page_changes() {
         let tag = "return document.activeElement.tagName";
         assert_eq!(evaluate(page, tag).await, json!("BUTTON"));
         // Another reader comes before it and leaves again.
-        let other = locks.read("order:42").acquire().await.unwrap();
+        let other = locks.shared("order:42").acquire().await.unwrap();
         becomes(page, "two holders", |shown| shown.contains("Holders: 2")).await;
         other.release().await.unwrap();
         becomes(page, "one holder", |shown| shown.contains("Holders: 1")).await;
@@ -464,8 +464,8 @@ async fn the_pages_fit_a_telephone() {
             .acquire()
             .await
             .unwrap(),
-        one.read("report:2026-11").acquire().await.unwrap(),
-        other.read("report:2026-11").acquire().await.unwrap(),
+        one.shared("report:2026-11").acquire().await.unwrap(),
+        other.shared("report:2026-11").acquire().await.unwrap(),
         other.exclusive(long.as_str()).acquire().await.unwrap(),
         one.permits("exports", 3.try_into().unwrap())
             .acquire()

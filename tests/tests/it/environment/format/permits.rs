@@ -84,11 +84,11 @@ async fn an_old_waiter_is_granted_no_permit_of_another_number() {
             drop(guard);
         }
         eventually("releases advance the queue", async || {
-            locks.inspect_permits("a").await.unwrap().holders.len() == 1
+            locks.inspect("a").permits().await.unwrap().holders.len() == 1
         })
         .await;
         assert!(tried(&locks, 3).await.is_none(), "the old one is the first");
-        assert_eq!(locks.inspect_permits("a").await.unwrap().waiters.len(), 1);
+        assert_eq!(locks.inspect("a").permits().await.unwrap().waiters.len(), 1);
         assert_eq!(old.poll(&names, two).await, None);
         server.command(&["DEL", &lock]).await;
         let fence = old.poll(&names, two).await.expect("free");

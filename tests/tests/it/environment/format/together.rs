@@ -165,7 +165,7 @@ impl Key {
         let request = match mode {
             Mode::Exclusive => locks.exclusive(self.name),
             Mode::Permits(count) => locks.permits(self.name, count),
-            _ => locks.read(self.name),
+            _ => locks.shared(self.name),
         };
         request.lease(LEASE).wait(LONG)
     }
@@ -524,7 +524,7 @@ impl Sequence {
         let until = Instant::now() + LONG;
         loop {
             let inspected = match key.permits {
-                Some(_) => locks.inspect_permits(key.name).await,
+                Some(_) => locks.inspect(key.name).permits().await,
                 None => locks.inspect(key.name).await,
             };
             let inspected = inspected.unwrap();

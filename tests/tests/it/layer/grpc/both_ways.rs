@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use http::uri::PathAndQuery;
 use lock_examples::inventory::Item;
-use lock_runtime::{LockClient, RevokeScope};
+use lock_runtime::LockClient;
 use lock_tower::HoldUntil;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -78,10 +78,7 @@ async fn a_lost_lock_ends_a_call_both_ways() {
     let server = echo(&locks);
     let (say, mut heard) = call(&server).await;
     says(&say, &mut heard, "one").await;
-    locks
-        .revoke("item:bolt", RevokeScope::Leased)
-        .await
-        .unwrap();
+    locks.revoke("item:bolt").await.unwrap();
     assert_eq!(
         in_time(heard.message()).await.unwrap_err().code(),
         Code::Aborted

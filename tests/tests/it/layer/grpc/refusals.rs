@@ -10,7 +10,7 @@ use futures_util::future;
 use http::{HeaderMap, Response};
 use http_body::Body as _;
 use lock_examples::inventory::{Pieces, inventory_client::InventoryClient};
-use lock_runtime::{LockClient, RevokeScope};
+use lock_runtime::LockClient;
 use lock_tower::LockLayer;
 use tonic::{Code, Request, Status, body::Body};
 use tonic_types::StatusExt;
@@ -166,10 +166,7 @@ async fn a_lock_that_is_lost_ends_the_handler_with_aborted() {
     let server = Served::under(items(&locks), service);
     let call = reserve(&server.client().await, "bolt");
     let mut entry = entries.reserve().await;
-    locks
-        .revoke("item:bolt", RevokeScope::Leased)
-        .await
-        .unwrap();
+    locks.revoke("item:bolt").await.unwrap();
     in_time(entry.answer.closed()).await;
     let status = call.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Aborted);

@@ -1,7 +1,7 @@
 //! Streams that are sent under the lock.
 
 use lock_examples::inventory::Place;
-use lock_runtime::{LockClient, RevokeScope};
+use lock_runtime::LockClient;
 use lock_tower::{DEFAULT_MAX_HOLD, HoldUntil, LockLayer};
 use tokio::time::{Instant, pause};
 use tonic::{Code, Status, Streaming};
@@ -156,10 +156,7 @@ async fn layer_ends_a_stream_whose_lock_is_lost_with_aborted() {
             counting.places.send(place("shelf")).await.unwrap();
             assert_eq!(next(&mut places).await.unwrap().unwrap(), "shelf");
         }
-        locks
-            .revoke("item:bolt", RevokeScope::Leased)
-            .await
-            .unwrap();
+        locks.revoke("item:bolt").await.unwrap();
         let status = next(&mut places).await.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
         assert!(

@@ -1,7 +1,7 @@
 //! Layers that wrap the body, with the lock held until it is sent: `Trace` and `Compression`.
 
 use axum::routing::MethodRouter;
-use lock_runtime::{LockClient, RevokeScope};
+use lock_runtime::LockClient;
 use lock_tower::HoldUntil;
 use tower_http::{compression::CompressionLayer, trace::TraceLayer};
 
@@ -46,7 +46,7 @@ async fn is_seen_through(http: Http, locks: &LockClient, layered: Layered<'_>) {
     let response = ask().await.unwrap();
     let frames = entries.recv().await.unwrap();
     frames.send(data("some text ".repeat(100))).await.unwrap();
-    locks.revoke("order:7", RevokeScope::Leased).await.unwrap();
+    locks.revoke("order:7").await.unwrap();
     assert!(response.bytes().await.is_err(), "no clean end");
     frames.closed().await;
 

@@ -106,7 +106,7 @@ async fn a_storm_with_reloads_in_it_loses_none() {
     let text = |number: usize| {
         let extra = [
             "hold_until = 'body'",
-            "mode = 'write'",
+            "mode = 'exclusive'",
             "max_waiters = 1000",
             "lease = '20s'",
         ][number % 4];

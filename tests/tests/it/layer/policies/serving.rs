@@ -128,9 +128,9 @@ async fn readers_and_permits_are_served_together() {
     let locks = LockClient::in_memory();
     let text = r#"
         [routes]
-        "/read/{id}" = { key = "read:{id}", mode = "read" }
+        "/read/{id}" = { key = "read:{id}", mode = "shared" }
         "/permits/{id}" = { key = "some:{id}", permits = 2 }
-        "/write/{id}" = { key = "read:{id}", mode = "write", no_wait = true }
+        "/write/{id}" = { key = "read:{id}", mode = "exclusive", no_wait = true }
     "#;
     let both = Arc::new(Barrier::new(3));
     let leave = Arc::new(Notify::new());

@@ -3,8 +3,8 @@
 use std::slice;
 
 use lock_runtime::{
-    Mode, RevokeScope,
-    store::{KeyRequest, NextHolder, Release, Store as _},
+    Mode,
+    store::{KeyRequest, NextHolder, Release, RevokeScope, Store as _},
 };
 use lock_tests::RedisServer;
 

@@ -108,7 +108,7 @@ async fn an_error_tells_a_stale_token_from_a_failure_and_keeps_the_cause() {
 async fn a_lock_that_is_not_in_the_database_is_not_guarded() {
     let mut client = account().await;
     let transaction = client.transaction().await.unwrap();
-    let error = fencing::guard(&transaction, "lock:order:42", token(7)).await;
+    let error = fencing::guard_named(&transaction, "lock:order:42", token(7)).await;
     let error = error.unwrap_err();
     assert!(!error.is_stale());
     assert!(

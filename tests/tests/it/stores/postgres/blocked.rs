@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::{Health, LockClient, LockErrorKind};
+use lock_runtime::{LockClient, LockErrorKind, health::Health};
 use lock_tests::postgres;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;

@@ -4,7 +4,8 @@ use std::{num::NonZeroU32, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    LockClient, LockError, LockErrorKind, Verdict,
+    LockClient, LockError, LockErrorKind,
+    health::Verdict,
     store::postgres::{MIGRATION, PostgresOptions},
 };
 use lock_tests::{PostgresServer, chain, postgres, shared_postgres, shared_server, unique};
@@ -221,7 +222,7 @@ async fn uses_everything(url: &str) {
     super::waiters(&one, "a", 1).await;
     let mut db = postgres::connect(url).await;
     let transaction = db.transaction().await.unwrap();
-    let guarded = lock_runtime::fencing::guard(&transaction, "lock:a", guard.fence()).await;
+    let guarded = lock_runtime::fencing::guard_named(&transaction, "lock:a", guard.fence()).await;
     guarded.unwrap();
     transaction.commit().await.unwrap();
     guard.release().await.unwrap();
@@ -229,7 +230,7 @@ async fn uses_everything(url: &str) {
     guard.downgrade().await.unwrap().release().await.unwrap();
     once(one.all(["a", "b"])).await.unwrap();
     once(one.permits("p", NonZeroU32::MIN)).await.unwrap();
-    let page = one.list_page("", None, 10, LONG).await;
+    let page = one.list_page("").timeout(LONG).await;
     assert!(page.locks.is_empty() && page.errors.is_empty(), "{page:?}");
     let options = PostgresOptions::default();
     let records = lock_runtime::store::postgres::PostgresRecords::connect(url, "lock", options);

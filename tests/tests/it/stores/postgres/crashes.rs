@@ -7,10 +7,11 @@ use std::{num::NonZeroU32, slice, sync::Arc, time::Duration};
 
 use lock_runtime::store::Instant;
 use lock_runtime::{
-    Inspection, LockClient, LockKey, LockKind, Mode, RevokeScope,
+    LockClient, LockKey, LockKind, Mode,
+    operator::Inspection,
     store::{
         AcquireReply, ClientId, Grant, Hold, IDENTITY_TTL, KeyRequest, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, Token,
+        ReleaseReply, RenewReply, Renewal, RevokeScope, Store, Token,
         postgres::{PostgresOptions, PostgresRecords},
     },
 };

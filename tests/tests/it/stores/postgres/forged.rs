@@ -11,7 +11,11 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use lock_runtime::{ClientId, Identity, LockClient, store::Instant};
+use lock_runtime::{
+    LockClient,
+    operator::{ClientId, Identity},
+    store::Instant,
+};
 use rand::RngExt as _;
 use tokio::{
     sync::mpsc,

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, pin::pin, time::Duration};
 
 use lock_runtime::{
-    FencingToken, LockClient, LockGuard, MIN_LEASE, RevokeReply, RevokeScope, fencing,
+    FencingToken, LockClient, LockGuard, MIN_LEASE, fencing, operator::RevokeReply,
 };
 use lock_tests::postgres;
 use tokio::time::{sleep, timeout};
@@ -39,7 +39,9 @@ async fn for_a_moment(locks: &LockClient) -> LockGuard {
 
 async fn guarded<'a>(db: &'a mut Client, name: &str, token: FencingToken) -> Transaction<'a> {
     let transaction = db.transaction().await.unwrap();
-    fencing::guard(&transaction, name, token).await.unwrap();
+    fencing::guard_named(&transaction, name, token)
+        .await
+        .unwrap();
     transaction
 }
 
@@ -51,6 +53,38 @@ async fn set_state(db: &impl tokio_postgres::GenericClient, state: &str) {
 async fn state(db: &Client) -> String {
     let row = db.query_one("select state from orders", &[]).await;
     row.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_held_lock_is_guarded_under_its_own_names() {
+    in_time(async {
+        let (one, other, mut db) = two().await;
+        let request = one.all(["a", "b"]).lease(BRIEF).no_renew();
+        let guard = request.acquire().await.unwrap();
+        let transaction = db.transaction().await.unwrap();
+        fencing::guard(&transaction, &guard.held()).await.unwrap();
+        guard.lost().await;
+        sleep(MIN_LEASE).await;
+        for key in ["a", "b"] {
+            let granted = other.exclusive(key).try_acquire().await.unwrap();
+            assert!(granted.is_none(), "{key}");
+        }
+        transaction.rollback().await.unwrap();
+        for key in ["a", "b"] {
+            let granted = other.exclusive(key).wait(LONG).acquire().await;
+            granted.unwrap().release().await.unwrap();
+        }
+
+        let elsewhere = LockClient::in_memory().exclusive("a").acquire().await;
+        let transaction = db.transaction().await.unwrap();
+        let refused = fencing::guard(&transaction, &elsewhere.unwrap().held()).await;
+        let refused = refused.unwrap_err();
+        assert!(!refused.is_stale());
+        assert!(format!("{refused:#}").contains("fenced"), "{refused:#}");
+        let update = transaction.execute("update orders set state = 'late'", &[]);
+        update.await.unwrap_err();
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -67,7 +101,7 @@ async fn an_open_transaction_keeps_the_lock_after_its_lease() {
         assert!(other.exclusive(KEY).try_acquire().await.unwrap().is_none());
         let both = other.all([KEY, "order:43"]).try_acquire().await;
         assert!(both.unwrap().is_none());
-        assert!(other.read(KEY).try_acquire().await.unwrap().is_none());
+        assert!(other.shared(KEY).try_acquire().await.unwrap().is_none());
 
         set_state(&transaction, "paid").await;
         transaction.commit().await.unwrap();
@@ -113,7 +147,7 @@ async fn a_paused_holder_cannot_commit_after_the_next_grant() {
             set_state(&transaction, "late").await;
             late.lost().await;
             let next = other.exclusive(KEY).wait(LONG).acquire().await.unwrap();
-            let refused = fencing::guard(&transaction, NAME, late.fence()).await;
+            let refused = fencing::guard_named(&transaction, NAME, late.fence()).await;
             let refused = refused.unwrap_err();
             let is_refused = match isolation {
                 IsolationLevel::ReadCommitted => refused.is_stale(),
@@ -128,7 +162,7 @@ async fn a_paused_holder_cannot_commit_after_the_next_grant() {
 
             let again = db.build_transaction().isolation_level(isolation);
             let transaction = again.start().await.unwrap();
-            let refused = fencing::guard(&transaction, NAME, late.fence()).await;
+            let refused = fencing::guard_named(&transaction, NAME, late.fence()).await;
             let refused = refused.unwrap_err();
             assert!(refused.is_stale(), "{isolation:?}: {refused:?}");
             let message = format!("{refused:#}");
@@ -163,7 +197,7 @@ async fn a_lock_is_renewed_during_the_transaction() {
         ] {
             let begin = db.build_transaction().isolation_level(isolation);
             let transaction = begin.start().await.unwrap();
-            fencing::guard(&transaction, NAME, guard.fence())
+            fencing::guard_named(&transaction, NAME, guard.fence())
                 .await
                 .unwrap();
             timeout(lease * 3 / 2, guard.lost())
@@ -207,8 +241,8 @@ async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() 
             refused_as_not_held(&mut db, isolation, late.fence()).await;
             // Of readers, each is refused once all have left.
             let (first, second) = (
-                one.read(KEY).acquire().await.unwrap(),
-                other.read(KEY).acquire().await.unwrap(),
+                one.shared(KEY).acquire().await.unwrap(),
+                other.shared(KEY).acquire().await.unwrap(),
             );
             let fence = second.fence();
             second.release().await.unwrap();
@@ -223,7 +257,7 @@ async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() 
 async fn refused_as_not_held(db: &mut Client, isolation: IsolationLevel, fence: FencingToken) {
     let transaction = db.build_transaction().isolation_level(isolation);
     let transaction = transaction.start().await.unwrap();
-    let refused = fencing::guard(&transaction, NAME, fence).await;
+    let refused = fencing::guard_named(&transaction, NAME, fence).await;
     let refused = refused.unwrap_err();
     assert!(refused.is_stale(), "{isolation:?}: {refused:#}");
     let message = format!("{refused:#}");
@@ -249,7 +283,7 @@ async fn a_renewal_after_the_snapshot_is_no_loss() {
             timeout(lease * 3 / 2, guard.lost())
                 .await
                 .expect_err("it is renewed");
-            let guarded = fencing::guard(&transaction, NAME, guard.fence()).await;
+            let guarded = fencing::guard_named(&transaction, NAME, guard.fence()).await;
             let code = guarded.err().map(|refused| {
                 let error = tokio_postgres::Error::from(refused);
                 error.code().unwrap().code().to_owned()
@@ -273,7 +307,7 @@ async fn the_holder_of_a_long_record_is_found() {
         let (url, one, mut db) = client_of_new_database().await;
         for _ in 0..10 {
             let _guard = held(&one, KEY).await;
-            one.revoke(KEY, RevokeScope::AlsoEndless).await.unwrap();
+            one.revoke(KEY).also_endless().await.unwrap();
         }
         let guard = held(&one, KEY).await;
         let mut waiting = Vec::new();
@@ -358,7 +392,7 @@ async fn a_grant_in_flight_is_awaited() {
             let begin = db.build_transaction().isolation_level(isolation);
             let transaction = begin.start().await.unwrap();
             let refused = {
-                let guarding = fencing::guard(&transaction, NAME, guard.fence());
+                let guarding = fencing::guard_named(&transaction, NAME, guard.fence());
                 let guarding = begun(guarding).await;
                 let ended = async {
                     one_waits(&granting).await;
@@ -411,7 +445,7 @@ async fn a_revocation_waits_for_no_transaction_and_the_next_holder_does() {
         let transaction = guarded(&mut db, NAME, guard.fence()).await;
         let waiting = begun(other.exclusive(KEY).wait(LONG).acquire()).await;
         waiters(&one, KEY, 1).await;
-        other.revoke(KEY, RevokeScope::AlsoEndless).await.unwrap();
+        other.revoke(KEY).also_endless().await.unwrap();
         guard.lost().await;
         let mut waiting = pin!(waiting);
         timeout(QUIET, &mut waiting)
@@ -430,7 +464,7 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
     in_time(async {
         let (one, other, mut db) = two().await;
         let guard = held(&one, KEY).await;
-        let revoked = other.revoke(KEY, RevokeScope::AlsoEndless).await;
+        let revoked = other.revoke(KEY).also_endless().await;
         assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
         for isolation in [
             IsolationLevel::ReadCommitted,
@@ -438,7 +472,7 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
         ] {
             let transaction = db.build_transaction().isolation_level(isolation);
             let transaction = transaction.start().await.unwrap();
-            let refused = fencing::guard(&transaction, NAME, guard.fence()).await;
+            let refused = fencing::guard_named(&transaction, NAME, guard.fence()).await;
             let refused = refused.unwrap_err();
             assert!(refused.is_stale(), "{refused:#}");
             assert!(
@@ -451,10 +485,10 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
         next.release().await.unwrap();
 
         // Readers that stay have valid tokens.
-        let _first = one.read(KEY).acquire().await.unwrap();
+        let _first = one.shared(KEY).acquire().await.unwrap();
         let id = one.inspect(KEY).await.unwrap().holders[0].id;
-        let second = other.read(KEY).acquire().await.unwrap();
-        let revoked = other.revoke(KEY, RevokeScope::Holder(id)).await;
+        let second = other.shared(KEY).acquire().await.unwrap();
+        let revoked = other.revoke(KEY).holder(id).await;
         assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
         guarded(&mut db, NAME, second.fence()).await;
     })
@@ -466,17 +500,17 @@ async fn readers_guard_together_and_keep_a_writer_out() {
     in_time(async {
         let (one, other, mut db) = two().await;
         let (first, second) = (
-            one.read(KEY).lease(BRIEF).no_renew().acquire().await,
-            other.read(KEY).lease(BRIEF).no_renew().acquire().await,
+            one.shared(KEY).lease(BRIEF).no_renew().acquire().await,
+            other.shared(KEY).lease(BRIEF).no_renew().acquire().await,
         );
         let (first, second) = (first.unwrap(), second.unwrap());
         let transaction = guarded(&mut db, NAME, first.fence()).await;
-        fencing::guard(&transaction, NAME, second.fence())
+        fencing::guard_named(&transaction, NAME, second.fence())
             .await
             .unwrap();
         first.lost().await;
         second.lost().await;
-        let mut writer = pin!(other.write(KEY).wait(LONG).acquire());
+        let mut writer = pin!(other.exclusive(KEY).wait(LONG).acquire());
         timeout(QUIET, &mut writer)
             .await
             .expect_err("readers have open transactions");
@@ -484,16 +518,16 @@ async fn readers_guard_together_and_keep_a_writer_out() {
         let writer = writer.await.unwrap();
         for reader in [&first, &second] {
             let transaction = db.transaction().await.unwrap();
-            let refused = fencing::guard(&transaction, NAME, reader.fence()).await;
+            let refused = fencing::guard_named(&transaction, NAME, reader.fence()).await;
             assert!(refused.unwrap_err().is_stale());
         }
 
         // And the other way round.
         let reader = writer.downgrade().await.unwrap();
         let transaction = guarded(&mut db, NAME, reader.fence()).await;
-        assert!(one.write(KEY).try_acquire().await.unwrap().is_none());
-        let another = one.read(KEY).try_acquire().await.unwrap().unwrap();
-        fencing::guard(&transaction, NAME, another.fence())
+        assert!(one.exclusive(KEY).try_acquire().await.unwrap().is_none());
+        let another = one.shared(KEY).try_acquire().await.unwrap().unwrap();
+        fencing::guard_named(&transaction, NAME, another.fence())
             .await
             .unwrap();
         transaction.commit().await.unwrap();
@@ -521,7 +555,7 @@ async fn each_holder_of_a_process_has_its_guard() {
         last.release().await.unwrap();
         let next = held(&other, KEY).await;
         let transaction = db.transaction().await.unwrap();
-        let refused = fencing::guard(&transaction, NAME, late).await;
+        let refused = fencing::guard_named(&transaction, NAME, late).await;
         assert!(refused.unwrap_err().is_stale());
         next.release().await.unwrap();
     })
@@ -537,7 +571,7 @@ async fn a_transaction_may_guard_several_locks() {
         let all = one.all(&keys).acquire().await.unwrap();
         let transaction = db.transaction().await.unwrap();
         for (key, fence) in all.fences() {
-            fencing::guard(&transaction, &format!("lock:{key}"), fence)
+            fencing::guard_named(&transaction, &format!("lock:{key}"), fence)
                 .await
                 .unwrap();
         }
@@ -607,7 +641,7 @@ async fn a_counter_is_exact_while_leases_end_at_random() {
                     let transaction = db.transaction().await.unwrap();
                     let half = rand::random_range(0..=pause);
                     sleep(Duration::from_millis(half)).await;
-                    if fencing::guard(&transaction, "lock:counter", guard.fence())
+                    if fencing::guard_named(&transaction, "lock:counter", guard.fence())
                         .await
                         .is_ok()
                     {

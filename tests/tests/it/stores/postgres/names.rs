@@ -43,7 +43,7 @@ async fn hostile_names_are_names() {
             let row = admin.query_one(row, &[&full]).await.unwrap();
             assert_eq!(row.get::<_, i64>(0), 1, "{name}");
             let transaction = db.transaction().await.unwrap();
-            let guarded = fencing::guard(&transaction, &full, guard.fence()).await;
+            let guarded = fencing::guard_named(&transaction, &full, guard.fence()).await;
             guarded.unwrap();
             transaction.commit().await.unwrap();
             guard.release().await.unwrap();

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lock_runtime::{
-    LockClient, LockErrorKind, Verdict, fencing,
+    LockClient, LockErrorKind, fencing,
+    health::Verdict,
     store::postgres::{MIGRATION, PostgresOptions},
 };
 use lock_tests::{chain, postgres, shared_postgres};

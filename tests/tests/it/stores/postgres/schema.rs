@@ -120,7 +120,7 @@ async fn an_older_schema_is_brought_up_to_date_and_keeps_its_locks() {
         assert!(locks.exclusive("a").try_acquire().await.unwrap().is_none());
         let mut db = postgres::connect(&url).await;
         let transaction = db.transaction().await.unwrap();
-        let guarded = fencing::guard(&transaction, "lock:a", guard.fence()).await;
+        let guarded = fencing::guard_named(&transaction, "lock:a", guard.fence()).await;
         guarded.unwrap();
         drop(transaction);
         guard.release().await.unwrap();

@@ -114,7 +114,7 @@ impl Guarded {
     ) -> Option<Nanos> {
         let name = format!("{}:{key}", self.namespace);
         let transaction = db.transaction().await.ok()?;
-        let guarded = fencing::guard(&transaction, &name, guard.fence()).await;
+        let guarded = fencing::guard_named(&transaction, &name, guard.fence()).await;
         guarded.ok()?;
         sleep(stay).await;
         let at = nanos();

@@ -107,7 +107,7 @@ impl Worker {
     async fn write(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
         let request = if self.readers {
-            self.locks.write(&*key.name)
+            self.locks.exclusive(&*key.name)
         } else {
             self.locks.exclusive(&*key.name)
         };
@@ -133,7 +133,7 @@ impl Worker {
         let asked_at = Instant::now();
         let guard = self
             .locks
-            .read(&*key.name)
+            .shared(&*key.name)
             .lease(self.lease)
             .wait(self.lease)
             .acquire()

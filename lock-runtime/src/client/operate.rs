@@ -1,0 +1,147 @@
+//! What operators ask of a lock: [`Inspect`] and [`Revoke`].
+
+use std::{future::IntoFuture, time::Duration};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, join},
+};
+
+use super::LockClient;
+use crate::{
+    error::LockError,
+    request::key::{IntoLockKey, LockKey},
+    request::spec::LockKind,
+    shell::call::within,
+    shell::runtime,
+    store::{HolderId, Inspection, KeyPart, RevokeReply, RevokeScope},
+};
+
+/// The time limit of an inspection. A long wait queue is a hundred pages.
+const INSPECTION: Duration = Duration::from_secs(2);
+
+/// A look at a lock, returned by [`LockClient::inspect`]. Await it.
+#[derive(Clone, Debug)]
+#[must_use = "inspections do nothing unless awaited"]
+pub struct Inspect {
+    client: LockClient,
+    key: Result<LockKey, LockError>,
+    kind: LockKind,
+}
+
+impl Inspect {
+    pub(super) fn new(client: LockClient, key: impl IntoLockKey) -> Self {
+        Self {
+            client,
+            key: key.into_lock_key(),
+            kind: LockKind::Lock,
+        }
+    }
+
+    /// Looks at the permits of this name in place of the lock.
+    pub fn permits(mut self) -> Self {
+        self.kind = LockKind::Permits;
+        self
+    }
+
+    async fn inspect(self) -> Result<Inspection, LockError> {
+        let Self { client, key, kind } = self;
+        let key = key?;
+        runtime::check().map_err(|error| error.with_key(&key))?;
+        let store = &client.core.store;
+        let inspecting = within(INSPECTION, store.inspect(&key, kind));
+        let asking = client.bounded(&key, store.blockers(&key, kind));
+        let (seen, blocked_by) = join(inspecting, asking).await;
+        let named = |error| LockError::from_store(error).with_key(&key);
+        let mut seen = [seen.map_err(named)?];
+        seen[0].blocked_by = blocked_by.unwrap_or_default();
+        client.core.add_names(&mut seen).await;
+        let [seen] = seen;
+        Ok(seen)
+    }
+}
+
+impl IntoFuture for Inspect {
+    type Output = Result<Inspection, LockError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.inspect().boxed()
+    }
+}
+
+/// A revocation, returned by [`LockClient::revoke`]. Await it.
+#[derive(Clone, Debug)]
+#[must_use = "revocations do nothing unless awaited"]
+pub struct Revoke {
+    client: LockClient,
+    key: Result<LockKey, LockError>,
+    kind: LockKind,
+    scope: RevokeScope,
+}
+
+impl Revoke {
+    pub(super) fn new(client: LockClient, key: impl IntoLockKey) -> Self {
+        Self {
+            client,
+            key: key.into_lock_key(),
+            kind: LockKind::Lock,
+            scope: RevokeScope::Leased,
+        }
+    }
+
+    /// Revokes the permits of this name in place of the lock.
+    pub fn permits(mut self) -> Self {
+        self.kind = LockKind::Permits;
+        self
+    }
+
+    /// Takes the lock from this holder only, whose [`Holder::id`](crate::operator::Holder::id) an
+    /// inspection or a list has shown, and only if it still holds the lock: the store compares in
+    /// the same step. Otherwise the reply is [`Changed`](RevokeReply::Changed) or
+    /// [`NotHeld`](RevokeReply::NotHeld).
+    pub fn holder(mut self, holder: HolderId) -> Self {
+        self.scope = RevokeScope::Holder(holder);
+        self
+    }
+
+    /// Removes a lock without an expiry as well, which this library never creates. It is left
+    /// untouched otherwise.
+    pub fn also_endless(mut self) -> Self {
+        self.scope = RevokeScope::AlsoEndless;
+        self
+    }
+
+    async fn revoke(self) -> Result<RevokeReply, LockError> {
+        let Self {
+            client,
+            key,
+            kind,
+            scope,
+        } = self;
+        let (core, key) = (&client.core, key?);
+        let mut holders = core.with_state(|state| state.session.holders_of(kind, &key));
+        if let RevokeScope::Holder(id) = scope {
+            holders.retain(|token| HolderId::of(&key, *token, false) == id);
+        }
+        let revoking = core.store.revoke(&key, kind, scope);
+        let reply = client.bounded(&key, revoking).await?;
+        match reply {
+            RevokeReply::Revoked => {
+                core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));
+            }
+            RevokeReply::ForeignKey => return Err(core.foreign(&key, kind, KeyPart::Lock)),
+            RevokeReply::NotHeld | RevokeReply::Changed | RevokeReply::Endless => {}
+        }
+        Ok(reply)
+    }
+}
+
+impl IntoFuture for Revoke {
+    type Output = Result<RevokeReply, LockError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.revoke().boxed()
+    }
+}
