@@ -64,8 +64,8 @@ mod spec;
 /// | `wait = "2s"` | how long to wait for the lock, then `WaitTimeout` | 10 s |
 /// | `no_wait` | do not wait: `Contended` if the lock is not free | |
 /// | `reentrant`, `no_reentrant` | a caller that holds the key may enter again | `WouldDeadlock` |
-/// | `exclusive`, `write` | one holder, the only writer; the same as no mode | |
-/// | `read`, `shared` | one of many readers | one holder |
+/// | `exclusive` | one holder, as a writer; the same as no mode | |
+/// | `shared` | one of many holders, as a reader | one holder |
 /// | `permits = 3` | at most this many holders, across all processes | one holder |
 /// | `min_hold = "5s"` | keep the lock at least this long, even if the body ends earlier | |
 /// | `max_hold = "5m"`, `no_max_hold` | the lock is lost after this long | no limit |

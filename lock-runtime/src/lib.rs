@@ -89,9 +89,7 @@ pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
 pub use request::LockRequest;
-#[doc(hidden)]
-pub use request::key::KeyWriter;
-pub use request::key::{IntoLockKey, LockKey, MAX_KEY_BYTES};
+pub use request::key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
 pub use request::name::LockName;
 pub use request::spec::{
     DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode, OnLost,

@@ -26,8 +26,8 @@ use tracing::Instrument;
 /// that of [`LockClient::as_default`](lock_runtime::LockClient::as_default). It requires a tokio
 /// runtime. A graceful shutdown of the server does not wait for it.
 ///
-#[cfg_attr(feature = "axum", doc = "```")]
-#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
+#[cfg_attr(feature = "axum-08", doc = "```")]
+#[cfg_attr(not(feature = "axum-08"), doc = "```ignore")]
 /// use axum::{Router, body::Body, extract::Path, http::Request, routing::post};
 /// use lock_tower::{DetachLayer, LockLayer, runtime::LockClient};
 /// use tower::ServiceExt;

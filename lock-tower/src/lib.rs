@@ -1,7 +1,7 @@
 //! Tower middleware that holds a distributed lock while a request is served.
 //!
-#![cfg_attr(feature = "axum", doc = "```")]
-#![cfg_attr(not(feature = "axum"), doc = "```ignore")]
+#![cfg_attr(feature = "axum-08", doc = "```")]
+#![cfg_attr(not(feature = "axum-08"), doc = "```ignore")]
 //! use axum::{Router, body::Body, extract::Path, http::{Request, StatusCode}, routing::post};
 //! use lock_tower::{LockLayer, runtime::{HeldLock, LockClient}};
 //! use tower::ServiceExt;
@@ -193,7 +193,7 @@ pub mod inspector;
 pub mod key;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-#[cfg(feature = "axum")]
+#[cfg(feature = "axum-08")]
 pub mod recipes;
 
 mod body;

@@ -113,7 +113,7 @@ async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
     } = options;
     println!(
         "catalog: {readers} readers read a page {reads} times each while one writer rewrites it {writes} times, field by field.\n\
-         #[distributed_lock(key = \"catalog:{{id}}\", shared)] admits readers together, `write` admits the writer alone.\n\
+         #[distributed_lock(key = \"catalog:{{id}}\", shared)] admits readers together, `exclusive` admits the writer alone.\n\
          The lock is {}.\n",
         if redis.is_some() {
             "in Redis"

@@ -133,12 +133,7 @@ fn keys_are_strings_calls_and_expressions_or_one_list() {
 
 #[test]
 fn modes_and_words_are_known() {
-    for (mode, expected) in [
-        (quote!(exclusive), "exclusive"),
-        (quote!(write), "exclusive"),
-        (quote!(read), "shared"),
-        (quote!(shared), "shared"),
-    ] {
+    for (mode, expected) in [(quote!(exclusive), "exclusive"), (quote!(shared), "shared")] {
         let base = match parse(quote!(key = k, #mode)).unwrap().spec.base {
             Base::Exclusive => "exclusive",
             Base::Shared => "shared",
@@ -146,7 +141,7 @@ fn modes_and_words_are_known() {
         };
         assert_eq!(base, expected, "{mode}");
     }
-    let spec = parse(quote!(key = k, write, no_wait)).unwrap().spec;
+    let spec = parse(quote!(key = k, exclusive, no_wait)).unwrap().spec;
     assert_eq!(options(&spec), ["no_wait"]);
     let spec = parse(quote!(key = k, spec = CHECKOUT, wait = "1s"))
         .unwrap()
@@ -248,12 +243,8 @@ fn each_mistake_says_what_to_write() {
             "`shared` and `exclusive` exclude each other",
         ),
         (
-            quote!(key = k, read, write),
-            "`read` and `write` exclude each other",
-        ),
-        (
-            quote!(key = k, write, permits = 2),
-            "`write` and `permits` exclude each other",
+            quote!(key = k, exclusive, permits = 2),
+            "`exclusive` and `permits` exclude each other",
         ),
         (quote!(key = k, permits = 0), "write 1 or more"),
         (quote!(key = k, permits = 4294967296), "at most 4294967295"),
@@ -289,12 +280,12 @@ fn each_mistake_says_what_to_write() {
             "`client` names a `LockClient`",
         ),
         (
-            quote!(key = k, spec = s, read),
-            "drop `spec` and keep `read`",
+            quote!(key = k, spec = s, shared),
+            "drop `spec` and keep `shared`",
         ),
         (
-            quote!(key = k, write, spec = s),
-            "drop `spec` and keep `write`",
+            quote!(key = k, exclusive, spec = s),
+            "drop `spec` and keep `exclusive`",
         ),
         (quote!(key = k, guard), "write `guard = lock`"),
         (quote!(key = k, guard = _), "write `guard = lock`"),
@@ -324,18 +315,20 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
+        (quote!(key = k, read), "did you mean `shared`?"),
+        (quote!(key = k, write), "did you mean `exclusive`?"),
         (quote!(key = k, fn = 3), "the arguments are key, keys"),
         (
             quote!(key = k, mode = "shared"),
-            "there is no argument `mode`: write `read`, without `mode`",
+            "there is no argument `mode`: write `shared`, without `mode`",
         ),
         (
-            quote!(key = k, mode = write),
-            "write `write`, without `mode`",
+            quote!(key = k, mode = exclusive),
+            "write `exclusive`, without `mode`",
         ),
         (
             quote!(key = k, mode = "many"),
-            "write `exclusive`, `read` or `permits = n`, without `mode`",
+            "write `exclusive`, `shared` or `permits = n`, without `mode`",
         ),
         (quote!(key = k, id), "write `key(\"order:{}\", id)`"),
         (quote!(key = k, no - wait), "names are written with `_`"),

@@ -48,6 +48,8 @@ pub(crate) mod table;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};
+// Only a majority of stores uses them; they may change in any minor release.
+#[doc(hidden)]
 pub use hand_off::{HandOff, Heir};
 pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
 pub(crate) use identity::{default_name, presentable};
@@ -59,9 +61,12 @@ pub use memory::MemoryStore;
 pub(crate) use message::MOST_RESERVED;
 pub use message::{
     AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, FENCES_KEPT_FOR,
-    Grant, HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
-    POLL_INTERVAL, PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Token,
+    Grant, HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, NextHolder, POLL_INTERVAL, PollReply,
+    Release, ReleaseReply, RenewReply, Renewal, Token,
 };
+#[doc(hidden)]
+pub use message::{MAX_PROPOSAL_SKEW, RaiseReply};
+#[doc(hidden)]
 pub use quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
@@ -280,6 +285,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 ///
 /// Implementing this trait is **unstable**: it may change in any minor release, also after 1.0,
 /// until a store of another kind than Redis and memory implements it.
+#[doc(hidden)]
 pub trait QuorumMember: Store {
     /// Same as [`acquire`](Store::acquire), but proposes the fencing token of the grant.
     ///

@@ -186,14 +186,14 @@ impl LockError {
     }
 }
 
-#[cfg(feature = "axum")]
+#[cfg(feature = "axum-08")]
 pub use {for_axum::NotLocked, readiness::readiness};
 
-#[cfg(feature = "axum")]
+#[cfg(feature = "axum-08")]
 mod for_axum;
-#[cfg(feature = "tonic")]
+#[cfg(feature = "tonic-014")]
 mod for_tonic;
-#[cfg(feature = "axum")]
+#[cfg(feature = "axum-08")]
 mod readiness;
 
 #[cfg(all(test, feature = "http"))]

@@ -11,7 +11,7 @@
 //! service, so it works below every path, whether or not the router strips it.
 //!
 //! ```
-//! # #[cfg(feature = "axum")] {
+//! # #[cfg(feature = "axum-08")] {
 //! use axum::Router;
 //! use lock_tower::{inspector::Inspector, runtime::LockClient};
 //!
@@ -384,7 +384,7 @@ impl Body for InspectorBody {
 
 /// The address of the peer.
 fn peer(parts: &Parts) -> Option<String> {
-    #[cfg(feature = "axum")]
+    #[cfg(feature = "axum-08")]
     {
         use std::net::SocketAddr;
 
@@ -393,7 +393,7 @@ fn peer(parts: &Parts) -> Option<String> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
         Some(peer.0.to_string())
     }
-    #[cfg(not(feature = "axum"))]
+    #[cfg(not(feature = "axum-08"))]
     {
         let _ = parts;
         None

@@ -2,7 +2,7 @@
 //! implement, and the extractors [`header`], [`global`] and [`from_extension`].
 
 mod ready;
-#[cfg(feature = "axum")]
+#[cfg(feature = "axum-08")]
 mod route;
 mod template;
 
@@ -300,7 +300,7 @@ pub(crate) trait Routed {
 }
 
 /// Without axum there are no routes, and templates cannot refer to them.
-#[cfg(not(feature = "axum"))]
+#[cfg(not(feature = "axum-08"))]
 mod route {
     use std::borrow::Cow;
 

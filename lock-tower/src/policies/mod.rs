@@ -85,8 +85,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `global = true` | required if the key is the same for all requests |
 /// | `lease = "30s"` | how long the store keeps the lock without a renewal: [`LockSpec::lease`] |
 /// | `wait = "2s"`, `no_wait = true` | how long a request waits for the lock; 2 s by default |
-/// | `mode = "exclusive"`, `"write"` | one holder |
-/// | `mode = "shared"`, `"shared"` | many readers, no writer |
+/// | `mode = "exclusive"` | one holder, as a writer |
+/// | `mode = "shared"` | many holders, as readers |
 /// | `permits = 3` | at most three holders |
 /// | `reentrant = true` | re-enters the lock of an outer layer |
 /// | `min_hold = "5s"` | keeps the lock for at least this long |
@@ -298,7 +298,7 @@ impl<B> Selector<Request<B>> for LockPolicies {
 
 /// The path that the client requested, without the changes of nested routers.
 fn whole_path<B>(req: &Request<B>) -> &str {
-    #[cfg(feature = "axum")]
+    #[cfg(feature = "axum-08")]
     if let Some(uri) = req.extensions().get::<axum::extract::OriginalUri>() {
         return uri.path();
     }

@@ -234,7 +234,6 @@ mod tests {
         for (text, spec) in [
             ("{}", LockSpec::exclusive()),
             (r#"{"mode":"exclusive"}"#, LockSpec::exclusive()),
-            (r#"{"mode":"exclusive"}"#, LockSpec::exclusive()),
             (r#"{"mode":"shared"}"#, LockSpec::shared()),
             (r#"{"no_renew":true}"#, LockSpec::exclusive().no_renew()),
             (r#"{"no_renew":false}"#, LockSpec::exclusive().renew()),
@@ -251,7 +250,10 @@ mod tests {
     fn deserialize_refuses_bad_input_with_the_reason() {
         for (text, words) in [
             (r#"{"leese":"1s"}"#, "unknown field `leese`"),
-            (r#"{"mode":"readers"}"#, "unknown variant `readers`"),
+            (
+                r#"{"mode":"read"}"#,
+                "unknown variant `read`, expected `exclusive` or `shared`",
+            ),
             (r#"{"mode":"shared","permits":3}"#, "leave one out"),
             (r#"{"permits":0}"#, "nonzero"),
             (r#"{"wait":"1s","no_wait":true}"#, "leave one out"),

@@ -160,10 +160,9 @@ pub(crate) enum MaxHold {
 /// ```
 ///
 /// With the feature `serde`, a spec is serialized with the names of its options. Durations are
-/// text, modes are `"exclusive"` (or `"write"`) and `"read"` (or `"shared"`), and options that
-/// can be enabled and disabled are `true` or `false`. Deserialization refuses unknown names and
-/// specs that do not pass [`check`](Self::check). The tables of lock-tower's policy files have
-/// the same form:
+/// text, modes are `"exclusive"` and `"shared"`, and options that can be enabled and disabled are
+/// `true` or `false`. Deserialization refuses unknown names and specs that do not pass
+/// [`check`](Self::check). The tables of lock-tower's policy files have the same form:
 ///
 /// ```toml
 /// mode = "shared" # or permits = 3

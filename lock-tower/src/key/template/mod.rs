@@ -78,7 +78,7 @@ impl KeyTemplate {
             .values()
             .find(|(source, _)| source.is_of_the_route())
             .map(|(_, at)| at);
-        match routed.filter(|_| !cfg!(feature = "axum")) {
+        match routed.filter(|_| !cfg!(feature = "axum-08")) {
             Some(at) => Err(TemplateError::new(
                 template,
                 at,
@@ -492,7 +492,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "axum")]
+    #[cfg(feature = "axum-08")]
     #[test]
     fn path_parameters_without_a_router_are_our_mistake() {
         let error = key("order:{id}", &[]).unwrap_err();

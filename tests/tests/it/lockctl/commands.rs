@@ -305,7 +305,7 @@ async fn a_signal_during_the_wait_leaves_nothing_behind() {
 #[tokio::test]
 async fn readers_and_permits_share() {
     let store = Store::start().await;
-    for share in ["--read", "--permits=2"] {
+    for share in ["--shared", "--permits=2"] {
         let long = [
             "run",
             "--key=a",

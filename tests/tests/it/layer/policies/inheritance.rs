@@ -43,7 +43,7 @@ const ROWS: [(&str, ErrorClass); 6] = [
 
 fn said() -> impl Strategy<Value = Said> {
     let sharing = prop_oneof![
-        prop::sample::select(vec!["read", "write", "exclusive"]).prop_map(Sharing::Mode),
+        prop::sample::select(vec!["shared", "exclusive"]).prop_map(Sharing::Mode),
         (1..5_u32).prop_map(|permits| Sharing::Permits(NonZeroU32::new(permits).unwrap())),
     ];
     let hold = prop::sample::select(vec![HoldUntil::Response, HoldUntil::Body]);
@@ -142,7 +142,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
     }
     let seconds = |field: fn(&Said) -> Option<u64>| first(all, field).map(Duration::from_secs);
     let mut spec = match first(all, |said| said.sharing) {
-        Some(Sharing::Mode("read")) => LockSpec::shared(),
+        Some(Sharing::Mode("shared")) => LockSpec::shared(),
         Some(Sharing::Permits(permits)) => LockSpec::permits(permits),
         Some(Sharing::Mode(_)) | None => LockSpec::exclusive(),
     };
