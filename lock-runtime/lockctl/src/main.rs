@@ -179,15 +179,12 @@ impl Store {
             let value = value.clone()?;
             Some((name, value))
         });
-        let (builder, url) = LockClientBuilder::from_env_with(given).map_err(|error| {
-            let mut failure = Failure::from(error);
-            if failure.message.contains("LOCK_URL is not set") {
-                failure.status = status::USAGE;
-                failure.message =
-                    "no store: give --url redis://127.0.0.1:6379/0, or set LOCK_URL".into();
-            }
-            failure
-        })?;
+        let variable = std::env::var_os("LOCK_URL").filter(|url| !url.is_empty());
+        if self.url.is_none() && variable.is_none() {
+            let message = "no store: give --url redis://127.0.0.1:6379/0, or set LOCK_URL";
+            return Err(Failure::usage(message));
+        }
+        let (builder, url) = LockClientBuilder::from_env_with(given)?;
         if url
             .trim_start()
             .get(..6)

@@ -325,7 +325,7 @@ key = "order:{other"
             "10:9 no request has the method \"post\": write POST",
             "14:9 there is no group \"fast\": write [groups.fast]",
             "15:10 the route \"POST /orders/{id}\" has no parameter {order_id}: it has {id}",
-            "16:8 `mode` must be \"exclusive\" or \"write\" or \"read\" or \"shared\", not \"readers\"",
+            "16:8 `mode` must be \"exclusive\" or \"shared\", not \"readers\"",
             "17:1 `mode` and `permits` set the same option: leave one out",
             "17:11 `permits` is out of range (1 to 4294967295): write permits = 3",
             "20:14 invalid key: this \"{\" is not closed; write \"{name}\" for a path parameter, \"{{\" for a brace",

@@ -34,6 +34,7 @@ use std::{
 };
 
 use lock_runtime::LockClient;
+use lock_tests::Lateness;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -120,7 +121,7 @@ impl Storm {
     pub(crate) async fn run(self, faults: impl AsyncFn(&Faults)) -> Report {
         let keys: Arc<[Key]> = self.keys.into_iter().map(Key::new).collect();
         let over = Arc::new(AtomicBool::new(false));
-        let begin = Instant::now();
+        let (begin, late) = (Instant::now(), Lateness::start());
         let mut workers = JoinSet::new();
         for client in self
             .clients
@@ -154,14 +155,20 @@ impl Storm {
                 Err(failed) => resume_unwind(failed.into_panic()),
             }
         }
-        let end = Instant::now();
+        let (end, late) = (Instant::now(), late.allows(Duration::ZERO));
         over.store(true, Ordering::Relaxed);
         let errors = timeout(LONG, workers.join_all())
             .await
             .expect("a worker hangs")
             .into_iter()
             .flatten();
-        let report = Report::new(begin..end, log.begun.into_inner().unwrap(), &keys, errors);
+        let report = Report::new(
+            begin..end,
+            log.begun.into_inner().unwrap(),
+            &keys,
+            errors,
+            late,
+        );
         println!("{report}");
         report
     }

@@ -209,7 +209,7 @@ fn a_gap_counts_where_service_is_promised_alone() {
             out: out.clone(),
         };
         let faults = faults.iter().map(fault).collect();
-        Report::new(zero..at(700), faults, &keys, iter::empty())
+        Report::new(zero..at(700), faults, &keys, iter::empty(), Duration::ZERO)
             .longest_promised_gap()
             .as_millis()
     };
