@@ -253,7 +253,7 @@ mod tests {
     fn a_request_waits_two_seconds_where_nothing_else_is_said() {
         let seconds = Duration::from_secs;
         assert_eq!(spec(|layer| layer), LockSpec::exclusive().wait(seconds(2)));
-        assert_eq!(spec(LockLayer::read), LockSpec::shared().wait(seconds(2)));
+        assert_eq!(spec(LockLayer::shared), LockSpec::shared().wait(seconds(2)));
         let lease = LockSpec::shared().lease(seconds(9));
         assert_eq!(
             spec(|layer| layer.spec(lease.clone())),
@@ -264,7 +264,11 @@ mod tests {
             LockSpec::shared().lease(seconds(9)).no_wait()
         );
         assert_eq!(
-            spec(|layer| layer.wait(seconds(5)).spec(lease.clone()).read().no_wait()),
+            spec(|layer| layer
+                .wait(seconds(5))
+                .spec(lease.clone())
+                .shared()
+                .no_wait()),
             lease.clone().no_wait()
         );
     }

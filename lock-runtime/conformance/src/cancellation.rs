@@ -7,11 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::{
-    LockClient, LockGuard,
-    store::{RevokeScope, Store},
-    time::Instant,
-};
+use lock_runtime::{LockClient, LockGuard, store::Store, time::Instant};
 use tokio::{sync::Mutex, task::yield_now, time::sleep};
 
 use super::subject::{LONG, Subject, in_time, promise, skipped, unique};
@@ -296,7 +292,7 @@ pub async fn dropped_releases_free_the_lock(make: &impl AsyncFn() -> Arc<dyn Sto
             }),
             stage.play("revoke", async |scene| {
                 let guard = scene.guard().await;
-                let revoke = scene.others.revoke(&scene.key);
+                let revoke = scene.others.revoke(&scene.key).into_future();
                 let ready = scene.ready(revoke).await;
                 // The lock may have been revoked.
                 let _ = guard.release().await;

@@ -235,7 +235,7 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LockClient, RevokeScope};
+    use crate::LockClient;
 
     #[tokio::test(start_paused = true)]
     async fn contention_and_losses_are_counted_by_name() {

@@ -418,7 +418,7 @@ mod tests {
 
     use super::VISITS;
     use crate::{
-        LockClient, LockError, RevokeScope,
+        LockClient, LockError,
         store::{MemoryStore, Store},
     };
 

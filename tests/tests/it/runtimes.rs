@@ -480,8 +480,8 @@ fn acquire_without_a_runtime_or_its_timers_is_an_error() {
                     .run(async |_| panic!("without the lock")),
             );
             elsewhere.refuses(a, locked(&locks));
-            elsewhere.refuses(a, locks.inspect("a"));
-            elsewhere.refuses(a, locks.revoke("a"));
+            elsewhere.refuses(a, locks.inspect("a").into_future());
+            elsewhere.refuses(a, locks.revoke("a").into_future());
             let hold = || {
                 place
                     .block_on(locks.exclusive("a").wait(LONG).acquire())

@@ -12,7 +12,6 @@ use std::{
 use futures_util::FutureExt as _;
 use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockGuard, LockRequest,
-    store::RevokeScope,
     time::{Instant, sleep_until},
 };
 use rand::{RngExt as _, rngs::StdRng};

@@ -304,10 +304,12 @@ async fn what_is_forbidden_while_a_lock_is_held_is_told_too() {
         within(Duration::ZERO, locks.all(["l", "m"]).no_wait().acquire())
             .await
             .unwrap_err(),
-        within(Duration::ZERO, locks.inspect("l"))
+        within(Duration::ZERO, locks.inspect("l").into_future())
             .await
             .unwrap_err(),
-        within(Duration::ZERO, locks.revoke("l")).await.unwrap_err(),
+        within(Duration::ZERO, locks.revoke("l").into_future())
+            .await
+            .unwrap_err(),
     ] {
         assert_says(&error, LockErrorKind::Forbidden, &["lock l: ", &line]);
     }

@@ -265,7 +265,7 @@ async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
         within(Duration::ZERO, request().acquire())
             .await
             .unwrap_err(),
-        within(Duration::ZERO, request().read().acquire())
+        within(Duration::ZERO, request().shared().acquire())
             .await
             .unwrap_err(),
         within(Duration::ZERO, request().permits(permits(2)).acquire())

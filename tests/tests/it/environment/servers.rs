@@ -302,7 +302,9 @@ async fn acquire_on_a_silent_server_takes_no_longer_than_the_wait() {
         "lock a: ",
     );
     unavailable(
-        &within(call, locks.inspect("k")).await.unwrap_err(),
+        &within(call, locks.inspect("k").into_future())
+            .await
+            .unwrap_err(),
         "lock k: ",
     );
     unavailable(

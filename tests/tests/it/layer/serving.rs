@@ -86,7 +86,7 @@ async fn readers_and_holders_of_permits_are_served_at_the_same_time() {
     let locks = LockClient::in_memory();
     let permits = NonZeroU32::new(2).unwrap();
     let app = Router::new()
-        .route("/read/{id}", meet(2).layer(orders(&locks).read()))
+        .route("/read/{id}", meet(2).layer(orders(&locks).shared()))
         .route(
             "/permits/{id}",
             meet(2).layer(orders(&locks).permits(permits)),

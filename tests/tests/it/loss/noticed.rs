@@ -280,7 +280,7 @@ impl Wake for Revokes {
 
 impl Drop for Revokes {
     fn drop(&mut self) {
-        let revoked = self.0.revoke("a").now_or_never();
+        let revoked = self.0.revoke("a").into_future().now_or_never();
         revoked.expect("a store in memory replies at once").unwrap();
     }
 }

@@ -30,8 +30,9 @@ use crate::{
     observe::health::Health,
     request::{
         key::LockKey,
-        spec::{LockKind, Mode},
+        spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
     },
+    shell::call::within,
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
         Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,
@@ -300,7 +301,7 @@ impl RedisStore {
         }
     }
 
-    /// Inspects a lock, page by page. `part` is `all`, or `holders` without the wait queue.
+    /// Inspects a lock, page by page, each within the time of a call. `part` is `all`, or `holders` without the wait queue.
     async fn inspected(
         &self,
         key: &LockKey,
@@ -312,7 +313,8 @@ impl RedisStore {
         loop {
             let call = self.on_all(&script::INSPECT, key, kind).kind(kind);
             let call = call.arg(key.as_str()).arg(part);
-            let mut reply = self.run(call.number(skipped).number(from)).await?;
+            let call = call.number(skipped).number(from);
+            let mut reply = within(call_timeout(DEFAULT_LEASE), self.run(call)).await?;
             if reply.word() != "holders" {
                 return Err(self.foreign(key, kind, &reply));
             }
