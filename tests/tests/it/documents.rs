@@ -129,7 +129,9 @@ fn rows(page: &str, head: &str) -> BTreeSet<String> {
     let (_, table) = page.split_once(&format!("| {head} |")).unwrap();
     let rows = table.lines().skip(2).take_while(|row| row.starts_with('|'));
     let first = |row: &str| row.split('|').nth(1).unwrap().trim().replace('`', "");
-    rows.map(first).collect()
+    // A cell may have several names.
+    let names = |cell: String| cell.split(", ").map(str::to_owned).collect::<Vec<_>>();
+    rows.map(first).flat_map(names).collect()
 }
 
 #[test]

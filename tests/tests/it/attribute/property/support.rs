@@ -157,7 +157,7 @@ mod locked {
                 Err(_) => vec![('p', String::new())],
             };
             for key in *keys {
-                let left = runtime.block_on(locks.inspect(*key)).map_or(0, |found| found.holders.len());
+                let left = runtime.block_on(locks.inspect(*key).into_future()).map_or(0, |found| found.holders.len());
                 seen.extend((left > 0).then(|| ('l', key.to_string())));
             }
             printed(case, seen);
