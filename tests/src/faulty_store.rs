@@ -277,6 +277,10 @@ impl Store for FaultyStore {
         self.inner.name_of(key, kind, part)
     }
 
+    fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {
+        self.inner.guarded_name(key, kind)
+    }
+
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64 {
         self.inner.server_of(key, kind)
     }

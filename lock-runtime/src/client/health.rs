@@ -17,7 +17,8 @@ impl LockClient {
     /// Sentinels are asked on connections of their own.
     ///
     /// A client that was [shut down](Self::shutdown) reports
-    /// [`Unavailable`](crate::Verdict::Unavailable), and so does a call outside a Tokio runtime.
+    /// [`Unavailable`](crate::health::Verdict::Unavailable), and so does a call outside a Tokio
+    /// runtime.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -228,8 +228,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// keys have no names.
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String>;
 
-    /// Returns the name of a lock for `lock_runtime.guard` in the transactions of its holder. `None`,
-    /// the default, for a store without that function.
+    /// Returns the name of a lock for `lock_runtime.guard` in the transactions of its holder.
+    /// `None`, the default, for a store without that function.
     fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {
         let _ = (key, kind);
         None

@@ -301,7 +301,8 @@ impl RedisStore {
         }
     }
 
-    /// Inspects a lock, page by page, each within the time of a call. `part` is `all`, or `holders` without the wait queue.
+    /// Inspects a lock, page by page, each within the time of a call. `part` is `all`, or `holders`
+    /// without the wait queue.
     async fn inspected(
         &self,
         key: &LockKey,

@@ -106,11 +106,7 @@ impl Worker {
 
     async fn write(&self, key: &Key) -> Result<(), LockError> {
         let asked_at = Instant::now();
-        let request = if self.readers {
-            self.locks.exclusive(&*key.name)
-        } else {
-            self.locks.exclusive(&*key.name)
-        };
+        let request = self.locks.exclusive(&*key.name);
         let guard = request.lease(self.lease).wait(self.lease).acquire().await?;
         let token = guard.fence().number();
         key.granted(Grant {
