@@ -11,7 +11,7 @@ use std::{
 
 const STEP: Duration = Duration::from_millis(5);
 
-/// The sum of the delays of a thread that sleeps again and again until this is dropped.
+/// The sum of the delays of a thread or a task that sleeps again and again until this is dropped.
 #[derive(Debug)]
 pub struct Lateness {
     micros: Arc<AtomicU64>,
@@ -27,6 +27,21 @@ impl Lateness {
                 let begin = Instant::now();
                 thread::sleep(STEP);
                 let late = begin.elapsed().saturating_sub(STEP);
+                sum.fetch_add(late.as_micros().try_into().unwrap_or(u64::MAX), Relaxed);
+            }
+        });
+        Self { micros }
+    }
+
+    /// Starts to measure the delays of tasks on this runtime. Those below 5 ms are no load.
+    pub fn of_tasks() -> Self {
+        let micros = Arc::new(AtomicU64::new(0));
+        let sum = Arc::downgrade(&micros);
+        tokio::spawn(async move {
+            while let Some(sum) = sum.upgrade() {
+                let begin = Instant::now();
+                tokio::time::sleep(STEP).await;
+                let late = begin.elapsed().saturating_sub(2 * STEP);
                 sum.fetch_add(late.as_micros().try_into().unwrap_or(u64::MAX), Relaxed);
             }
         });

@@ -14,7 +14,14 @@ pub fn lockctl() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-        let built = Command::new(env!("CARGO"))
+        // Cargo describes the package of a test to it. Build scripts that read the same variables
+        // would run again, and half of the dependencies would be compiled anew.
+        let described = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let described = described
+            .filter(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
+        let mut cargo = Command::new(env!("CARGO"));
+        described.for_each(|name| drop(cargo.env_remove(name)));
+        let built = cargo
             // As the tests are built: another set of features would be compiled anew.
             .args(["test", "--quiet", "--locked", "--workspace"])
             .args(["--all-features", "--no-run", "--test=help"])

@@ -121,7 +121,7 @@ impl Storm {
     pub(crate) async fn run(self, faults: impl AsyncFn(&Faults)) -> Report {
         let keys: Arc<[Key]> = self.keys.into_iter().map(Key::new).collect();
         let over = Arc::new(AtomicBool::new(false));
-        let (begin, late) = (Instant::now(), Lateness::start());
+        let (begin, late) = (Instant::now(), Lateness::of_tasks());
         let mut workers = JoinSet::new();
         for client in self
             .clients
