@@ -364,7 +364,7 @@ mod tests {
         };
         let seconds = Duration::from_secs;
         // At first each call makes an attempt, later one a second.
-        assert!(tried(MS, MS) && tried(seconds(1), seconds(1) + 100 * MS));
+        assert!(tried(MS, 2 * MS) && tried(seconds(1), seconds(1) + 100 * MS));
         assert!(!tried(seconds(8), seconds(8) + 400 * MS));
         assert!(tried(seconds(8), seconds(8) + 600 * MS));
         assert!(!tried(seconds(3600), seconds(3600) + 990 * MS));
