@@ -26,8 +26,7 @@ mod stores {
         assert!(line.starts_with(EXACT), "{line}");
 
         let client = postgres::connect(&url).await;
-        // The time of the last removal of old records stays.
-        let left = "select name from lock_runtime.record where name <> 'upkeep' \
+        let left = "select name from lock_runtime.record \
              union all select tablename from pg_tables where schemaname = 'public'";
         let left = client.query(left, &[]).await.expect("both are there");
         let left: Vec<String> = left.iter().map(|row| row.get(0)).collect();

@@ -71,12 +71,10 @@ mod sim;
 
 pub use shell::rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
-#[doc(hidden)]
-pub use client::EnvVariable;
 pub use client::ambient::AlreadyInstalled;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use client::credentials::Credentials;
-pub use client::{LockClient, LockClientBuilder};
+pub use client::{EnvVariable, LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
 pub use guard::fence::{FencingToken, InvalidFencingToken};
 pub use guard::fencing;
@@ -123,5 +121,6 @@ pub mod health {
 pub mod operator {
     pub use crate::client::{Inspect, ListPage, ListedLock, LockList, LockPage, Revoke};
     pub use crate::observe::activity::{Activity, LostLock, NameActivity};
+    #[doc(inline)]
     pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, Waiter};
 }

@@ -20,7 +20,9 @@ pub fn lockctl() -> &'static Path {
         let described = described
             .filter(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
         let mut cargo = Command::new(env!("CARGO"));
-        described.for_each(|name| drop(cargo.env_remove(name)));
+        for name in described {
+            cargo.env_remove(name);
+        }
         let built = cargo
             // As the tests are built: another set of features would be compiled anew.
             .args(["test", "--quiet", "--locked", "--workspace"])

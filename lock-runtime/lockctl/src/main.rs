@@ -179,8 +179,9 @@ impl Store {
             let value = value.clone()?;
             Some((name, value))
         });
-        let variable = std::env::var_os("LOCK_URL").filter(|url| !url.is_empty());
-        if self.url.is_none() && variable.is_none() {
+        let url = self.url.clone().map(Into::into);
+        let url = url.or_else(|| std::env::var_os("LOCK_URL"));
+        if url.is_none_or(|url| url.to_string_lossy().trim().is_empty()) {
             let message = "no store: give --url redis://127.0.0.1:6379/0, or set LOCK_URL";
             return Err(Failure::usage(message));
         }

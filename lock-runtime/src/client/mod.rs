@@ -218,7 +218,8 @@ impl LockClient {
         self.exclusive(key).reentrant()
     }
 
-    /// Creates a request for a shared lock: many readers, no writer.
+    /// Creates a request for a shared lock: many holders, none of them exclusive, as the readers of
+    /// a read/write lock.
     pub fn shared(&self, key: impl IntoLockKey) -> LockRequest {
         self.request(key, LockSpec::shared())
     }
@@ -273,6 +274,9 @@ impl LockClient {
     /// Returns the holders and the waiters of the lock, as the store sees them now, or those of the
     /// [`permits`](Inspect::permits) of this name.
     ///
+    /// A long wait queue is read in pages, for 500 ms each and two seconds in all; the names of
+    /// clients take 500 ms more at most.
+    ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such
     /// as `Forbidden`.
@@ -289,7 +293,8 @@ impl LockClient {
     /// The holders are notified at once. If that message is lost, they notice the loss at their
     /// next renewal.
     ///
-    /// This is meant for operators: the former holders may still be at work.
+    /// This is meant for operators: the former holders may still be at work. It takes 500 ms at
+    /// most.
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such

@@ -21,7 +21,8 @@ use crate::{
 /// time of a call.
 const INSPECTION: Duration = Duration::from_secs(2);
 
-/// A look at a lock, returned by [`LockClient::inspect`]. Await it.
+/// A look at a lock, returned by [`LockClient::inspect`]. Await it, or call `into_future` where a
+/// future is asked for.
 #[derive(Clone, Debug)]
 #[must_use = "inspections do nothing unless awaited"]
 pub struct Inspect {
@@ -71,14 +72,16 @@ impl IntoFuture for Inspect {
     }
 }
 
-/// A revocation, returned by [`LockClient::revoke`]. Await it.
+/// A revocation, returned by [`LockClient::revoke`]. Await it, or call `into_future` where a future
+/// is asked for.
 #[derive(Clone, Debug)]
 #[must_use = "revocations do nothing unless awaited"]
 pub struct Revoke {
     client: LockClient,
     key: Result<LockKey, LockError>,
     kind: LockKind,
-    scope: RevokeScope,
+    holder: Option<HolderId>,
+    is_endless: bool,
 }
 
 impl Revoke {
@@ -87,7 +90,8 @@ impl Revoke {
             client,
             key: key.into_lock_key(),
             kind: LockKind::Lock,
-            scope: RevokeScope::Leased,
+            holder: None,
+            is_endless: false,
         }
     }
 
@@ -102,14 +106,14 @@ impl Revoke {
     /// the same step. Otherwise the reply is [`Changed`](RevokeReply::Changed) or
     /// [`NotHeld`](RevokeReply::NotHeld).
     pub fn holder(mut self, holder: HolderId) -> Self {
-        self.scope = RevokeScope::Holder(holder);
+        self.holder = Some(holder);
         self
     }
 
     /// Removes a lock without an expiry as well, which this library never creates. It is left
-    /// untouched otherwise.
+    /// untouched otherwise, unless it is that of the [`holder`](Self::holder).
     pub fn also_endless(mut self) -> Self {
-        self.scope = RevokeScope::AlsoEndless;
+        self.is_endless = true;
         self
     }
 
@@ -118,8 +122,14 @@ impl Revoke {
             client,
             key,
             kind,
-            scope,
+            holder,
+            is_endless,
         } = self;
+        let scope = match holder {
+            Some(id) => RevokeScope::Holder(id),
+            None if is_endless => RevokeScope::AlsoEndless,
+            None => RevokeScope::Leased,
+        };
         let (core, key) = (&client.core, key?);
         let mut holders = core.with_state(|state| state.session.holders_of(kind, &key));
         if let RevokeScope::Holder(id) = scope {

@@ -41,7 +41,8 @@ pub struct LockPage {
     pub errors: Vec<LockError>,
 }
 
-/// A request for a page of the list of locks, returned by [`LockClient::list_page`]. Await it.
+/// A request for a page of the list of locks, returned by [`LockClient::list_page`]. Await it, or
+/// call `into_future` where a future is asked for.
 #[derive(Clone, Debug)]
 #[must_use = "pages are not read unless awaited"]
 pub struct ListPage {

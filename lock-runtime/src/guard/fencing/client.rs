@@ -51,12 +51,16 @@ pub async fn fenced(
 /// transaction if the lock is no longer held, or by another client.
 ///
 /// It is for locks in the store for PostgreSQL, which creates the function `lock_runtime.guard`: a
-/// call for each key of the lock. End the transaction before the lock is released, dropped or
-/// downgraded: tasks of one client are not kept apart.
+/// call for each key of the lock, first in the transaction. End the transaction before the lock is
+/// released, dropped or downgraded: tasks of one client are not kept apart.
 ///
 /// # Errors
 /// [`is_stale`](FencingError::is_stale) if the token is refused. A lock of another kind of store is
-/// refused as well. After any error roll the transaction back.
+/// refused as well, with SQLSTATE 22023, and a snapshot that is older than the grant with 40001.
+/// After any error roll the transaction back.
+///
+/// # Cancellation
+/// If the future is dropped, some of the keys may be guarded until the transaction ends.
 pub async fn guard(transaction: &Transaction<'_>, held: &HeldLock) -> Result<(), FencingError> {
     for view in held.views() {
         match view.guarded_name() {
@@ -72,8 +76,10 @@ pub async fn guard(transaction: &Transaction<'_>, held: &HeldLock) -> Result<(),
 /// `name` is the namespace and the key of the lock, such as `lock:order:42`.
 ///
 /// # Errors
-/// Same as [`guard`]. A name that is unknown is refused, and one of another lock is a mistake that
-/// only its token shows.
+/// Same as [`guard`]. The name of another lock is refused, as the token is none of its own.
+///
+/// # Cancellation
+/// Same as [`guard`].
 pub async fn guard_named(
     transaction: &Transaction<'_>,
     name: &str,

@@ -35,7 +35,7 @@ const BLOCKING: &str = "select a.pid, a.usename::text, a.application_name, a.sta
     from lock_runtime.record r \
     join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = r.xmax \
     join pg_catalog.pg_stat_activity a on a.pid = l.pid \
-    where r.name = $1 and pg_catalog.starts_with(a.application_name, 'lock-runtime') is not true";
+    where r.name = $1 and (a.application_name || ' ') like 'lock-runtime %' is not true";
 /// The same, if several sessions have locked it.
 const SEVERAL_BLOCKING: &str = "select a.pid, a.usename::text, a.application_name, a.state, \
         extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8 \
@@ -43,7 +43,7 @@ const SEVERAL_BLOCKING: &str = "select a.pid, a.usename::text, a.application_nam
         case when pg_catalog.mxid_age(r.xmax) > 0 then r.xmax end) m \
     join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = m.xid \
     join pg_catalog.pg_stat_activity a on a.pid = l.pid \
-    where r.name = $1 and r.xmax <> '0' and pg_catalog.starts_with(a.application_name, 'lock-runtime') is not true";
+    where r.name = $1 and r.xmax <> '0' and (a.application_name || ' ') like 'lock-runtime %' is not true";
 /// The sessions that have locked records, if this one is locked: its `xmax` may be that of a
 /// savepoint which was released, and is seen no more.
 const MAY_BLOCK: &str = "with free as materialized ( \
@@ -53,7 +53,7 @@ const MAY_BLOCK: &str = "with free as materialized ( \
     from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid \
     where l.locktype = 'relation' and l.relation = 'lock_runtime.record'::pg_catalog.regclass::pg_catalog.oid \
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) \
-        and l.granted and l.mode = 'RowShareLock' and pg_catalog.starts_with(a.application_name, 'lock-runtime') is not true \
+        and l.granted and l.mode = 'RowShareLock' and (a.application_name || ' ') like 'lock-runtime %' is not true \
         and a.pid <> pg_catalog.pg_backend_pid() \
         and exists (select from lock_runtime.record r where r.name = $1 and r.xmax <> '0' and not exists ( \
             select from pg_catalog.pg_locks t \
@@ -67,7 +67,7 @@ const HORIZON: &str = "select h.age::int8, h.owner from ( \
             pg_catalog.format('the transaction of process %s of %s', a.pid, coalesce(a.usename::text, 'the server')) as owner \
         from pg_catalog.pg_stat_activity a \
         where a.backend_xmin is not null and coalesce(a.datname = pg_catalog.current_database(), true) \
-        and pg_catalog.starts_with(a.application_name, 'lock-runtime') is not true \
+        and (a.application_name || ' ') like 'lock-runtime %' is not true \
         and coalesce(a.xact_start < pg_catalog.clock_timestamp() - interval '2 s', false) \
         union all select pg_catalog.age(s.xmin), pg_catalog.format('the replication slot %s', s.slot_name) \
         from pg_catalog.pg_replication_slots s where s.xmin is not null \

@@ -181,9 +181,9 @@ impl PostgresRecords {
     /// Removes the records that are no longer needed, of all namespaces. Returns their number.
     ///
     /// A record is needed for a day after the last use of its lock, or the time that the client is
-    /// given. One of the clients of a database removes the others every hour. Where each client
-    /// lives for less than a minute, one that ends does so every three hours, for a second at
-    /// most. So this is necessary only where such clients use more than a thousand keys an hour.
+    /// given. One of the clients of a database removes the others every hour, so this is not
+    /// necessary unless each client lives for less than a minute. Those remove the names of clients
+    /// only.
     ///
     /// # Errors
     /// Those of a call. Some records may have been removed then.
@@ -361,9 +361,10 @@ impl Records for PostgresRecords {
                 && name.needed_until <= reply.now
                 && let Some(first) = name.name.first_client()
             {
-                // The client ends.
+                // The client ends. Where each of them is as brief as a job of cron, no other one
+                // lives until the next removal.
                 let first = format!("{}:{first}", calls.namespace);
-                upkeep::remove_briefly(&calls.pool, &first).await;
+                upkeep::remove_after(&calls.pool, &first).await;
             }
             Ok(reply)
         })

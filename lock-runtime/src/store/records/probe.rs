@@ -112,9 +112,9 @@ impl Shared {
     /// Admits an operation, or refuses it because the database does not answer.
     pub(super) fn admits(self: &Arc<Self>, in_outage: InOutage) -> Result<(), StoreError> {
         let outage = &self.presence.outage;
-        let just_failed = || outage.just_failed(Instant::now()).map_or(Ok(()), Err);
+        let shared = || outage.shared_error(Instant::now()).map_or(Ok(()), Err);
         let admitted = outage.admits(in_outage, &"the database");
-        let admitted = admitted.and_then(|()| just_failed());
+        let admitted = admitted.and_then(|()| shared());
         if admitted.is_err() {
             // The runtime of the task that probes may have ended.
             self.probe(None);

@@ -24,6 +24,9 @@ const LOGIN_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause: in a long outage, or if another attempt cannot succeed by itself, as the
 /// server has never accepted the password, for example.
 const LONG_PAUSE: Duration = Duration::from_secs(2);
+/// The time in which each call makes an attempt: a failover is over by then, and so are short
+/// leases.
+const AT_FIRST: Duration = Duration::from_secs(4);
 /// The part of an outage that a pause may prolong it by. So the pauses double as the outage does,
 /// and the clients of a large fleet do not keep the server from coming back.
 const SHARE: u32 = 8;
@@ -108,17 +111,25 @@ impl Outage {
         before.is_none_or(|(before, _)| before.kind() != error.kind())
     }
 
-    /// The error of an attempt that has failed so recently that a call makes no other one: half a
-    /// [share](SHARE) of the outage later, the next one does. So the attempts of a busy client
-    /// become rare as well. A permanent cause is left to each call.
-    pub(crate) fn just_failed(&self, now: Instant) -> Option<StoreError> {
+    /// The error of the latest attempt, which a call shares in place of another attempt. `None` if
+    /// the call has to make one: half a [share](SHARE) of the outage after the one before. So the
+    /// attempts of a busy client become rare as well. A permanent cause is left to each call.
+    pub(crate) fn shared_error(&self, now: Instant) -> Option<StoreError> {
         if !self.lasts() {
             return None;
         }
-        let state = lock(&self.state);
-        let (error, at) = state.failed.as_ref()?;
-        let is_recent = now < *at + state.share(now) / 2;
-        (is_recent && error.is_transient()).then(|| error.clone().with_unsent(true))
+        let mut state = lock(&self.state);
+        let window = match state.share(now) / 2 {
+            short if short < AT_FIRST / SHARE / 2 => return None,
+            window => window,
+        };
+        let (error, at) = state.failed.as_mut()?;
+        if now < *at + window && error.is_transient() {
+            return Some(error.clone().with_unsent(true));
+        }
+        // The others share its error until the next one is due.
+        *at = now;
+        None
     }
 
     /// Records the connection that an attempt has established; `None` if no outage lasted.
@@ -360,18 +371,29 @@ mod tests {
         let outage = Outage::new(None, now);
         let tried = |failed, at| {
             outage.failed(0, &refused(), now + failed);
-            outage.just_failed(now + at).is_none()
+            outage.shared_error(now + at).is_none()
         };
         let seconds = Duration::from_secs;
         // At first each call makes an attempt, later one a second.
-        assert!(tried(MS, 2 * MS) && tried(seconds(1), seconds(1) + 100 * MS));
+        assert!(tried(MS, 2 * MS) && tried(seconds(3), seconds(3) + MS));
         assert!(!tried(seconds(8), seconds(8) + 400 * MS));
         assert!(tried(seconds(8), seconds(8) + 600 * MS));
         assert!(!tried(seconds(3600), seconds(3600) + 990 * MS));
         assert!(tried(seconds(3600), seconds(3601)));
+        // One call makes the attempt for all.
+        assert!(!tried(seconds(3602), seconds(3602)));
+        let shared = |millis| {
+            outage
+                .shared_error(now + seconds(3603) + millis * MS)
+                .is_some()
+        };
+        assert_eq!(
+            [shared(0), shared(10), shared(999), shared(1000)],
+            [false, true, true, false]
+        );
         let wrong = StoreError::new(StoreErrorKind::Unauthenticated, "wrong password");
         outage.failed(0, &wrong, now + seconds(3600));
-        assert!(outage.just_failed(now + seconds(3600)).is_none());
+        assert!(outage.shared_error(now + seconds(3600)).is_none());
     }
 
     #[test]

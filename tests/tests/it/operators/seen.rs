@@ -122,7 +122,12 @@ async fn one_reader_of_several_is_revoked(place: Place) {
     assert_eq!(seen.holders.len(), 2);
     let holder = seen.holders[0].id;
     assert_eq!(
-        locks.revoke("a").holder(holder).await.unwrap(),
+        locks
+            .revoke("a")
+            .holder(holder)
+            .also_endless()
+            .await
+            .unwrap(),
         RevokeReply::Revoked
     );
     assert_eq!(
@@ -136,7 +141,12 @@ async fn one_reader_of_several_is_revoked(place: Place) {
         [seen.holders[1].id]
     );
     assert_eq!(
-        locks.revoke("a").holder(holder).await.unwrap(),
+        locks
+            .revoke("a")
+            .also_endless()
+            .holder(holder)
+            .await
+            .unwrap(),
         RevokeReply::Changed
     );
     kept.release().await.unwrap();

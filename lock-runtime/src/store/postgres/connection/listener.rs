@@ -29,8 +29,7 @@ use crate::{
 
 /// The time for which messages are received after a request has last waited.
 const EXPECTED_FOR: Duration = Duration::from_secs(15);
-/// The pause before another attempt to connect, at first and at most. Half of it more or less is
-/// random.
+/// The pause before another attempt to connect, at first and at most. Half of it is random.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONG_PAUSE: Duration = Duration::from_secs(2);
 
@@ -223,7 +222,7 @@ async fn receive(shared: Weak<Shared>) {
         }
         was_lost = true;
         drop(shared);
-        sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
+        sleep(pause.mul_f64(0.5 + 0.5 * rand::random::<f64>())).await;
         pause = (pause * 2).min(LONG_PAUSE);
     }
 }

@@ -417,17 +417,21 @@ impl Connection {
         })
     }
 
-    /// The current connection, or a new one that is being established.
+    /// The current connection, or a new one that is being established. In a long outage, calls
+    /// share the error of an attempt that has failed.
     fn link(&self) -> Arc<Link> {
+        let latest = lock(&self.link).clone();
+        match latest.filter(|link| link.has_failed()) {
+            Some(failed) if self.outage.shared_error(Instant::now()).is_some() => failed,
+            _ => self.attempt(),
+        }
+    }
+
+    /// The current connection, or a new one that is being established.
+    fn attempt(&self) -> Arc<Link> {
         let mut current = lock(&self.link);
         match &*current {
             Some(link) if !link.is_over() && !link.has_stalled() => link.clone(),
-            // In a long outage, calls share the error of an attempt that has just failed.
-            Some(link)
-                if link.has_failed() && self.outage.just_failed(Instant::now()).is_some() =>
-            {
-                link.clone()
-            }
             // The first call that finds the connection over dials for all.
             _ => {
                 let number = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;

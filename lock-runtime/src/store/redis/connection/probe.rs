@@ -155,7 +155,8 @@ async fn probe_until_connected(connection: &Weak<Connection>) {
         let Some((outcome, opens_at)) = connection.upgrade().and_then(|it| {
             let opens_at = it.outage.opens_at().filter(|at| announced != Some(*at));
             *lock(&it.probing) = Some(Instant::now());
-            it.is_in_outage().then(|| (it.link().outcome(), opens_at))
+            it.is_in_outage()
+                .then(|| (it.attempt().outcome(), opens_at))
         }) else {
             return;
         };

@@ -86,7 +86,12 @@ async fn a_session_of_the_application_is_named_and_that_of_a_client_is_not() {
         let url = format!("{url}{join}application_name=orders");
         let locks = LockClient::connect(&url).await.unwrap();
         once(locks.exclusive("a")).await.unwrap();
-        for (name, is_named) in [("orders", true), ("lock-runtime orders", false)] {
+        for (name, is_named) in [
+            ("orders", true),
+            ("lock-runtime orders", false),
+            ("lock-runtime", false),
+            ("lock-runtime-worker", true),
+        ] {
             let lock = format!(
                 "begin; set local application_name = '{name}'; \
                 select from lock_runtime.record where name = 'lock:a' for update"
