@@ -25,8 +25,10 @@ const LENGTH: Duration = Duration::from_millis(2500);
 /// Longer than a lock may be free while a request waits for it. So a lock that a store has kept
 /// until the end of its lease is noticed.
 const LEASE: Duration = Duration::from_secs(3);
-/// The store's events may be lost, so a waiter may learn of its grant from its next poll.
-const HANDOVER: Duration = POLL_INTERVAL.saturating_add(Duration::from_millis(500));
+/// The store's events may be lost, so a waiter may learn of its grant from its next poll. The
+/// waiter before it may be granted the lock after that poll, and give up before its own.
+const HANDOVER: Duration =
+    Duration::from_millis(500).saturating_add(POLL_INTERVAL.saturating_mul(2));
 
 /// Checks exclusion and fencing tokens in a storm: tasks of several clients acquire exclusive
 /// locks, readers, permits and several keys, with and without waiting, with minimum and maximum

@@ -274,8 +274,8 @@ impl LockClient {
     /// Returns the holders and the waiters of the lock, as the store sees them now, or those of the
     /// [`permits`](Inspect::permits) of this name.
     ///
-    /// A long wait queue is read in pages, for 500 ms each and two seconds in all; the names of
-    /// clients take 500 ms more at most.
+    /// It takes two seconds at most, and the names of clients 500 ms more. In Redis a long wait
+    /// queue is read in pages, each within 500 ms.
     ///
     /// # Errors
     /// `InvalidKey`, `ForeignKey`, `NoRuntime`, `Unavailable`, or a refusal of the server, such

@@ -17,8 +17,8 @@ use crate::{
     store::{HolderId, Inspection, KeyPart, RevokeReply, RevokeScope},
 };
 
-/// The time limit of an inspection. A long wait queue is a hundred pages, and each of them has the
-/// time of a call.
+/// The time limit of an inspection. In Redis a long wait queue is a hundred pages, and each of them
+/// has the time of a call.
 const INSPECTION: Duration = Duration::from_secs(2);
 
 /// A look at a lock, returned by [`LockClient::inspect`]. Await it, or call `into_future` where a

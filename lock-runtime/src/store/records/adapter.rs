@@ -27,11 +27,8 @@ use super::{
 };
 use crate::{
     observe::health::{self, Health},
-    request::{
-        key::LockKey,
-        spec::{DEFAULT_LEASE, LockKind, call_timeout},
-    },
-    shell::{call::within, sync::lock, time::Instant},
+    request::{key::LockKey, spec::LockKind},
+    shell::{sync::lock, time::Instant},
     store::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
         HolderId, IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page,
@@ -434,8 +431,7 @@ impl Store for RecordStore {
             inspection
         };
         let attempt = Attempt::new(vec![Lock::new(key, kind)], rule);
-        let inspecting = self.0.clone().execute(attempt);
-        Box::pin(within(call_timeout(DEFAULT_LEASE), inspecting))
+        Box::pin(self.0.clone().execute(attempt))
     }
 
     fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {
