@@ -408,7 +408,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("permits = 5_000_000_000", "4294967295"),
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
-        ("mode = \"readers\"", "\"read\""),
+        ("mode = \"readers\"", "\"shared\""),
         ("renew = true, no_renew = false", "leave one out"),
         ("no_reentrant = true", "did you mean `reentrant`"),
         ("no_strict_order = true", "did you mean `strict_order`"),
