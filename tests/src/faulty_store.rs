@@ -110,6 +110,7 @@ pub struct FaultyStore {
     hook: Box<dyn Fn(Call) -> BoxFuture<'static, Outcome> + Send + Sync>,
     operations: watch::Sender<Vec<Operation>>,
     is_silent: bool,
+    limits: Limits,
 }
 
 impl FaultyStore {
@@ -119,6 +120,7 @@ impl FaultyStore {
         hook: impl Fn(Call) -> F + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
+            limits: inner.limits(),
             inner,
             hook: Box::new(move |call| Box::pin(hook(call))),
             operations: watch::Sender::default(),
@@ -126,9 +128,11 @@ impl FaultyStore {
         })
     }
 
-    /// Executes every operation on `inner`, and sends no event.
-    pub fn silent(inner: Arc<dyn QuorumMember>) -> Arc<Self> {
+    /// Executes every operation on `inner`, and sends no event, whether it says so or not.
+    pub fn silent(inner: Arc<dyn QuorumMember>, says_so: bool) -> Arc<Self> {
+        let limits = inner.limits();
         Arc::new(Self {
+            limits: if says_so { limits.push(false) } else { limits },
             inner,
             hook: Box::new(|call| Box::pin(async move { call.execute().await })),
             operations: watch::Sender::default(),
@@ -286,7 +290,7 @@ impl Store for FaultyStore {
     }
 
     fn limits(&self) -> Limits {
-        self.inner.limits()
+        self.limits
     }
 
     fn listen(&self, listener: Weak<dyn Listener>) {

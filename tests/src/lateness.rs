@@ -1,8 +1,9 @@
 //! The delay of a loaded machine, so that a limit of a time judges the code and not the load.
 
 use std::{
+    ops::Range,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -11,7 +12,7 @@ use std::{
 
 const STEP: Duration = Duration::from_millis(5);
 
-/// The sum of the delays of a thread or a task that sleeps again and again until this is dropped.
+/// The sum of the delays of a thread that sleeps again and again until this is dropped.
 #[derive(Debug)]
 pub struct Lateness {
     micros: Arc<AtomicU64>,
@@ -33,24 +34,52 @@ impl Lateness {
         Self { micros }
     }
 
-    /// Starts to measure the delays of tasks on this runtime. Those below 5 ms are no load.
-    pub fn of_tasks() -> Self {
-        let micros = Arc::new(AtomicU64::new(0));
-        let sum = Arc::downgrade(&micros);
-        tokio::spawn(async move {
-            while let Some(sum) = sum.upgrade() {
-                let begin = Instant::now();
-                tokio::time::sleep(STEP).await;
-                let late = begin.elapsed().saturating_sub(2 * STEP);
-                sum.fetch_add(late.as_micros().try_into().unwrap_or(u64::MAX), Relaxed);
-            }
-        });
-        Self { micros }
-    }
-
     /// Returns `promised` with an allowance for the load since the start: twice the delay of a
     /// single thread, as several processes depend on each other.
     pub fn allows(&self, promised: Duration) -> Duration {
         promised + 2 * Duration::from_micros(self.micros.load(Relaxed))
+    }
+}
+
+/// The delays of a task that sleeps again and again until this is dropped: those of the calls on
+/// the same runtime. A delay below 5 ms is no load.
+#[derive(Debug, Default)]
+pub struct Delays(Arc<Mutex<Vec<Range<Instant>>>>);
+
+impl Delays {
+    /// Starts to measure on this runtime.
+    pub fn of_tasks() -> Self {
+        let delays = Self::default();
+        let list = Arc::downgrade(&delays.0);
+        tokio::spawn(async move {
+            while let Some(list) = list.upgrade() {
+                let due = Instant::now() + 2 * STEP;
+                tokio::time::sleep(STEP).await;
+                let now = Instant::now();
+                if due < now {
+                    list.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(due..now);
+                }
+            }
+        });
+        delays
+    }
+
+    /// Returns the length of a time without the delays in it, each counted twice, as several
+    /// processes depend on each other.
+    pub fn net(&self, time: Range<Instant>) -> Duration {
+        let within = |late: &Range<Instant>| {
+            let end = late.end.min(time.end);
+            end.saturating_duration_since(late.start.max(time.start))
+        };
+        let late: Duration = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(within)
+            .sum();
+        (time.end - time.start).saturating_sub(2 * late)
     }
 }

@@ -48,7 +48,7 @@ pub use cluster::{RedisCluster, shared_cluster};
 pub use errors::chain;
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
-pub use lateness::Lateness;
+pub use lateness::{Delays, Lateness};
 pub use lockctl::lockctl;
 pub use postgres::{PgBouncer, PostgresServer, shared_postgres};
 pub use processes::Worker;

@@ -25,10 +25,11 @@ const LENGTH: Duration = Duration::from_millis(2500);
 /// Longer than a lock may be free while a request waits for it. So a lock that a store has kept
 /// until the end of its lease is noticed.
 const LEASE: Duration = Duration::from_secs(3);
-/// The store's events may be lost, so a waiter may learn of its grant from its next poll. The
-/// waiter before it may be granted the lock after that poll, and give up before its own.
-const HANDOVER: Duration =
-    Duration::from_millis(500).saturating_add(POLL_INTERVAL.saturating_mul(2));
+/// The store's events may be lost, so a waiter may learn of its grant from its next poll.
+const HANDOVER: Duration = POLL_INTERVAL.saturating_add(Duration::from_millis(500));
+/// The same of a store that sends none: the waiter before may be granted the lock after that poll,
+/// and give up before its own.
+const HANDOVER_BY_POLLS: Duration = HANDOVER.saturating_add(POLL_INTERVAL);
 
 /// Checks exclusion and fencing tokens in a storm: tasks of several clients acquire exclusive
 /// locks, readers, permits and several keys, with and without waiting, with minimum and maximum
@@ -65,7 +66,11 @@ pub async fn holders_exclude_each_other(make: &impl AsyncFn() -> Arc<dyn Store>)
         ..Plan::new(nanos)
     };
     let clients: Vec<_> = subjects.iter().map(Subject::client).collect();
-    let report = plan.run(&clients, LENGTH, HANDOVER).await;
+    let handover = match limits.push {
+        true => HANDOVER,
+        false => HANDOVER_BY_POLLS,
+    };
+    let report = plan.run(&clients, LENGTH, handover).await;
     for client in &clients {
         client.shutdown().await;
     }

@@ -21,6 +21,20 @@ use crate::{
 /// has the time of a call.
 const INSPECTION: Duration = Duration::from_secs(2);
 
+impl LockClient {
+    /// Inspects a lock, without the names of clients and without other sessions.
+    pub(super) async fn inspected(
+        &self,
+        key: &LockKey,
+        kind: LockKind,
+    ) -> Result<Inspection, LockError> {
+        let named = |error: LockError| error.with_key(key);
+        runtime::check().map_err(named)?;
+        let seen = within(INSPECTION, self.core.store.inspect(key, kind)).await;
+        seen.map_err(|error| named(LockError::from_store(error)))
+    }
+}
+
 /// A look at a lock, returned by [`LockClient::inspect`]. Await it, or call `into_future` where a
 /// future is asked for.
 #[derive(Clone, Debug)]
@@ -49,13 +63,9 @@ impl Inspect {
     async fn inspect(self) -> Result<Inspection, LockError> {
         let Self { client, key, kind } = self;
         let key = key?;
-        runtime::check().map_err(|error| error.with_key(&key))?;
-        let store = &client.core.store;
-        let inspecting = within(INSPECTION, store.inspect(&key, kind));
-        let asking = client.bounded(&key, store.blockers(&key, kind));
-        let (seen, blocked_by) = join(inspecting, asking).await;
-        let named = |error| LockError::from_store(error).with_key(&key);
-        let mut seen = [seen.map_err(named)?];
+        let asking = client.bounded(&key, client.core.store.blockers(&key, kind));
+        let (seen, blocked_by) = join(client.inspected(&key, kind), asking).await;
+        let mut seen = [seen?];
         seen[0].blocked_by = blocked_by.unwrap_or_default();
         client.core.add_names(&mut seen).await;
         let [seen] = seen;

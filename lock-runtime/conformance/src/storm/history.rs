@@ -4,6 +4,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -85,13 +86,14 @@ impl History {
         violations
     }
 
-    /// The longest time without a grant among those that begin while this fault is the latest. A
-    /// gap that began before the fault counts from it.
+    /// The longest time without a grant among those that begin while this fault is the latest, by
+    /// this measure. A gap that began before the fault counts from it.
     pub fn longest_gap(
         &self,
         fault: Instant,
         next_fault: Option<Instant>,
         end: Instant,
+        length: impl Fn(Range<Instant>) -> Duration,
     ) -> Duration {
         let granted = self.grants.iter().map(|grant| grant.granted_at);
         let mut times: Vec<_> = granted
@@ -102,7 +104,9 @@ impl History {
         let gaps = times
             .windows(2)
             .filter(|gap| next_fault.is_none_or(|next| gap[0] < next));
-        gaps.map(|gap| gap[1] - gap[0]).max().unwrap_or_default()
+        gaps.map(|gap| length(gap[0]..gap[1]))
+            .max()
+            .unwrap_or_default()
     }
 }
 

@@ -116,8 +116,7 @@ impl Task {
                 kind = Kind::Shared;
                 self.locks.shared(key)
             }
-            0..30 => self.locks.exclusive(key),
-            30..40 => self.locks.exclusive(key),
+            0..40 => self.locks.exclusive(key),
             40..50 => {
                 reentrant = true;
                 self.locks.reentrant(key)

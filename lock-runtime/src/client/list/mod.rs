@@ -171,10 +171,9 @@ impl Listing {
         let some = self.found.len().min(AT_ONCE);
         let moving = if self.is_away { Duration::ZERO } else { MOVING };
         let inspections = self.found.iter().take(some).map(async |(key, kind)| {
-            let store = &self.client.core.store;
             let until = Instant::now() + moving;
             loop {
-                let seen = self.client.bounded(key, store.inspect(key, *kind)).await;
+                let seen = self.client.inspected(key, *kind).await;
                 let is_moving = |error: &LockError| error.kind() == LockErrorKind::Unavailable;
                 if Instant::now() > until || !seen.as_ref().is_err_and(is_moving) {
                     return seen;

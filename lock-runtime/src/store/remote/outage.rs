@@ -34,7 +34,8 @@ const SHARE: u32 = 8;
 /// The handling of a call during an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InOutage {
-    /// It is tried: a renewal, or a call that ends a hold.
+    /// It is tried, whether the circuit breaker is open or not: a renewal, or a call that ends a
+    /// hold.
     Try,
     /// It waits for the connection, and is refused while the circuit breaker is open.
     Wait,

@@ -52,7 +52,7 @@ impl Struck {
             .run(faults)
             .await;
         report.assert_fenced();
-        report.assert_service_within(report.allows(LEASE + BACK));
+        report.assert_service_within(LEASE + BACK);
         report
     }
 

@@ -271,13 +271,15 @@ async fn a_lock_with_two_holders_is_noticed() {
 /// An event may be lost. A store that sends none must say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_never_sends_events_is_noticed() {
-    let make = make!(FaultyStore::silent(Arc::new(MemoryStore::new())));
+    let silent = |says_so| FaultyStore::silent(Arc::new(MemoryStore::new()), says_so);
+    let make = make!(silent(false));
     let promise = "a store whose limits().push is true sends the grants from its queue";
     notices(
         promise,
         lock_conformance::grants_from_the_queue_are_pushed(&make),
     )
     .await;
+    let make = make!(silent(true));
     lock_conformance::holders_exclude_each_other(&make).await;
 }
 

@@ -277,7 +277,12 @@ async fn an_outage_while_a_row_is_locked_is_noticed() {
 async fn attempts(scheme: &str, waiters: usize, interval: Duration) -> [u32; 2] {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("{scheme}://{}", port.local_addr().unwrap());
-    let locks = LockClient::builder().connect_lazy(&url).unwrap();
+    // Requests that wait would be refused.
+    let locks = match waiters {
+        0 => LockClient::builder().unavailable_after(AFTER),
+        _ => LockClient::builder(),
+    };
+    let locks = locks.connect_lazy(&url).unwrap();
     once(&locks, "k").await.unwrap_err();
     let mut waiting = JoinSet::new();
     for waiter in 0..waiters {

@@ -130,7 +130,7 @@ async fn one_key_of_many_clients_under_every_fault() {
     let report = report.await;
     report.assert_fenced();
     report.assert_exclusive();
-    report.assert_service_within(report.allows(LEASE + BACK));
+    report.assert_service_within(LEASE + BACK);
 }
 
 /// A waiter dies after the holder has learned that it is the next one. The servers find that no

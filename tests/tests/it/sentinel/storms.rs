@@ -39,7 +39,7 @@ async fn storm(set: &SentinelSet, replicas: u32, faults: impl AsyncFn(&Faults)) 
     copied(set).await;
     let report = Storm::of(clients).lease(LEASE).run(faults).await;
     report.assert_fenced();
-    report.assert_service_within(report.allows(LEASE + BACK));
+    report.assert_service_within(LEASE + BACK);
     report
 }
 

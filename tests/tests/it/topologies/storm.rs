@@ -34,7 +34,7 @@ use std::{
 };
 
 use lock_runtime::LockClient;
-use lock_tests::Lateness;
+use lock_tests::Delays;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -121,7 +121,7 @@ impl Storm {
     pub(crate) async fn run(self, faults: impl AsyncFn(&Faults)) -> Report {
         let keys: Arc<[Key]> = self.keys.into_iter().map(Key::new).collect();
         let over = Arc::new(AtomicBool::new(false));
-        let (begin, late) = (Instant::now(), Lateness::of_tasks());
+        let (begin, delays) = (Instant::now(), Delays::of_tasks());
         let mut workers = JoinSet::new();
         for client in self
             .clients
@@ -155,7 +155,7 @@ impl Storm {
                 Err(failed) => resume_unwind(failed.into_panic()),
             }
         }
-        let (end, late) = (Instant::now(), late.allows(Duration::ZERO));
+        let end = Instant::now();
         over.store(true, Ordering::Relaxed);
         let errors = timeout(LONG, workers.join_all())
             .await
@@ -167,7 +167,7 @@ impl Storm {
             log.begun.into_inner().unwrap(),
             &keys,
             errors,
-            late,
+            &delays,
         );
         println!("{report}");
         report

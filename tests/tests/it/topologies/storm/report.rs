@@ -9,15 +9,15 @@ use std::{
 };
 
 use lock_runtime::LockError;
-use lock_tests::{fenced, storm::Violation};
+use lock_tests::{Delays, fenced, storm::Violation};
 
 use super::{fault::Fault, worker::Key};
 
 #[derive(Debug)]
 pub(crate) struct Report {
     length: Duration,
-    /// The time that a loaded machine has taken from it.
-    late: Duration,
+    /// Its length without the delays of a loaded machine.
+    net: Duration,
     keys: Vec<OfKey>,
     outages: Vec<Outage>,
     /// The number of each code, and the last error with it.
@@ -32,7 +32,8 @@ struct OfKey {
     resource: fenced::Report,
 }
 
-/// The longest time without a grant after a fault, and the key without it.
+/// The longest time without a grant after a fault, less the delays of a loaded machine in it, and
+/// the key without it.
 #[derive(Debug)]
 struct Outage {
     fault: String,
@@ -48,7 +49,7 @@ impl Report {
         faults: Vec<Fault>,
         keys: &[Key],
         errors: impl Iterator<Item = LockError>,
-        late: Duration,
+        delays: &Delays,
     ) -> Self {
         let outages = faults.iter().enumerate().flat_map(|(index, fault)| {
             let nexts = &faults[index + 1..];
@@ -59,8 +60,9 @@ impl Report {
                         .iter()
                         .find(|next| promised && next.out.has(key.name()));
                     let end = out.map_or(time.end, |out| out.at);
-                    key.history()
-                        .longest_gap(fault.at, nexts.first().map(|next| next.at), end)
+                    let next = nexts.first().map(|next| next.at);
+                    let net = |gap| delays.net(gap);
+                    key.history().longest_gap(fault.at, next, end, net)
                 };
                 let keys = keys
                     .iter()
@@ -90,7 +92,7 @@ impl Report {
         let length = time.end - time.start;
         Self {
             length,
-            late,
+            net: delays.net(time),
             keys: keys.iter().map(of_key).collect(),
             outages,
             errors: counts,
@@ -118,7 +120,7 @@ impl Report {
     pub(crate) fn assert_fenced(&self) {
         for key in &self.keys {
             // A call that a loaded machine delays for longer than a sixth of the lease is given up.
-            let is_served = key.grants > 0 || self.late > self.length;
+            let is_served = key.grants > 0 || self.net.is_zero();
             assert!(is_served, "no grant of {}\n{self}", key.name);
             assert!(
                 key.violations.is_empty(),
@@ -152,11 +154,6 @@ impl Report {
             .unwrap_or_default()
     }
 
-    /// Returns `promised` with an allowance for the load of the machine.
-    pub(crate) fn allows(&self, promised: Duration) -> Duration {
-        promised + self.late
-    }
-
     /// Asserts that no key with promised service was without a grant for longer than this after a
     /// fault.
     pub(crate) fn assert_service_within(&self, longest: Duration) {
@@ -174,8 +171,8 @@ impl fmt::Display for Report {
         let (grants, overlaps, refused) = (self.grants(), self.overlaps(), self.refused());
         write!(
             f,
-            "storm of {:.1?} ({:.1?} late): {grants} grants, {overlaps} unfenced overlaps, {refused} refused as late",
-            self.length, self.late
+            "storm of {:.1?} (net {:.1?}): {grants} grants, {overlaps} unfenced overlaps, {refused} refused as late",
+            self.length, self.net
         )?;
         self.errors
             .iter()
