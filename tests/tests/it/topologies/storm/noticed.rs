@@ -11,7 +11,10 @@ use lock_runtime::{
     FencingToken, LockClient, LockKey, LockKind,
     store::{MemoryStore, QuorumMember as _},
 };
-use lock_tests::storm::{Grant, History, Violation};
+use lock_tests::{
+    Delays,
+    storm::{Grant, History, Violation},
+};
 use tokio::time::sleep;
 
 use super::{
