@@ -14,9 +14,13 @@ use tokio::time::timeout;
 
 use super::{Duration, LONG};
 
+/// The text of a script: its parts, one after the other.
 macro_rules! script {
-    ($name:literal) => {
-        include_str!(concat!("../../../../fixtures/format-1/", $name, ".lua"))
+    (in_queue $part:literal) => {
+        script!("clock" "fence" "holders" "standing" "line" $part)
+    };
+    ($($part:literal)+) => {
+        concat!($(include_str!(concat!("../../../../fixtures/format-1/", $part, ".lua"))),+)
     };
 }
 
@@ -136,7 +140,13 @@ impl OldClient {
             &millis(lease),
             if mode == Mode::Shared { "" } else { "0" },
         ];
-        let reply = self.on_all(script!("acquire"), names, &arguments).await;
+        let reply = self
+            .on_all(
+                script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire"),
+                names,
+                &arguments,
+            )
+            .await;
         let granted = reply.word() == "granted";
         if granted {
             assert_eq!(
@@ -151,7 +161,9 @@ impl OldClient {
     /// The fencing token, `None` while it waits.
     pub(super) async fn poll(&self, names: &Names, mode: Mode) -> Option<u64> {
         let arguments = [&*word(mode), &self.member(mode)];
-        let reply = self.on_all(script!("poll"), names, &arguments).await;
+        let reply = self
+            .on_all(script!(in_queue "poll"), names, &arguments)
+            .await;
         match reply.word() {
             "granted" => Some(reply.fence(0)),
             "queued" => None,
@@ -188,8 +200,12 @@ impl OldClient {
             }
             mode => {
                 let arguments = [&*word(mode), &member, &lease];
-                self.eval(script!("renew_share"), &[&names.lock], &arguments)
-                    .await
+                self.eval(
+                    script!("clock" "holders" "standing" "renew_share"),
+                    &[&names.lock],
+                    &arguments,
+                )
+                .await
             }
         };
         i64::from_redis_value(left).unwrap()
@@ -197,8 +213,10 @@ impl OldClient {
 
     pub(super) async fn release(&self, names: &Names, mode: Mode) -> String {
         let script = match mode {
-            Mode::Exclusive => script!("release"),
-            _ => script!("release_share"),
+            Mode::Exclusive => {
+                script!("release" "clock" "fence" "holders" "standing" "line" "hand_over")
+            }
+            _ => script!(in_queue "release_share"),
         };
         let reply = self.on_all(script, names, &[&self.member(mode), "0"]).await;
         reply.word().to_owned()
@@ -208,7 +226,9 @@ impl OldClient {
     pub(super) async fn pass(&mut self, names: &Names, lease: Duration) -> Option<u64> {
         let next = token();
         let arguments = [&*self.token, &next, &millis(lease), "0", &self.channel];
-        let reply = self.on_all(script!("pass"), names, &arguments).await;
+        let reply = self
+            .on_all(script!(in_queue "pass"), names, &arguments)
+            .await;
         self.token = next;
         match reply.word() {
             "passed" => Some(reply.fence(0)),
@@ -219,20 +239,25 @@ impl OldClient {
 
     /// Makes a writer a reader: its fencing token.
     pub(super) async fn downgrade(&self, names: &Names) -> u64 {
-        let reply = self.on_all(script!("convert"), names, &[&self.token]).await;
+        let reply = self
+            .on_all(script!(in_queue "convert"), names, &[&self.token])
+            .await;
         assert_eq!(reply.word(), "converted");
         reply.fence(0)
     }
 
     pub(super) async fn abandon(&self, names: &Names, mode: Mode) {
         let arguments = [&*word(mode), &self.member(mode)];
-        self.on_all(script!("abandon"), names, &arguments).await;
+        self.on_all(script!(in_queue "abandon"), names, &arguments)
+            .await;
     }
 
     /// The modes of the holders, and those of the waiters in their order.
     pub(super) async fn inspect(&self, names: &Names) -> (Vec<String>, Vec<String>) {
         let family = if names.is_permits { "permits" } else { "lock" };
-        let mut reply = self.on_all(script!("inspect"), names, &[family]).await;
+        let mut reply = self
+            .on_all(script!(in_queue "inspect"), names, &[family])
+            .await;
         assert_eq!(reply.words.remove(0), "holders");
         let waiters = reply
             .words
