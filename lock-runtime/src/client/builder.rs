@@ -13,6 +13,7 @@ use crate::{
 };
 #[cfg(feature = "redis")]
 use crate::{
+    observe::text::Short,
     request::spec::DEFAULT_LEASE,
     store::redis::{RedisOptions, RedisStore, topology::redlock},
 };
@@ -480,7 +481,9 @@ impl LockClientBuilder {
         let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
         if lease > longest_lease {
             let message = format!(
-                "the default lease of {lease:?} is longer than the `longest_lease` of {longest_lease:?}; set one of them"
+                "the default lease of {} is longer than the `longest_lease` of {}; set one of them",
+                Short(lease),
+                Short(longest_lease)
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }

@@ -13,8 +13,9 @@ use futures_util::{
 };
 
 use crate::{
+    observe::text::Short,
     request::key::LockKey,
-    request::spec::{LockKind, Short},
+    request::spec::LockKind,
     shell::call::within,
     shell::core::Core,
     shell::runtime,

@@ -27,6 +27,7 @@ use crate::{
     guard::fence::FencingToken,
     guard::owner::{Frame, ScopeFuture},
     guard::view::View,
+    observe::text::Short,
     observe::watch::Attempt,
     protocol::ConvertError,
     request::key::LockKey,
@@ -174,7 +175,8 @@ impl LockGuard {
     /// Dropping the future leaves the lock held; it may or may not have been extended.
     pub async fn extend(&self, lease: Duration) -> Result<(), LockError> {
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
-            let message = format!("a lease of {lease:?} is out of range; give 100 ms to 24 h");
+            let lease = Short(lease);
+            let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
             return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
         }
         let checked = self.held.first().core.limits.check_lease(lease);

@@ -45,7 +45,23 @@ impl fmt::Display for InLine<'_> {
     }
 }
 
-/// Prints a duration to a tenth of a second below ten, and else to a second: `1.5s`, `2m 5s`.
+/// A duration of a setting, printed exactly in the largest unit that divides it, such as `90h` or
+/// `500ms`.
+pub(crate) struct Short(pub(crate) Duration);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            _ if self.0.subsec_nanos() > 0 => write!(f, "{:?}", self.0),
+            seconds @ 1.. if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
+            seconds @ 1.. if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
+            seconds => write!(f, "{seconds}s"),
+        }
+    }
+}
+
+/// Prints a measured duration: to a tenth of a second below ten, and else to a second, such as
+/// `1.5s` or `2m 5s`.
 pub fn brief(duration: Duration) -> String {
     match duration.as_secs() {
         0..10 => format!("{:.1}s", duration.as_secs_f64()),
@@ -56,6 +72,20 @@ pub fn brief(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_are_printed_exactly() {
+        for (duration, text) in [
+            (Duration::ZERO, "0s"),
+            (Duration::from_millis(99), "99ms"),
+            (Duration::from_millis(1500), "1.5s"),
+            (Duration::from_secs(61), "61s"),
+            (Duration::from_secs(90 * 60), "90m"),
+            (Duration::from_secs(10_800_000), "3000h"),
+        ] {
+            assert_eq!(Short(duration).to_string(), text);
+        }
+    }
 
     #[test]
     fn a_name_in_a_line_is_one_field() {

@@ -4,7 +4,8 @@ use std::{num::NonZeroUsize, time::Duration};
 
 use crate::{
     error::{LockError, LockErrorKind},
-    request::spec::{LockKind, MAX_LEASE, MIN_LEASE, Short, Terms, Wait},
+    observe::text::Short,
+    request::spec::{LockKind, MAX_LEASE, MIN_LEASE, Terms, Wait},
 };
 
 /// The requests that a store supports. A [`LockClient`](crate::LockClient) refuses all others as

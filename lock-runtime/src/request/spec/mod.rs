@@ -7,9 +7,12 @@
 #[cfg(feature = "serde")]
 mod fields;
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{num::NonZeroU32, time::Duration};
 
-use crate::error::{LockError, LockErrorKind};
+use crate::{
+    error::{LockError, LockErrorKind},
+    observe::text::Short,
+};
 
 /// The shortest lease.
 pub const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -451,20 +454,6 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Prints a duration in the largest unit that divides it, such as `90h` or `500ms`.
-pub(crate) struct Short(pub(crate) Duration);
-
-impl fmt::Display for Short {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_secs() {
-            _ if self.0.subsec_nanos() > 0 => write!(f, "{:?}", self.0),
-            seconds @ 1.. if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
-            seconds @ 1.. if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
-            seconds => write!(f, "{seconds}s"),
-        }
-    }
-}
-
 /// Returns the time-out of a call to the store for a lease of this length.
 pub(crate) fn call_timeout(lease: Duration) -> Duration {
     (lease / 6).min(Duration::from_millis(500))
@@ -507,16 +496,6 @@ mod tests {
 
     #[test]
     fn durations_in_messages_are_short() {
-        for (duration, text) in [
-            (Duration::ZERO, "0s"),
-            (Duration::from_millis(99), "99ms"),
-            (Duration::from_millis(1500), "1.5s"),
-            (Duration::from_secs(61), "61s"),
-            (Duration::from_secs(90 * 60), "90m"),
-            (Duration::from_secs(10_800_000), "3000h"),
-        ] {
-            assert_eq!(Short(duration).to_string(), text);
-        }
         for (spec, message) in [
             (
                 LockSpec::exclusive().lease(Duration::ZERO),

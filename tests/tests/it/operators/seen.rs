@@ -1,12 +1,16 @@
 //! Revocation of a holder that an operator has seen, and of no other (rule 37).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_runtime::{
     LockClient, LockErrorKind, Loss,
     operator::{HolderId, Identity, RevokeReply},
 };
-use lock_tests::{Proxy, RedisServer, proxy::DropReply, shared_server};
+use lock_tests::{
+    Proxy, RedisServer,
+    proxy::{Direction, DropReply},
+    shared_server,
+};
 use tokio::join;
 
 use crate::place::{LONG, Place, begun, in_time, on_every_store};
@@ -309,6 +313,43 @@ async fn a_revocation_whose_reply_is_lost_is_not_repeated() {
     .await;
 }
 
+/// Fills the lock `k` of a server with as many readers, who hold it for ten minutes and more, and
+/// waiters.
+async fn fill(server: &RedisServer, readers: u64, waiters: u64) {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME")
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    let now = seconds * 1000;
+    let mut pipe = redis::pipe();
+    for reader in 0..readers {
+        let expiry = now + 600_000 + 1000 * reader;
+        pipe.cmd("ZADD")
+            .arg("lock:k")
+            .arg(expiry)
+            .arg(format!("{reader:032x}"));
+    }
+    pipe.cmd("PEXPIREAT")
+        .arg("lock:k")
+        .arg(now + 600_000 + 1000 * (readers - 1));
+    for place in 1..=waiters {
+        let token = format!("{place:032x}");
+        let entry = format!("{now} exclusive 30000 0 {token} lock:channel");
+        let mut set = redis::cmd("HSET");
+        set.arg("{lock:k}:q")
+            .arg(place)
+            .arg(entry)
+            .arg(&token)
+            .arg(place);
+        pipe.add_command(set);
+    }
+    let ends = format!("1 {waiters} {waiters}");
+    pipe.cmd("HSET").arg("{lock:k}:q").arg("ends").arg(ends);
+    let _: redis::Value = pipe.query_async(&mut connection).await.unwrap();
+}
+
 /// A page of a thousand for each call, so that no call keeps the server from others.
 #[tokio::test]
 async fn many_holders_and_waiters_are_inspected_in_pages() {
@@ -318,37 +359,7 @@ async fn many_holders_and_waiters_are_inspected_in_pages() {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
         let client = redis::Client::open(server.url()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-        let (seconds, _): (u64, u64) = redis::cmd("TIME")
-            .query_async(&mut connection)
-            .await
-            .unwrap();
-        let now = seconds * 1000;
-        let mut pipe = redis::pipe();
-        for reader in 0..READERS {
-            let expiry = now + 600_000 + 1000 * reader;
-            pipe.cmd("ZADD")
-                .arg("lock:k")
-                .arg(expiry)
-                .arg(format!("{reader:032x}"));
-        }
-        pipe.cmd("PEXPIREAT")
-            .arg("lock:k")
-            .arg(now + 600_000 + 1000 * (READERS - 1));
-        for place in 1..=WAITERS {
-            let token = format!("{place:032x}");
-            let entry = format!("{now} exclusive 30000 0 {token} lock:channel");
-            let mut set = redis::cmd("HSET");
-            set.arg("{lock:k}:q")
-                .arg(place)
-                .arg(entry)
-                .arg(&token)
-                .arg(place);
-            pipe.add_command(set);
-        }
-        let ends = format!("1 {WAITERS} {WAITERS}");
-        pipe.cmd("HSET").arg("{lock:k}:q").arg("ends").arg(ends);
-        let _: redis::Value = pipe.query_async(&mut connection).await.unwrap();
+        fill(&server, READERS, WAITERS).await;
 
         let calls = async || {
             let mut info = redis::cmd("INFO");
@@ -374,6 +385,25 @@ async fn many_holders_and_waiters_are_inspected_in_pages() {
         assert!(found.holders.is_sorted_by_key(|holder| holder.ttl));
         // And one for the names of the clients.
         assert!(calls().await - before >= READERS / 1000 + WAITERS / 1000);
+    })
+    .await;
+}
+
+/// The pages together may take longer than a call may.
+#[tokio::test]
+async fn slow_pages_are_inspected() {
+    const READERS: u64 = 10_000;
+    const DELAY: Duration = Duration::from_millis(60);
+    in_time(async {
+        let server = RedisServer::start().await;
+        fill(&server, READERS, 1).await;
+        let proxy = Proxy::to(&server).await;
+        let locks = LockClient::connect(&proxy.url()).await.unwrap();
+        proxy.delay(Direction::ToClient, DELAY);
+        let begun = Instant::now();
+        let found = locks.inspect("k").await.unwrap();
+        assert_eq!(found.holders.len() as u64, READERS);
+        assert!(begun.elapsed() > DELAY * 10, "{:?}", begun.elapsed());
     })
     .await;
 }

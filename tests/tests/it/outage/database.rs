@@ -8,8 +8,9 @@ use lock_runtime::{
     LockClient, LockErrorKind,
     store::postgres::{PostgresOptions, PostgresRecords},
 };
-use lock_tests::{Lateness, PostgresServer, Proxy, postgres};
+use lock_tests::{Lateness, PostgresServer, Proxy, RedisServer, postgres};
 use tokio::{
+    join,
     net::TcpListener,
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -320,6 +321,42 @@ async fn attempts_to_connect_become_rare_in_a_long_outage() {
             // Without a growing pause 8 a second, and 100 where requests wait; else 1.3 to 2.5.
             assert!(early >= 6 && late <= 18, "{client:?}: {early}, then {late}");
         }
+    })
+    .await;
+}
+
+/// Long enough that the calls of a busy client share the error of one attempt.
+#[tokio::test]
+async fn a_busy_client_is_served_soon_after_a_long_outage() {
+    async fn served(server: impl AsyncFnOnce(), locks: LockClient) {
+        let mut waiting = JoinSet::new();
+        for waiter in 0..50 {
+            let request = locks.exclusive(format!("k{waiter}")).wait(LONG);
+            waiting.spawn(async move { request.acquire().await.map(drop) });
+        }
+        sleep(Duration::from_secs(20)).await;
+        server().await;
+        let (late, clock) = (Lateness::start(), Stopwatch::start());
+        let served = async {
+            until_served(&locks, "k").await;
+            while let Some(request) = waiting.join_next().await {
+                request.unwrap().unwrap();
+            }
+        };
+        served.await;
+        let (took, allowed) = (clock.elapsed(), late.allows(Duration::from_secs(2)));
+        assert!(took < allowed, "{took:?} of {allowed:?}");
+    }
+    in_time(async {
+        let (redis, database) = join!(RedisServer::start(), PostgresServer::start());
+        let on_redis = LockClient::connect(&redis.url()).await.unwrap();
+        let on_postgres = LockClient::connect(&database.url()).await.unwrap();
+        redis.kill();
+        database.kill();
+        join!(
+            served(async || redis.restart_empty().await, on_redis),
+            served(async || database.restart().await, on_postgres),
+        );
     })
     .await;
 }

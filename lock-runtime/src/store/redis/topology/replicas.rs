@@ -25,6 +25,7 @@ use super::super::{
     settings::MinReplicas,
 };
 use crate::{
+    observe::text::Short,
     shell::sync::lock,
     store::{Hold, KeyPart, StoreError},
 };
@@ -231,7 +232,8 @@ impl Replicas {
             return Ok(());
         }
         Err(unavailable(format!(
-            "{found} of {count} replicas had the grant within {timeout:?}, so it does not count"
+            "{found} of {count} replicas had the grant within {}, so it does not count",
+            Short(timeout)
         )))
     }
 }
