@@ -3,7 +3,7 @@
 # redis-server and unpacks Prometheus below the target directory. `--browser` also runs the tests of the pages for operators
 # in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL, and installs it. More arguments go to cargo, and
 # select the tests:
-# tests/run.sh -p lock-tests --test it fixture
+# tests/run.sh -p lock-tests --test operators fixture
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -103,7 +103,6 @@ done
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
-    # The modules are those of the binary `it`.
     [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip fixture::postgres:: --skip stores:: --skip on_postgres::
 fi
 # Most tests wait most of the time, also with one thread for each core.

@@ -20,19 +20,25 @@
 //! | [`traces`] | the `tracing` events of a test |
 //! | [`server_clock`] | a wall clock that a test sets, for the servers that it starts |
 //! | [`lateness`] | the delay of a loaded machine, for limits of times |
+//! | [`access`] | the rights of users, and the files of certificates |
+//! | [`replies`] | the replies of a batch as one result |
+//! | [`place`] | the stores that a test runs on, with their clients, and limits of time |
 //! | [`errors`] | errors as an error reporter prints them |
 
+pub mod access;
 pub mod cluster;
 pub mod errors;
 pub mod faulty_store;
 pub mod fenced;
 pub mod lateness;
 pub mod lockctl;
+pub mod place;
 pub mod postgres;
 pub mod processes;
 pub mod prometheus;
 pub mod proxy;
 pub mod redis_server;
+pub mod replies;
 pub mod sentinel;
 pub mod server_clock;
 pub mod storm;

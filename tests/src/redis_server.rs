@@ -75,6 +75,15 @@ pub fn unique(name: &str) -> String {
     )
 }
 
+/// Fields `ends` of which a loop from the first to the last position would not end, or not soon.
+pub const ENDLESS_QUEUES: [&str; 5] = [
+    "1 9000000000000 1",
+    "1 9000000000000 9000000000000",
+    "9007199254740991 9007199254740993 2",
+    "9007199254740992 9007199254740992 1",
+    "1 99999999999999999999999999999999 1",
+];
+
 /// A real `redis-server` without persistence, killed when it is dropped or when this process ends
 /// in any way.
 #[derive(Debug)]

@@ -1,7 +1,0 @@
-//! A future may be dropped at any point: no key is left, and no other waiter loses its turn
-//! (FAILURES 1, 2).
-
-mod every_poll;
-mod network;
-mod release_future;
-mod storms;

@@ -1,0 +1,12 @@
+//! What operators see and do, and the fixtures of all tests.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions only, and not in what they share"
+)]
+
+mod blocked;
+mod documents;
+mod fixture;
+mod lockctl;
+mod operators;

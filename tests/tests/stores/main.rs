@@ -1,0 +1,15 @@
+//! The stores, their protocol, and the environment that they depend on.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions only, and not in what they share"
+)]
+
+mod conformance;
+mod credentials;
+mod leftovers;
+mod malice;
+mod protocol;
+mod records;
+mod stores;
+mod waiting;

@@ -1,0 +1,14 @@
+//! Several servers: Cluster, Sentinel, Redlock, and their outages and faults.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in test functions only, and not in what they share"
+)]
+
+mod cluster;
+mod environment;
+mod faults;
+mod outage;
+mod redlock;
+mod sentinel;
+mod topologies;
