@@ -468,14 +468,3 @@ fn collect_words(tokens: TokenStream, words: &mut HashMap<String, Span>) {
         }
     }
 }
-
-/// Returns the spans of the first and the last token. Stable macros cannot join spans, but the
-/// compiler can.
-pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
-    let mut spans = tokens
-        .to_token_stream()
-        .into_iter()
-        .map(|token| token.span());
-    let start = spans.next().unwrap_or_else(Span::call_site);
-    (start, spans.last().unwrap_or(start))
-}

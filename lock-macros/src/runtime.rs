@@ -1,10 +1,8 @@
 //! The path of lock-runtime in the expansion, and the hygiene of the expansion's names.
 
-use proc_macro2::{Ident, Span, TokenStream};
-use quote::{quote, quote_spanned};
-use syn::{Path, spanned::Spanned as _};
-
-use crate::{args::Given, function::ends};
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::Path;
 
 /// The path of lock-runtime's support module. All paths of the expansion start with it.
 pub(crate) struct Runtime(Option<Path>);
@@ -34,35 +32,18 @@ impl Runtime {
     }
 }
 
-impl Given {
-    /// Expands to the value, with the type given at the span of the argument's name, so that a
-    /// type error is reported there.
-    ///
-    /// If it were a plain function argument, an error would show that function to the user.
-    pub(crate) fn value(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
-        let (ty, expr) = (ty(located_at(self.name)), &self.expr);
-        quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
-    }
-
-    /// Expands to a clone of the value. The expression is borrowed, and its temporaries live as
-    /// long as in a call.
-    pub(crate) fn cloned(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
-        let (ty, expr) = (ty(located_at(self.name)), &self.expr);
-        // The user's own span, so that errors point to the expression.
-        let given = Ident::new("__given", expr.span());
-        let reference = quote_spanned!(self.name=> &);
-        quote_spanned! {Span::mixed_site()=>
-            match &(#expr) {
-                #given => {
-                    let __value: #reference #ty = #given;
-                    ::core::clone::Clone::clone(__value)
-                }
-            }
-        }
-    }
-}
-
 /// Returns a span with the hygiene of the expansion, located at `span` for the user.
 pub(crate) fn located_at(span: Span) -> Span {
     Span::mixed_site().located_at(span)
+}
+
+/// Returns the spans of the first and the last token. Stable macros cannot join spans, but the
+/// compiler can.
+pub(crate) fn ends(tokens: &impl ToTokens) -> (Span, Span) {
+    let mut spans = tokens
+        .to_token_stream()
+        .into_iter()
+        .map(|token| token.span());
+    let start = spans.next().unwrap_or_else(Span::call_site);
+    (start, spans.last().unwrap_or(start))
 }

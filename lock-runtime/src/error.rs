@@ -6,7 +6,6 @@ use crate::{
     request::key::LockKey,
     request::name::LockName,
     store::error::{StoreError, StoreErrorKind},
-    web::ErrorClass,
 };
 
 /// The reason why a lock could not be acquired, or was lost.
@@ -29,6 +28,31 @@ struct Inner {
     message: Cow<'static, str>,
     retry_after: Option<Duration>,
     source: Option<StoreError>,
+}
+
+/// The class of an error, which is a row of the [table](crate::web): its meaning for the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorClass {
+    /// The lock is held by another holder. The caller may retry.
+    Busy,
+    /// Too many requests wait already. The caller may retry.
+    Overloaded,
+    /// Locks are not available at the moment.
+    Unavailable,
+    /// The lock was lost while the request was served. The request may have had effects, so the
+    /// caller is not invited to retry.
+    Lost,
+    /// A part of the request that names the lock is missing or invalid.
+    BadRequest,
+    /// An internal error of the server.
+    Internal,
+}
+
+impl From<LockErrorKind> for ErrorClass {
+    fn from(kind: LockErrorKind) -> Self {
+        kind.code_and_class().1
+    }
 }
 
 /// The kinds of [`LockError`].

@@ -18,8 +18,7 @@ use tower::util::Oneshot;
 use tower_service::Service;
 
 use crate::{
-    protocol::{Caller, Protocol},
-    reject::Reason,
+    protocol::{Caller, Protocol, reject::Reason},
     watch::Watch,
 };
 

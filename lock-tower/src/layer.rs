@@ -8,9 +8,11 @@ use tower_layer::Layer;
 
 use crate::{
     key::{KeyTemplate, TemplateError},
-    policy::Policy,
-    protocol::{HoldUntil, Http, Plain},
-    reject::{OnReject, StandardReject},
+    policy::{HoldUntil, Policy},
+    protocol::{
+        Http, Plain,
+        reject::{OnReject, StandardReject},
+    },
     selector::Keyed,
     service::Lock,
 };

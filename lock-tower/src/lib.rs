@@ -196,7 +196,6 @@ pub mod metrics;
 #[cfg(feature = "axum-08")]
 pub mod recipes;
 
-mod body;
 mod detach;
 mod future;
 mod layer;
@@ -204,22 +203,23 @@ mod layer;
 mod policies;
 mod policy;
 mod protocol;
-mod reject;
 mod selector;
 mod service;
 mod watch;
 
 pub use lock_runtime as runtime;
 
-pub use body::LockBody;
 pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
-pub use policy::{DEFAULT_MAX_HOLD, DEFAULT_WAIT, Policy};
-pub use protocol::{HoldUntil, Http, Plain, Protocol, ServiceError, Wire};
-pub use reject::{OnReject, Reason, Refusal, StandardReject};
+pub use policy::{DEFAULT_MAX_HOLD, DEFAULT_WAIT, HoldUntil, Policy};
+pub use protocol::{
+    Http, Plain, Protocol, ServiceError, Wire,
+    body::LockBody,
+    reject::{OnReject, Reason, Refusal, StandardReject},
+};
 pub use selector::{Keyed, Selector};
 pub use service::Lock;

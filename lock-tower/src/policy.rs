@@ -8,7 +8,7 @@ use lock_runtime::{
     web::{DEFAULT_RETRY_AFTER, ErrorClass},
 };
 
-use crate::{key::KeyError, protocol::HoldUntil};
+use crate::key::KeyError;
 
 /// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
 /// waits for the response.
@@ -21,6 +21,33 @@ pub const DEFAULT_MAX_HOLD: Duration = Duration::from_secs(60);
 /// A mistake, as a caller that does not read would hold the lock without end.
 pub(crate) const ENDLESS: &str = "a lock that is held until the end of the body needs a max_hold, as a caller that does not read would hold it \
                                   without end; set one, or hold the lock until the response";
+
+/// How long the lock of an HTTP request is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HoldUntil {
+    /// Until the inner service has responded. The release is awaited before the *head* of the
+    /// response is sent. A streamed body is sent without the lock.
+    #[default]
+    Response,
+    /// Until the last frame of the body, including trailers, or until the body is dropped. The
+    /// last frame is sent after the release. If the lock is lost before that, the body ends with
+    /// an error, and a gRPC stream ends with trailers that carry it: at once, or after its last
+    /// frame with [`OnLost::Error`](lock_runtime::OnLost::Error). With
+    /// [`OnLost::Ignore`](lock_runtime::OnLost::Ignore) it ends as the inner service ends it.
+    ///
+    /// A response that switches protocols (101, WebSockets) has no body, and its lock is released
+    /// with the head of the response.
+    ///
+    /// A client that does not read keeps the lock until [`max_hold`](crate::LockLayer::max_hold),
+    /// a minute by default. Without one, each request is refused with 500, and an error event is
+    /// emitted when the layer is put on a service. While the client does not read, the server does
+    /// not poll the body: other clients get the lock, and the body ends as above with the next
+    /// frame.
+    /// Over HTTP/1.0, where the end of the connection is the end of the body, a client cannot
+    /// distinguish an error from the end.
+    Body,
+}
 
 /// A configuration of locks and refusals: the lock options, how long the lock is held, and how
 /// requests are refused.
@@ -47,7 +74,7 @@ impl Policy {
         let name = name.into();
         Self {
             #[cfg(feature = "metrics")]
-            unlocked: crate::watch::unlocked_key(&name),
+            unlocked: crate::metrics::unlocked_key(&name),
             name,
             spec: LockSpec::exclusive().wait(DEFAULT_WAIT),
             hold_until: HoldUntil::default(),

@@ -2,14 +2,19 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use proc_macro2::{Ident, Span};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::quote_spanned;
 use syn::{
     Expr, ExprLit, ExprUnary, Lit, LitInt, LitStr, Path, Token, UnOp,
     ext::IdentExt as _,
     parse::{ParseStream, Parser as _},
+    spanned::Spanned as _,
 };
 
-use crate::key::{Key, Keys};
+use crate::{
+    key::{Key, Keys},
+    runtime::located_at,
+};
 
 /// The shortest and the longest lease, equal to `MIN_LEASE` and `MAX_LEASE` of the runtime.
 const MIN_LEASE: Duration = Duration::from_millis(100);
@@ -26,6 +31,34 @@ pub(crate) enum Value<T> {
 pub(crate) struct Given {
     pub(crate) name: Span,
     pub(crate) expr: Expr,
+}
+
+impl Given {
+    /// Expands to the value, with the type given at the span of the argument's name, so that a
+    /// type error is reported there.
+    ///
+    /// If it were a plain function argument, an error would show that function to the user.
+    pub(crate) fn value(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
+        let (ty, expr) = (ty(located_at(self.name)), &self.expr);
+        quote_spanned!(Span::mixed_site()=> { let __value: #ty = #expr; __value })
+    }
+
+    /// Expands to a clone of the value. The expression is borrowed, and its temporaries live as
+    /// long as in a call.
+    pub(crate) fn cloned(&self, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
+        let (ty, expr) = (ty(located_at(self.name)), &self.expr);
+        // The user's own span, so that errors point to the expression.
+        let given = Ident::new("__given", expr.span());
+        let reference = quote_spanned!(self.name=> &);
+        quote_spanned! {Span::mixed_site()=>
+            match &(#expr) {
+                #given => {
+                    let __value: #reference #ty = #given;
+                    ::core::clone::Clone::clone(__value)
+                }
+            }
+        }
+    }
 }
 
 /// The return value for `Contended` and `WaitTimeout`.

@@ -13,9 +13,9 @@ use syn::{
 
 use crate::{
     args::{Args, OnBusy},
-    function::{AsyncBlock, Bindings, Function, Work, ends},
+    function::{AsyncBlock, Bindings, Function, Work},
     key::Keys,
-    runtime::{Runtime, located_at},
+    runtime::{Runtime, ends, located_at},
 };
 
 /// Expands to the locked function, or to the unchanged item and the errors.

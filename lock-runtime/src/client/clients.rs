@@ -17,11 +17,10 @@ use crate::{
     request::key::LockKey,
     request::spec::LockKind,
     shell::call::within,
-    shell::core::Core,
     shell::runtime,
     shell::sync::lock,
     shell::time::{Instant, timeout_at},
-    store::{ClientId, Holder, Identity, Inspection, presentable},
+    store::{ClientId, Holder, Identity, Inspection, Store, presentable},
 };
 
 /// The largest number of names that are kept.
@@ -37,16 +36,31 @@ const FRESH: Duration = Duration::from_millis(100);
 type Described = (Instant, Shared<BoxFuture<'static, Option<Arc<str>>>>);
 
 /// The names that were looked up so far. The name of a client never changes.
-#[derive(Default)]
 pub(crate) struct ClientNames {
+    store: Arc<dyn Store>,
+    /// The client itself.
+    own: Option<(ClientId, Arc<str>)>,
     names: Mutex<HashMap<ClientId, Arc<str>, RandomState>>,
     /// The holders that errors describe: many requests for a lock may time out at once.
     described: Mutex<HashMap<(LockKey, LockKind), Described, RandomState>>,
 }
 
 impl ClientNames {
+    /// The names in a store, of which a client knows its own.
+    pub(crate) fn new(store: Arc<dyn Store>, own: Option<(ClientId, Arc<str>)>) -> Self {
+        Self {
+            store,
+            own,
+            names: Mutex::default(),
+            described: Mutex::default(),
+        }
+    }
+
     fn get(&self, client: ClientId) -> Option<Arc<str>> {
-        lock(&self.names).get(&client).cloned()
+        match &self.own {
+            Some((id, name)) if *id == client => Some(name.clone()),
+            _ => lock(&self.names).get(&client).cloned(),
+        }
     }
 
     fn learn(&self, client: ClientId, name: &str) -> Arc<str> {
@@ -58,20 +72,14 @@ impl ClientNames {
         names.insert(client, name.clone());
         name
     }
-}
 
-impl Core {
     /// Adds the names of the clients to what a store has returned, as far as the store replies with
     /// them: an inspection without names is better than none.
     pub(crate) async fn add_names(&self, seen: &mut [Inspection]) {
-        let known = |id| match &self.own_name {
-            Some(name) if self.id == id => Some(name.clone()),
-            _ => self.names.get(id),
-        };
         let (mut unknown, mut new) = (HashSet::new(), HashMap::new());
         for client in clients(seen) {
             if let Identity::Client { id, name: None } = client
-                && known(*id).is_none()
+                && self.get(*id).is_none()
             {
                 unknown.insert(*id);
             }
@@ -84,20 +92,18 @@ impl Core {
             }
             for (id, name) in unknown.into_iter().zip(names.unwrap_or_default()) {
                 if let Some(name) = name {
-                    new.insert(id, self.names.learn(id, &name));
+                    new.insert(id, self.learn(id, &name));
                 }
             }
         }
         for client in clients(seen) {
             if let Identity::Client { id, name } = client {
-                let found = || new.get(id).cloned().or_else(|| known(*id));
+                let found = || new.get(id).cloned().or_else(|| self.get(*id));
                 *name = name.take().or_else(found);
             }
         }
     }
-}
 
-impl Core {
     /// Describes the holder of a lock for an error, such as `held by orders@web-3:4711 for 12s`.
     /// Returns `None` if the lock is free, or if the store does not reply soon.
     pub(crate) async fn describe_holder(
@@ -107,13 +113,13 @@ impl Core {
     ) -> Option<Arc<str>> {
         let runtime = runtime::current().ok()?;
         let described = {
-            let (mut all, now) = (lock(&self.names.described), Instant::now());
+            let (mut all, now) = (lock(&self.described), Instant::now());
             all.retain(|_, (since, _)| now < *since + FRESH);
             let describe = || {
-                let (core, key) = (self.clone(), key.clone());
+                let (names, key) = (self.clone(), key.clone());
                 let describing = async move {
                     let until = Instant::now() + DESCRIBING;
-                    let holders = within(DESCRIBING, core.store.holders(&key, kind))
+                    let holders = within(DESCRIBING, names.store.holders(&key, kind))
                         .await
                         .ok()?;
                     let first = Inspection {
@@ -122,7 +128,7 @@ impl Core {
                     };
                     let mut seen = [first];
                     // Without its name if that takes too long.
-                    let _ = timeout_at(until, core.add_names(&mut seen)).await;
+                    let _ = timeout_at(until, names.add_names(&mut seen)).await;
                     Some(description(seen[0].holders.first()?, holders.len() - 1))
                 };
                 // A task of its own: the map belongs to the client, which the future keeps alive,

@@ -67,7 +67,7 @@ impl Inspect {
         let (seen, blocked_by) = join(client.inspected(&key, kind), asking).await;
         let mut seen = [seen?];
         seen[0].blocked_by = blocked_by.unwrap_or_default();
-        client.core.add_names(&mut seen).await;
+        client.core.names.add_names(&mut seen).await;
         let [seen] = seen;
         Ok(seen)
     }

@@ -28,7 +28,7 @@ use crate::{
     guard::owner::{Frame, ScopeFuture},
     guard::view::View,
     observe::text::Short,
-    observe::watch::Attempt,
+    observe::watch::{Attempt, Grant},
     protocol::ConvertError,
     request::key::LockKey,
     request::spec::{MAX_LEASE, MIN_LEASE, Mode, OnLost},
@@ -73,10 +73,13 @@ impl LockGuard {
         self.held.first().watch.span.within(work)
     }
 
-    /// Returns whether enclosing scopes hold all of the keys.
-    #[cfg(any(feature = "metrics", feature = "tracing"))]
-    pub(crate) fn is_reentered(&self) -> bool {
-        self.entries.iter().all(|entry| entry.is_reentered)
+    /// What is recorded of the grant. It is re-entered if enclosing scopes hold all of the keys.
+    pub(crate) fn recorded(&self) -> Grant {
+        Grant {
+            fence: self.fence(),
+            is_reentered: self.entries.iter().all(|entry| entry.is_reentered),
+            was_contended: self.was_contended(),
+        }
     }
 
     /// Returns a view of the lock that can be shared. The view does not keep the lock.
@@ -102,11 +105,6 @@ impl LockGuard {
     /// Returns the time for which the lock is certain to be held. See [`HeldLock::validity`].
     pub fn validity(&self) -> Duration {
         self.held.validity()
-    }
-
-    #[cfg(feature = "tracing")]
-    pub(crate) fn view(&self) -> &View {
-        self.held.first()
     }
 
     pub(crate) fn views(&self) -> &[Arc<View>] {

@@ -37,7 +37,8 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
     pub fn release(mut self) -> ReleaseFuture {
-        let span = ReleaseSpan::begin(&self);
+        let first = self.held.first();
+        let span = ReleaseSpan::begin(first.name.as_ref(), &first.key, first.mode, first.fence);
         let mut entries = std::mem::take(&mut self.entries);
         let parts = match entries.pop() {
             Some(entry) if entries.is_empty() => Parts::One(Part::new(entry)),

@@ -8,9 +8,8 @@ use std::{
 
 use crate::{
     error::{LockError, LockErrorKind, Loss},
-    guard::LockGuard,
     guard::fence::FencingToken,
-    guard::view::View,
+    observe::watch::Grant,
     request::key::LockKey,
     request::name::LockName,
     shell::sync::lock,
@@ -135,9 +134,9 @@ impl Recorded {
         &self,
         name: Option<&LockName>,
         key: Option<&LockKey>,
-        outcome: Result<&LockGuard, &LockError>,
+        outcome: Result<Grant, &LockError>,
     ) {
-        if outcome.is_ok_and(|guard| !guard.was_contended()) {
+        if outcome.is_ok_and(|grant| !grant.was_contended) {
             return;
         }
         lock(&self.0).count(name, key, |tally| match outcome {
@@ -151,8 +150,13 @@ impl Recorded {
         });
     }
 
-    pub(crate) fn lost(&self, view: &View, loss: Loss) {
-        let (key, name) = (&view.key, view.name.as_ref());
+    pub(crate) fn lost(
+        &self,
+        name: Option<&LockName>,
+        key: &LockKey,
+        fence: FencingToken,
+        loss: Loss,
+    ) {
         let mut numbers = lock(&self.0);
         let at = numbers.count(name, Some(key), |tally| &mut tally.lost);
         numbers.losses.truncate(MAX_LOSSES - 1);
@@ -160,7 +164,7 @@ impl Recorded {
             at,
             key: key.clone(),
             name: name.cloned(),
-            fence: view.fence,
+            fence,
             loss,
         });
     }

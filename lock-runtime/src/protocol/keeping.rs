@@ -87,7 +87,7 @@ impl Session {
     }
 
     /// Forgets that the keeper looks at this client, whose thread is gone.
-    pub(crate) fn is_forgotten(&mut self) {
+    pub(crate) fn forget_keeper(&mut self) {
         self.look_at = None;
     }
 

@@ -247,10 +247,11 @@ pub(crate) fn granted(
                 let attempt = Attempt::begin(name.as_ref(), keys, terms.mode);
                 let watched = (name.as_ref(), &attempt);
                 let outcome = attempt.within(acquire(core, keys, terms, watched)).await;
-                attempt.ended(&outcome);
+                let recorded = outcome.as_ref().map(LockGuard::recorded);
+                attempt.ended(recorded);
                 let refused = outcome.as_ref().err().and_then(LockError::key);
                 let key = refused.or(keys.first());
-                core.activity.ended(name.as_ref(), key, outcome.as_ref());
+                core.activity.ended(name.as_ref(), key, recorded);
                 outcome.map_err(|error| error.with_name(name.as_ref()))
             }
             Err(error) => Err(error.clone()),

@@ -199,7 +199,7 @@ impl Acquiring<'_> {
                 let mut error = self.error_of(key, refused);
                 if error.kind() == LockErrorKind::WaitTimeout {
                     // Boxed, as it is rare.
-                    let holder = self.core.describe_holder(key, self.terms.mode.kind());
+                    let holder = self.core.names.describe_holder(key, self.terms.mode.kind());
                     error = error.with_hint(Box::pin(holder).await.as_deref());
                 }
                 return Err(error);

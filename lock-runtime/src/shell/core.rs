@@ -52,7 +52,7 @@ pub(crate) struct Core {
     /// The name under which the store shows it.
     pub(crate) own_name: Option<Arc<str>>,
     /// The names of other clients.
-    pub(crate) names: ClientNames,
+    pub(crate) names: Arc<ClientNames>,
     pub(crate) activity: Recorded,
     /// Keeps the listener alive; the store has only a weak reference to it.
     _listener: Arc<dyn Listener>,
@@ -106,6 +106,9 @@ impl Core {
         listener: Arc<dyn Listener>,
     ) -> Self {
         let introduce_at = own_name.is_some().then(Instant::now);
+        let id = ClientId::random();
+        let own = own_name.clone().map(|name| (id, name));
+        let names = ClientNames::new(store.clone(), own);
         Self {
             limits: store.limits(),
             store,
@@ -121,9 +124,9 @@ impl Core {
             epoch: Instant::now(),
             listeners: AtomicU64::new(0),
             is_relieved: AtomicBool::new(false),
-            id: ClientId::random(),
+            id,
             own_name,
-            names: ClientNames::default(),
+            names: Arc::new(names),
             activity: Recorded::default(),
             _listener: listener,
         }
@@ -214,7 +217,8 @@ impl Core {
         drop(discarded);
         for (view, loss) in &ended {
             if let Some(loss) = loss {
-                self.activity.lost(view, *loss);
+                let name = view.name.as_ref();
+                self.activity.lost(name, &view.key, view.fence, *loss);
             }
         }
         wakers.into_iter().for_each(Waker::wake);
@@ -225,7 +229,7 @@ impl Core {
             driver::start(self);
         }
         if is_watched {
-            keeper::watch(self);
+            keeper::watch(self.clone());
         }
         if is_closed {
             self.changed.notify_waiters();

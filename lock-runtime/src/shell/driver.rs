@@ -7,21 +7,24 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    runtime::Runtime,
+    time::{sleep, timeout},
+};
 
 use crate::{
     error::LockErrorKind,
     observe::log,
-    protocol::{Call, DueRenewal, Job},
+    protocol::{Call, DueRenewal, Job, Look},
     request::spec::{DEFAULT_LEASE, call_timeout},
     shell::call::{perform, within},
     shell::core::{Core, State},
-    shell::keeper,
+    shell::keeper::{self, Watched},
     shell::on_drop::OnDrop,
     shell::runtime,
     shell::time::{Instant, sleep_until},
@@ -72,8 +75,39 @@ pub(crate) fn start(core: &Arc<Core>) {
     }
 }
 
+impl Watched for Core {
+    fn look(self: Arc<Self>, runtime: &Runtime, now: Instant) -> Option<Instant> {
+        let (look, is_system_time) =
+            self.with_state(|state| (state.session.look(now), state.has_system_time()));
+        match look {
+            Look::Idle => None,
+            Look::Calm(next) => Some(next),
+            Look::Late(next) => {
+                if is_system_time && !self.is_relieved.swap(true, Ordering::AcqRel) {
+                    runtime.spawn(relieve(self));
+                }
+                Some(next)
+            }
+        }
+    }
+
+    fn rouse(&self) {
+        self.work.notify_one();
+    }
+
+    fn is_looked_at(&self) -> bool {
+        self.with_state(|state| state.session.is_looked_at())
+    }
+
+    fn forget_keeper(&self) {
+        self.with_state(|state| state.session.forget_keeper());
+    }
+}
+
 /// Does the work that the driver is late with, on the keeper's runtime.
-pub(crate) async fn relieve(core: Arc<Core>) {
+async fn relieve(core: Arc<Core>) {
+    let relieved = core.clone();
+    let _over = OnDrop::new(move || relieved.is_relieved.store(false, Ordering::Release));
     let makes_calls = core.store.serves_any_runtime();
     let overdue = core.visit(|state, cx| state.session.take_overdue(makes_calls, cx));
     if overdue.is_driver_late && core.with_state(|state| state.driver_runs) {
@@ -89,6 +123,23 @@ pub(crate) async fn relieve(core: Arc<Core>) {
     let mut calls = Calls::new(core);
     calls.begin(overdue.renewals, overdue.jobs);
     while calls.answered().await {}
+}
+
+impl State {
+    /// Returns whether the client's runtime has the time of the system, and not that of a test.
+    fn has_system_time(&self) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return true;
+        };
+        let _entered = runtime.enter();
+        let before = std::time::Instant::now();
+        #[expect(
+            clippy::disallowed_types,
+            reason = "a paused clock differs from that of `std`"
+        )]
+        let shown = tokio::time::Instant::now().into_std();
+        (before..=std::time::Instant::now()).contains(&shown)
+    }
 }
 
 /// Records that the last clone of the client is gone.

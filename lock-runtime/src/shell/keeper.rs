@@ -9,7 +9,8 @@
 
 use std::{
     cell::Cell,
-    sync::{Arc, Mutex, Weak, atomic::Ordering},
+    ptr,
+    sync::{Arc, Mutex, Weak},
     thread,
     time::Duration,
 };
@@ -21,9 +22,6 @@ use tokio::{
 
 use crate::{
     observe::log,
-    protocol::Look,
-    shell::core::{Core, State},
-    shell::driver,
     shell::on_drop::OnDrop,
     shell::sync::lock,
     shell::time::{Instant, suspended, timeout_at},
@@ -43,9 +41,25 @@ thread_local! {
     static IS_KEEPER: Cell<bool> = const { Cell::new(false) };
 }
 
+/// A client that the keeper watches.
+pub(crate) trait Watched: Send + Sync {
+    /// Finds out whether work is late, and begins to do it on the keeper's runtime. Returns the
+    /// time of the next look, if there is one.
+    fn look(self: Arc<Self>, runtime: &Runtime, now: Instant) -> Option<Instant>;
+
+    /// Wakes the driver.
+    fn rouse(&self);
+
+    /// Returns whether the keeper is to look at the client.
+    fn is_looked_at(&self) -> bool;
+
+    /// Forgets the keeper, whose thread is gone.
+    fn forget_keeper(&self);
+}
+
 /// The clients to look after, and the thread, if it runs.
 struct Keeper {
-    clients: Vec<Weak<Core>>,
+    clients: Vec<Weak<dyn Watched>>,
     thread: Option<Arc<Notify>>,
 }
 
@@ -86,14 +100,11 @@ impl<T> Kept<T> {
 }
 
 /// Makes the keeper look at a client now, and then as often as is necessary.
-pub(crate) fn watch(core: &Arc<Core>) {
+pub(crate) fn watch(client: Arc<dyn Watched>) {
     let mut keeper = lock(&KEEPER);
-    if !keeper
-        .clients
-        .iter()
-        .any(|it| it.as_ptr() == Arc::as_ptr(core))
-    {
-        keeper.clients.push(Arc::downgrade(core));
+    let is_client = |it: &Weak<dyn Watched>| ptr::addr_eq(it.as_ptr(), Arc::as_ptr(&client));
+    if !keeper.clients.iter().any(is_client) {
+        keeper.clients.push(Arc::downgrade(&client));
     }
     if let Some(thread) = &keeper.thread {
         thread.notify_one();
@@ -136,8 +147,8 @@ fn forget() {
         keeper.thread = None;
         std::mem::take(&mut keeper.clients)
     };
-    for core in clients.iter().filter_map(Weak::upgrade) {
-        core.with_state(|state| state.session.is_forgotten());
+    for client in clients.iter().filter_map(Weak::upgrade) {
+        client.forget_keeper();
     }
 }
 
@@ -149,14 +160,14 @@ fn run(runtime: &Runtime, notified: &Notify) {
         let before = std::mem::replace(&mut suspended_for, suspended());
         let was_suspended = suspended_for > before;
         // Each is dropped while no mutex is held, as those below are: a client may own guards.
-        let look = |client: &Weak<Core>| {
-            let core = client.upgrade()?;
+        let look = |client: &Weak<dyn Watched>| {
+            let client = client.upgrade()?;
             if was_suspended {
                 // The timers of the driver are late by as much.
-                core.work.notify_one();
+                client.rouse();
                 return Some(now + WAKING);
             }
-            look_at(&core, runtime, now)
+            client.look(runtime, now)
         };
         let next = clients.iter().filter_map(look).min();
         let mut looked_at = Vec::new();
@@ -164,10 +175,10 @@ fn run(runtime: &Runtime, notified: &Notify) {
         // One that is busy again since the look has notified this thread, or will do so.
         keeper.clients.retain(|client| {
             looked_at.extend(client.upgrade());
-            let core = looked_at
+            let living = looked_at
                 .last()
-                .filter(|it| Arc::as_ptr(it) == client.as_ptr());
-            core.is_some_and(|core| core.with_state(|state| state.session.is_looked_at()))
+                .filter(|it| ptr::addr_eq(Arc::as_ptr(it), client.as_ptr()));
+            living.is_some_and(|client| client.is_looked_at())
         });
         if next.is_some() {
             busy_at = now;
@@ -181,44 +192,5 @@ fn run(runtime: &Runtime, notified: &Notify) {
         let next = next.unwrap_or(now + IDLE);
         // Meanwhile the calls that were late are made.
         let _ = runtime.block_on(async { timeout_at(next, notified.notified()).await });
-    }
-}
-
-/// Looks at a client. Returns the time of the next look, if there is one.
-fn look_at(core: &Arc<Core>, runtime: &Runtime, now: Instant) -> Option<Instant> {
-    let (look, is_system_time) =
-        core.with_state(|state| (state.session.look(now), state.has_system_time()));
-    match look {
-        Look::Idle => None,
-        Look::Calm(next) => Some(next),
-        Look::Late(next) => {
-            if is_system_time && !core.is_relieved.swap(true, Ordering::AcqRel) {
-                runtime.spawn(relieve(core.clone()));
-            }
-            Some(next)
-        }
-    }
-}
-
-async fn relieve(core: Arc<Core>) {
-    let relieved = core.clone();
-    let _over = OnDrop::new(move || relieved.is_relieved.store(false, Ordering::Release));
-    driver::relieve(core).await;
-}
-
-impl State {
-    /// Returns whether the client's runtime has the time of the system, and not that of a test.
-    fn has_system_time(&self) -> bool {
-        let Some(runtime) = &self.runtime else {
-            return true;
-        };
-        let _entered = runtime.enter();
-        let before = std::time::Instant::now();
-        #[expect(
-            clippy::disallowed_types,
-            reason = "a paused clock differs from that of `std`"
-        )]
-        let shown = tokio::time::Instant::now().into_std();
-        (before..=std::time::Instant::now()).contains(&shown)
     }
 }

@@ -21,6 +21,7 @@
 
 use std::{fmt, time::Duration};
 
+pub use crate::error::ErrorClass;
 use crate::{
     error::{LockError, LockErrorKind},
     observe::log,
@@ -28,25 +29,6 @@ use crate::{
 
 /// The default of `Retry-After` and `RetryInfo`.
 pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// The class of an error, which is a row of the [table](crate::web): its meaning for the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorClass {
-    /// The lock is held by another holder. The caller may retry.
-    Busy,
-    /// Too many requests wait already. The caller may retry.
-    Overloaded,
-    /// Locks are not available at the moment.
-    Unavailable,
-    /// The lock was lost while the request was served. The request may have had effects, so the
-    /// caller is not invited to retry.
-    Lost,
-    /// A part of the request that names the lock is missing or invalid.
-    BadRequest,
-    /// An internal error of the server.
-    Internal,
-}
 
 /// The gRPC [status codes](https://grpc.io/docs/guides/status-codes/) of the table, with their
 /// numbers.
@@ -65,12 +47,6 @@ pub enum GrpcCode {
 impl From<GrpcCode> for i32 {
     fn from(code: GrpcCode) -> i32 {
         code as i32
-    }
-}
-
-impl From<LockErrorKind> for ErrorClass {
-    fn from(kind: LockErrorKind) -> Self {
-        kind.code_and_class().1
     }
 }
 

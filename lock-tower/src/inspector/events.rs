@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{Content, Inspector, View, html};
-use crate::body::BoxError;
+use crate::protocol::body::BoxError;
 
 /// The least time between two events.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -90,7 +90,7 @@ use self::{
     hosts::Hosts,
     query::{Format, Query, View},
 };
-use crate::body::BoxError;
+use crate::protocol::body::BoxError;
 
 /// The number of pages that may refresh themselves at the same time, by default.
 pub const DEFAULT_MAX_STREAMS: usize = 16;

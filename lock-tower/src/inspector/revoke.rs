@@ -18,7 +18,7 @@ use super::{
     query::{accepts_json, parse_key, parse_kind},
     text,
 };
-use crate::body::BoxError;
+use crate::protocol::body::BoxError;
 
 /// More than the longest key takes when each of its bytes is escaped.
 const MAX_FORM_BYTES: usize = 4096;

@@ -5,11 +5,18 @@ use std::{mem, sync::Arc, time::Duration};
 use http::StatusCode;
 use lock_runtime::{LockSpec, web::ErrorClass};
 
-use super::{mistake::Mistakes, read::ROWS};
-use crate::{
-    policy::{ENDLESS, Policy},
-    protocol::HoldUntil,
-};
+use super::mistake::Mistakes;
+use crate::policy::{ENDLESS, HoldUntil, Policy};
+
+/// The rows of the table of refusals.
+pub(super) const ROWS: [(&str, ErrorClass); 6] = [
+    ("busy", ErrorClass::Busy),
+    ("overloaded", ErrorClass::Overloaded),
+    ("unavailable", ErrorClass::Unavailable),
+    ("lost", ErrorClass::Lost),
+    ("bad_request", ErrorClass::BadRequest),
+    ("internal", ErrorClass::Internal),
+];
 
 /// A value in the text. `at` is its offset, in bytes.
 #[derive(Clone, Copy, Debug)]

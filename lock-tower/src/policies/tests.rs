@@ -6,7 +6,7 @@ use http::StatusCode;
 use lock_runtime::{LockKey, LockSpec, OnLost, web::ErrorClass};
 
 use super::*;
-use crate::protocol::HoldUntil;
+use crate::policy::HoldUntil;
 
 fn policies(text: &str) -> LockPolicies {
     LockPolicies::from_toml_str(text).unwrap_or_else(|error| panic!("{error}"))

@@ -14,8 +14,6 @@ use std::{
 use lock_runtime::{HeldLock, LockError, LockKey};
 use tracing::span::EnteredSpan;
 
-#[cfg(feature = "metrics")]
-pub(crate) use self::meter::unlocked_key;
 use self::span::Span;
 use crate::policy::Policy;
 

@@ -164,7 +164,7 @@ impl Listing {
             .extend(page.missing.map(|error| Err(LockError::from_store(error))));
         let locks = page.locks.into_iter();
         self.found
-            .extend(locks.filter(|lock| self.seen.is_new(lock)));
+            .extend(locks.filter(|lock| self.seen.insert(lock)));
     }
 
     async fn inspect_some(&mut self) {
@@ -200,7 +200,7 @@ impl Listing {
                 Err(error) => self.ready.push_back(Err(error)),
             }
         }
-        self.client.core.add_names(&mut seen).await;
+        self.client.core.names.add_names(&mut seen).await;
         let listed = locks.into_iter().zip(seen);
         let listed = listed.map(|((key, kind), state)| Ok(ListedLock { key, kind, state }));
         self.ready.extend(listed);
@@ -216,7 +216,8 @@ struct Seen {
 }
 
 impl Seen {
-    fn is_new(&mut self, lock: &(LockKey, LockKind)) -> bool {
+    /// Remembers a lock. Returns whether it is new.
+    fn insert(&mut self, lock: &(LockKey, LockKind)) -> bool {
         let hash = self.hasher.hash_one(lock);
         if !self.hashes.insert(hash) {
             return false;

@@ -11,9 +11,9 @@ use std::{
 
 use metrics::{Key, Label, Level, Metadata, Recorder, SharedString, with_recorder};
 
+use super::Grant;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
-    guard::LockGuard,
     observe::metrics::{
         ACQUISITIONS, CONTENDED, HANDOFFS, HELD, HOLD, LOST, RENEWAL_FAILURES, RENEWALS, WAIT,
         WAITING,
@@ -240,12 +240,12 @@ impl Attempt {
         attempt
     }
 
-    pub(super) fn ended(&mut self, outcome: &Result<LockGuard, LockError>) {
+    pub(super) fn ended(&mut self, outcome: Result<Grant, &LockError>) {
         self.end(|meters, to| match outcome {
-            Ok(guard) => {
-                let is_new = !guard.is_reentered();
+            Ok(grant) => {
+                let is_new = !grant.is_reentered;
                 meters.count_outcome(to, if is_new { GRANTED } else { REENTERED });
-                if guard.was_contended() {
+                if grant.was_contended {
                     count(to, &meters.contended, 1);
                 }
             }

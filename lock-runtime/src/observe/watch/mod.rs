@@ -16,7 +16,6 @@ use std::future::Future;
 
 use crate::{
     error::{LockError, Loss},
-    guard::LockGuard,
     guard::fence::FencingToken,
     protocol::Source,
     request::key::LockKey,
@@ -24,6 +23,18 @@ use crate::{
     request::spec::Mode,
 };
 pub(crate) use span::ReleaseSpan;
+
+/// What a request was granted, as far as it is recorded.
+#[derive(Clone, Copy)]
+#[cfg_attr(
+    not(feature = "tracing"),
+    expect(dead_code, reason = "only spans have the fencing token")
+)]
+pub(crate) struct Grant {
+    pub(crate) fence: FencingToken,
+    pub(crate) is_reentered: bool,
+    pub(crate) was_contended: bool,
+}
 
 /// A request, from the first poll of its future to its outcome. If it is dropped before, the
 /// request was cancelled.
@@ -45,7 +56,7 @@ impl Attempt {
         self.span.within(request)
     }
 
-    pub(crate) fn ended(mut self, outcome: &Result<LockGuard, LockError>) {
+    pub(crate) fn ended(mut self, outcome: Result<Grant, &LockError>) {
         self.meter.ended(outcome);
         self.span.ended(outcome);
     }

@@ -1,8 +1,8 @@
 //! Meters that record nothing, without the feature `metrics`.
 
+use super::Grant;
 use crate::{
     error::{LockError, Loss},
-    guard::LockGuard,
     protocol::Source,
     request::name::LockName,
     request::spec::Mode,
@@ -15,7 +15,7 @@ impl Attempt {
         Self
     }
 
-    pub(super) fn ended(&mut self, _outcome: &Result<LockGuard, LockError>) {}
+    pub(super) fn ended(&mut self, _outcome: Result<Grant, &LockError>) {}
 
     pub(super) fn granted(&self, _source: Source) -> Hold {
         Hold

@@ -3,9 +3,9 @@
 
 use std::future::Future;
 
+use super::Grant;
 use crate::{
     error::{LockError, Loss},
-    guard::LockGuard,
     guard::fence::FencingToken,
     request::key::LockKey,
     request::name::LockName,
@@ -23,7 +23,7 @@ impl AttemptSpan {
         request
     }
 
-    pub(super) fn ended(&self, _outcome: &Result<LockGuard, LockError>) {}
+    pub(super) fn ended(&self, _outcome: Result<Grant, &LockError>) {}
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +50,12 @@ impl HoldSpan {
 pub(crate) struct ReleaseSpan;
 
 impl ReleaseSpan {
-    pub(crate) fn begin(_guard: &LockGuard) -> Self {
+    pub(crate) fn begin(
+        _name: Option<&LockName>,
+        _key: &LockKey,
+        _mode: Mode,
+        _fence: FencingToken,
+    ) -> Self {
         Self
     }
 

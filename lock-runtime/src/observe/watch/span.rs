@@ -12,9 +12,9 @@ use tracing::{
     level_filters::LevelFilter,
 };
 
+use super::Grant;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
-    guard::LockGuard,
     guard::fence::FencingToken,
     request::key::LockKey,
     request::name::LockName,
@@ -62,15 +62,14 @@ impl AttemptSpan {
         request.instrument(self.span.clone())
     }
 
-    pub(super) fn ended(&mut self, outcome: &Result<LockGuard, LockError>) {
+    pub(super) fn ended(&mut self, outcome: Result<Grant, &LockError>) {
         if !self.waited() {
             return;
         }
         match outcome {
-            Ok(guard) => {
-                self.span
-                    .record("lock.fence", field::display(guard.fence()));
-                let is_new = !guard.is_reentered();
+            Ok(grant) => {
+                self.span.record("lock.fence", field::display(grant.fence));
+                let is_new = !grant.is_reentered;
                 self.span
                     .record("outcome", if is_new { "granted" } else { "reentered" });
             }
@@ -185,14 +184,18 @@ impl HoldSpan {
 pub(crate) struct ReleaseSpan(Span);
 
 impl ReleaseSpan {
-    pub(crate) fn begin(guard: &LockGuard) -> Self {
-        let view = guard.view();
+    pub(crate) fn begin(
+        name: Option<&LockName>,
+        key: &LockKey,
+        mode: Mode,
+        fence: FencingToken,
+    ) -> Self {
         Self(debug_span!(
             "lock.release",
-            lock.name = view.name.as_deref(),
-            lock.key = %guard.key().shown(),
-            lock.mode = view.mode.as_str(),
-            lock.fence = %guard.fence(),
+            lock.name = name.map(|name| &**name),
+            lock.key = %key.shown(),
+            lock.mode = mode.as_str(),
+            lock.fence = %fence,
             outcome = Empty,
             error.r#type = Empty,
         ))

@@ -1,13 +1,15 @@
 //! Failures of calls.
 
+use std::time::Duration;
+
 use deadpool::managed::{PoolError, TimeoutType};
 use tokio_postgres::{Error, error::SqlState};
 
-use super::{
-    connection::pool::CALL,
-    error::{CONFLICT, GUARDED, UNBLOCK, failed},
-};
+use super::error::{CONFLICT, GUARDED, UNBLOCK, failed};
 use crate::store::{StoreError, StoreErrorKind, error::Shows};
+
+/// The longest time for which a call waits for a connection, and for its reply.
+pub(crate) const CALL: Duration = Duration::from_secs(10);
 
 /// The reason why a call has failed.
 pub(crate) enum Failure {

@@ -12,9 +12,9 @@ use tokio_postgres::{Error, Row};
 use super::{
     connection::{
         connector::Object,
-        pool::{Arguments, CALL, Pool, execute, first},
+        pool::{Arguments, Pool, execute, first},
     },
-    failure::{Failure, Unconnected},
+    failure::{CALL, Failure, Unconnected},
 };
 use crate::store::records::Caller;
 

@@ -64,14 +64,9 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    connection::{
-        Connection,
-        link::Dial,
-        pushes::Pushes,
-        target::{Endpoint, Target},
-    },
+    connection::{Connection, endpoint::Endpoint, link::Dial, pushes::Pushes},
     operator::acl::AclLine,
-    topology::{cluster::Cluster, replicas::Replicas, servers::Servers},
+    topology::{cluster::Cluster, replicas::Replicas, servers::Servers, target::Target},
 };
 use super::{QuorumMember, StoreError, namespace::check_namespace, remote::outage};
 use crate::{error::LockError, shell::on_drop, shell::runtime};

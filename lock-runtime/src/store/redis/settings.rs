@@ -8,9 +8,9 @@ use redis::ConnectionInfo;
 #[cfg(feature = "rustls")]
 use rustls::{ClientConfig, crypto::CryptoProvider};
 
-use super::connection::target::Endpoint;
+use super::connection::endpoint::Endpoint;
 #[cfg(feature = "rustls")]
-use super::connection::target::is_tls;
+use super::connection::endpoint::is_tls;
 #[cfg(feature = "rustls")]
 use crate::store::remote::pem::{Certificates, Pem};
 use crate::{

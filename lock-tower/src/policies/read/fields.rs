@@ -11,8 +11,8 @@ use super::{
     values::{Value, at},
 };
 use crate::{
-    policies::settings::{Said, Settings},
-    protocol::HoldUntil,
+    policies::settings::{ROWS, Said, Settings},
+    policy::HoldUntil,
 };
 
 /// The fields that only routes have.
@@ -56,16 +56,6 @@ const ALIASES: [(&str, &str); 13] = [
     ("fair", "strict_order"),
     ("template", "key"),
 ];
-/// The rows of the table of refusals.
-pub(in crate::policies) const ROWS: [(&str, ErrorClass); 6] = [
-    ("busy", ErrorClass::Busy),
-    ("overloaded", ErrorClass::Overloaded),
-    ("unavailable", ErrorClass::Unavailable),
-    ("lost", ErrorClass::Lost),
-    ("bad_request", ErrorClass::BadRequest),
-    ("internal", ErrorClass::Internal),
-];
-
 impl Reader<'_> {
     /// Parses the fields of a table. `own` lists further fields of this table that are parsed
     /// elsewhere.

@@ -7,7 +7,6 @@ use std::{collections::HashMap, sync::Arc};
 
 use toml::{Spanned, de::DeTable};
 
-pub(super) use self::fields::ROWS;
 use self::{
     fields::{FIELDS, OF_ROUTES},
     values::{Value, at, nearest},

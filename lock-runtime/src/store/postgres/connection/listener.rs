@@ -15,8 +15,10 @@ use tokio::{
 use tokio_postgres::{AsyncMessage, Client, Error};
 
 use super::{
-    super::settings::{Settings, Target},
-    pool::CALL,
+    super::{
+        failure::CALL,
+        settings::{Settings, Target},
+    },
     tls::Driver,
 };
 use crate::{

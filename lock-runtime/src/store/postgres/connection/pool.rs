@@ -26,7 +26,7 @@ use tokio_postgres::{
 use super::{
     super::{
         PostgresOptions,
-        failure::{Failure, Unconnected},
+        failure::{CALL, Failure, Unconnected},
         settings::Target,
         transaction::Transaction,
     },
@@ -43,8 +43,6 @@ use crate::{
     },
 };
 
-/// The longest time for which a call waits for a connection, and for its reply.
-pub(crate) const CALL: Duration = Duration::from_secs(10);
 /// A server that does not reply within this time to a call that was dropped seems to hang, so its
 /// connection is not used again.
 const HANGS: Duration = Duration::from_millis(500);

@@ -35,14 +35,14 @@ use super::{
             reply::unexpected,
         },
         settings::RedisOptions,
-        topology::{quarantine::Tenure, redlock::Runs},
+        topology::{quarantine::Tenure, runs::Runs, target::Target},
     },
     Connection,
     clock::ServerClock,
+    endpoint::{Driver, Endpoint, is_tls},
     handshake::{Greeting, Info, Kind},
     login::Authentication,
     pushes::Pushes,
-    target::{Driver, Endpoint, Target, is_tls},
 };
 use crate::{
     observe::log,

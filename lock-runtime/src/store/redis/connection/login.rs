@@ -10,7 +10,7 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     super::{error, operator::acl::AclLine},
-    target::Endpoint,
+    endpoint::Endpoint,
 };
 use crate::{
     client::credentials::Credentials,

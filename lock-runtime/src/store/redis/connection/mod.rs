@@ -10,6 +10,7 @@
 //! digest. Time-outs of calls are left to the caller.
 
 pub(crate) mod clock;
+pub(super) mod endpoint;
 pub(super) mod handshake;
 pub(super) mod link;
 pub(super) mod login;
@@ -20,7 +21,6 @@ pub(super) mod metered;
 pub(super) mod metered;
 mod probe;
 pub(super) mod pushes;
-pub(super) mod target;
 
 use std::sync::{
     Arc, Mutex, OnceLock, Weak,
@@ -34,11 +34,11 @@ use redis::{
 
 use self::{
     clock::ServerClock,
+    endpoint::{Door, Endpoint},
     handshake::{Info, Kind},
     link::{Dial, Link, in_time},
     metered::Metered,
     pushes::Pushes,
-    target::{Door, Endpoint, Target},
 };
 use super::{
     error,
@@ -50,7 +50,7 @@ use super::{
         reply::unexpected,
     },
     settings::RedisOptions,
-    topology::{cluster::slots::Slot, quarantine, redlock::Runs},
+    topology::{cluster::slots::Slot, quarantine, runs::Runs, target::Target},
 };
 use crate::{
     shell::keeper,

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::listing::literally;
-
 /// The commands of the scripts, and `eval` and `evalsha` to run them. `info` is for the checks on
 /// connect; `subscribe`, and `publish` in the scripts, are for push messages.
 const COMMANDS: &str = "+eval +evalsha +info +subscribe +publish +time +type +exists +get +mget +set +del +pttl +pexpire +pexpireat \
@@ -55,6 +53,18 @@ impl fmt::Display for AclLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Escapes a text for a pattern.
+pub(super) fn literally(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
 }
 
 #[cfg(test)]

@@ -6,14 +6,17 @@ use std::time::Duration;
 use futures_util::future::{OptionFuture, join, join_all};
 use redis::{Cmd, Value};
 
-use super::super::{
-    RedisStore,
-    script::{
-        self, Call, Script,
-        names::{client_name, grants_name, key_of},
-        reply::{text, unexpected},
+use super::{
+    super::{
+        RedisStore,
+        script::{
+            self, Call, Script,
+            names::{client_name, grants_name, key_of},
+            reply::{text, unexpected},
+        },
+        topology::servers::Servers,
     },
-    topology::servers::Servers,
+    acl::literally,
 };
 use crate::{
     request::{
@@ -233,16 +236,4 @@ fn place_and_attempts(cursor: &str) -> Result<(u64, u64), StoreError> {
         Some((Ok(place), Ok(attempts))) => Ok((place, attempts)),
         _ => Err(unexpected()),
     }
-}
-
-/// Escapes a text for a pattern.
-pub(super) fn literally(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }

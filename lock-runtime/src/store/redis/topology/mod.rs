@@ -5,5 +5,7 @@ pub(super) mod cluster;
 pub(crate) mod quarantine;
 pub(crate) mod redlock;
 pub(super) mod replicas;
+pub(crate) mod runs;
 pub(super) mod sentinel;
 pub(super) mod servers;
+pub(super) mod target;

@@ -16,7 +16,7 @@ use redis::{
 use url::{ParseError, Url};
 
 use super::{
-    connection::target::{Endpoint, is_tls},
+    connection::endpoint::{Endpoint, is_tls, speaking},
     settings::RedisOptions,
 };
 use crate::error::{LockError, LockErrorKind};
@@ -342,11 +342,6 @@ pub(super) fn for_locks(info: ConnectionInfo) -> ConnectionInfo {
     // With RESP3 the client library reports a lost connection by itself, and delivers
     // push messages.
     tuned(speaking(info, ProtocolVersion::RESP3))
-}
-
-pub(crate) fn speaking(info: ConnectionInfo, protocol: ProtocolVersion) -> ConnectionInfo {
-    let redis = info.redis_settings().clone().set_protocol(protocol);
-    info.set_redis_settings(redis)
 }
 
 /// The connection settings for any server.

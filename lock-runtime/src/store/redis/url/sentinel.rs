@@ -8,7 +8,7 @@ use url::Host;
 
 use super::{
     super::{
-        connection::target::at,
+        connection::endpoint::at,
         settings::{MinReplicas, RedisOptions},
         topology::sentinel::Sentinels,
     },

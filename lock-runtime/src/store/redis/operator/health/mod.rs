@@ -12,10 +12,9 @@ use super::{
         connection::{
             Connection,
             handshake::{self, Info, Kind},
-            target::Target,
         },
         error,
-        topology::servers::Servers,
+        topology::{servers::Servers, target::Target},
     },
     rights,
 };

@@ -37,10 +37,8 @@ use self::{
 use super::{
     super::{
         connection::{
-            BATCH, Connection, Errand, Failed, Repeat,
-            link::Dial,
+            BATCH, Connection, Errand, Failed, Repeat, endpoint::Endpoint, link::Dial,
             pushes::Pushes,
-            target::{Endpoint, Target},
         },
         error::unavailable,
         on_drop::OnDrop,
@@ -53,6 +51,7 @@ use super::{
         settings::RedisOptions,
     },
     servers::{Answer, Freed},
+    target::Target,
 };
 use crate::{
     shell::{sync::lock, time::Instant},

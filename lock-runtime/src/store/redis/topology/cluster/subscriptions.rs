@@ -33,12 +33,13 @@ use super::{
 use crate::store::redis::{
     connection::{
         clock::ServerClock,
+        endpoint::{Driver, Endpoint},
         link::{Dial, in_time},
         login::Authentication,
-        target::{Driver, Endpoint, Target},
     },
     error,
     on_drop::OnDrop,
+    topology::target::Target,
 };
 use crate::{
     shell::{sync::lock, time::Instant},

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 pub(crate) use self::votes::Named;
 use self::votes::{Answer, Votes};
 use super::super::{
-    connection::target::{Endpoint, is_tls},
+    connection::endpoint::{Endpoint, is_tls},
     error,
     operator::acl::AclLine,
     settings::RedisOptions,

@@ -23,7 +23,7 @@ use crate::{
     store::{
         StoreErrorKind,
         redis::{
-            connection::target::{Door, Endpoint},
+            connection::endpoint::{Door, Endpoint},
             error,
             operator::acl::AclLine,
         },

@@ -16,12 +16,11 @@ use lock_runtime::{
 };
 use pin_project::pin_project;
 
-use crate::{
-    policy::Policy,
-    protocol::{Caller, Wire, is_grpc_error},
+use super::{
     reject::{Reason, Refusal},
-    watch::Watch,
+    wire::{Caller, Wire, is_grpc_error},
 };
+use crate::{policy::Policy, watch::Watch};
 
 /// The boxed error type of response bodies.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;

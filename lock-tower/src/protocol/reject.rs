@@ -11,11 +11,8 @@ use lock_runtime::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::{
-    key::KeyError,
-    policy::Policy,
-    protocol::{Caller, Wire},
-};
+use super::wire::{Caller, Wire};
+use crate::{key::KeyError, policy::Policy};
 
 /// Trait for making the response to a refused request.
 ///

@@ -1,4 +1,4 @@
-//! The target of a connection: a server at an address, or the primary that the Sentinels name.
+//! A server to connect to, with its credentials and certificates.
 
 #[cfg(feature = "rustls")]
 use std::io;
@@ -20,24 +20,10 @@ use tokio::task::JoinSet;
 #[cfg(feature = "rustls")]
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{
-    super::{
-        error::unavailable,
-        topology::sentinel::{Named, Sentinels},
-        url,
-    },
-    login::Login,
-};
+use super::{super::error::unavailable, login::Login};
 use crate::{client::credentials::Provider, store::StoreError};
 #[cfg(feature = "rustls")]
 use crate::{error::LockError, store::remote::pem::Certificates};
-
-/// The target of a connection.
-#[derive(Clone)]
-pub(crate) enum Target {
-    Server(Arc<Endpoint>),
-    Primary(Arc<Sentinels>),
-}
 
 /// A server to connect to.
 #[derive(Clone)]
@@ -94,7 +80,7 @@ impl Endpoint {
     /// The same server, spoken to in this version of the protocol.
     pub(crate) fn speaking(self, protocol: ProtocolVersion) -> Self {
         Self {
-            info: url::speaking(self.info, protocol),
+            info: speaking(self.info, protocol),
             ..self
         }
     }
@@ -192,7 +178,7 @@ impl Door {
     /// The same over RESP2.
     pub(super) fn over_resp2(self) -> Option<Self> {
         let info = self.client.get_connection_info().clone();
-        let info = url::speaking(info, ProtocolVersion::RESP2);
+        let info = speaking(info, ProtocolVersion::RESP2);
         let client = Client::open(info).ok()?;
         Some(Self { client, ..self })
     }
@@ -240,51 +226,8 @@ impl fmt::Display for Endpoint {
     }
 }
 
-impl Target {
-    /// Returns the server to connect to now. If Sentinels name it, returns them as well, with the
-    /// name.
-    pub(crate) async fn server(
-        &self,
-    ) -> Result<(Endpoint, Option<(&Arc<Sentinels>, Named)>), StoreError> {
-        match self {
-            Self::Server(server) => Ok(((**server).clone(), None)),
-            Self::Primary(sentinels) => {
-                let (named, server) = sentinels.primary().await?;
-                Ok((server, Some((sentinels, named))))
-            }
-        }
-    }
-
-    /// Returns whether the target can change to another server.
-    pub(crate) fn moves(&self) -> bool {
-        matches!(self, Self::Primary(_))
-    }
-
-    /// Returns whether the server can send messages: RESP2 has none on a connection for calls.
-    pub(crate) fn sends_messages(&self) -> bool {
-        sends_messages(self.info())
-    }
-
-    /// The connection settings, without the address of a primary.
-    pub(crate) fn info(&self) -> &ConnectionInfo {
-        match self {
-            Self::Server(server) => &server.info,
-            Self::Primary(sentinels) => &sentinels.primary.info,
-        }
-    }
-}
-
-/// Formats the target without credentials.
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Server(server) => server.fmt(f),
-            Self::Primary(sentinels) => sentinels.fmt(f),
-        }
-    }
-}
-
-fn sends_messages(info: &ConnectionInfo) -> bool {
+/// Returns whether the server can send messages: RESP2 has none on a connection for calls.
+pub(crate) fn sends_messages(info: &ConnectionInfo) -> bool {
     info.redis_settings().protocol() != ProtocolVersion::RESP2
 }
 
@@ -302,4 +245,10 @@ pub(crate) fn at(info: &ConnectionInfo, host: String, port: u16) -> ConnectionIn
         _ => address = ConnectionAddr::Tcp(host, port),
     }
     info.clone().set_addr(address)
+}
+
+/// The connection settings of `info` for this version of the protocol.
+pub(crate) fn speaking(info: ConnectionInfo, protocol: ProtocolVersion) -> ConnectionInfo {
+    let redis = info.redis_settings().clone().set_protocol(protocol);
+    info.set_redis_settings(redis)
 }

@@ -1,20 +1,26 @@
 //! [`Protocol`]: how a [`Lock`](crate::Lock) takes part in the protocol of the inner service.
 //! [`Http`] refuses requests with a response, [`Plain`] with an error.
 
+pub(crate) mod body;
+pub(crate) mod reject;
+mod wire;
+
 use std::{any::type_name, error::Error, fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header::CONTENT_TYPE,
-};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use lock_runtime::{HeldLock, LockError, LockGuard};
 
-use crate::{
+pub use self::wire::{Caller, Wire};
+use self::{
     body::LockBody,
+    reject::{OnReject, Reason, Refusal, StandardReject},
+    wire::{is_grpc, is_grpc_error, patience},
+};
+use crate::{
     key::{self, KeyError},
     policy::Policy,
-    reject::{OnReject, Reason, Refusal, StandardReject},
     watch::Watch,
 };
 
@@ -75,74 +81,6 @@ mod sealed {
     impl Sealed for super::Plain {}
 }
 
-/// The kind of response that a caller over HTTP expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Wire {
-    /// Status codes and response bodies.
-    Http,
-    /// gRPC: statuses are sent in trailers. The request is a `POST` over HTTP/2 with the content
-    /// type `application/grpc`, and its route that of a gRPC method: `/package.Service/Method`.
-    Grpc,
-}
-
-/// The properties of a caller that matter to refusals.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Caller {
-    pub(crate) wire: Wire,
-    /// The wait for the lock was cut short, because the caller's deadline is earlier.
-    pub(crate) hurried: bool,
-}
-
-/// Accepts `application/grpc` and `application/grpc+proto`, but not `application/grpc-web`, which
-/// has no trailers of its own.
-fn is_grpc(headers: &HeaderMap) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    let content_type = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.as_bytes().split_at_checked(GRPC.len()));
-    content_type.is_some_and(|(start, rest)| {
-        start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
-    })
-}
-
-/// Returns whether the headers or trailers of a gRPC response carry the status of an error.
-pub(crate) fn is_grpc_error(headers: &HeaderMap) -> bool {
-    headers
-        .get("grpc-status")
-        .is_some_and(|status| status != "0")
-}
-
-/// The longest time that is reserved for sending the response before the deadline of the caller.
-/// Without it, the timers of the server and the client, which have the same deadline and started
-/// earlier, would always fire first.
-const WAY_BACK: Duration = Duration::from_millis(50);
-
-/// The [`grpc-timeout`] of a request: at most eight digits and a unit. A malformed value is
-/// ignored.
-///
-/// [`grpc-timeout`]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests
-fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
-    let (number, unit) = value
-        .to_str()
-        .ok()?
-        .split_at_checked(value.len().checked_sub(1)?)?;
-    if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let number: u64 = number.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(number * 3_600),
-        "M" => Duration::from_secs(number * 60),
-        "S" => Duration::from_secs(number),
-        "m" => Duration::from_millis(number),
-        "u" => Duration::from_micros(number),
-        "n" => Duration::from_nanos(number),
-        _ => return None,
-    })
-}
-
 /// Protocol of HTTP services: refuses requests with a response made by `R`.
 ///
 /// The error type of the inner service does not change, so axum's `Infallible` is kept and no
@@ -151,33 +89,6 @@ fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
 #[derive(Clone)]
 pub struct Http<R = StandardReject> {
     on_reject: R,
-}
-
-/// How long the lock of an HTTP request is held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HoldUntil {
-    /// Until the inner service has responded. The release is awaited before the *head* of the
-    /// response is sent. A streamed body is sent without the lock.
-    #[default]
-    Response,
-    /// Until the last frame of the body, including trailers, or until the body is dropped. The
-    /// last frame is sent after the release. If the lock is lost before that, the body ends with
-    /// an error, and a gRPC stream ends with trailers that carry it: at once, or after its last
-    /// frame with [`OnLost::Error`](lock_runtime::OnLost::Error). With
-    /// [`OnLost::Ignore`](lock_runtime::OnLost::Ignore) it ends as the inner service ends it.
-    ///
-    /// A response that switches protocols (101, WebSockets) has no body, and its lock is released
-    /// with the head of the response.
-    ///
-    /// A client that does not read keeps the lock until [`max_hold`](crate::LockLayer::max_hold),
-    /// a minute by default. Without one, each request is refused with 500, and an error event is
-    /// emitted when the layer is put on a service. While the client does not read, the server does
-    /// not poll the body: other clients get the lock, and the body ends as above with the next
-    /// frame.
-    /// Over HTTP/1.0, where the end of the connection is the end of the body, a client cannot
-    /// distinguish an error from the end.
-    Body,
 }
 
 impl Default for Http {
@@ -218,12 +129,10 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     }
 
     fn patience(&self, req: &Request<ReqBody>, caller: Caller) -> Option<Duration> {
-        let deadline = req
-            .headers()
-            .get("grpc-timeout")
-            .filter(|_| caller.wire == Wire::Grpc)
-            .and_then(grpc_timeout);
-        deadline.map(|deadline| deadline - (deadline / 10).min(WAY_BACK))
+        match caller.wire {
+            Wire::Http => None,
+            Wire::Grpc => patience(req.headers()),
+        }
     }
 
     fn route(req: &Request<ReqBody>) -> Option<&str> {
@@ -381,35 +290,6 @@ impl<E: Error + 'static> Error for ServiceError<E> {
             Self::Key(error) => error.source(),
             Self::Lock(error) => error.source(),
             Self::Inner(error) => error.source(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_grpc_timeout_is_digits_and_a_unit() {
-        for (text, timeout) in [
-            ("1S", Some(Duration::from_secs(1))),
-            ("2M", Some(Duration::from_secs(120))),
-            ("99999999H", Some(Duration::from_secs(99_999_999 * 3_600))),
-            ("0m", Some(Duration::ZERO)),
-            ("100u", Some(Duration::from_micros(100))),
-            ("7n", Some(Duration::from_nanos(7))),
-            ("", None),
-            ("S", None),
-            ("1", None),
-            ("1s", None),
-            ("+1S", None),
-            ("-1S", None),
-            ("1.5S", None),
-            ("100000000S", None),
-            ("1\u{e9}", None),
-        ] {
-            let value = HeaderValue::from_bytes(text.as_bytes()).unwrap();
-            assert_eq!(grpc_timeout(&value), timeout, "{text}");
         }
     }
 }
