@@ -34,12 +34,14 @@ pub fn times_as_long() -> usize {
 }
 
 /// Measures time, less the time in which tasks of this machine waited for a processor.
+#[derive(Debug)]
 pub struct Stopwatch {
     began: Instant,
     waited: Duration,
 }
 
 impl Stopwatch {
+    /// Starts to measure.
     pub fn start() -> Self {
         Self {
             began: Instant::now(),
@@ -47,6 +49,7 @@ impl Stopwatch {
         }
     }
 
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         // Read first, so that it covers no time that is not measured.
         let waited = waited().saturating_sub(self.waited);
@@ -94,26 +97,35 @@ macro_rules! on_every_store {
 pub use on_every_store;
 
 /// One set of locks, shared by any number of clients.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum Place {
+    /// A store of this process.
     Memory(Arc<MemoryStore>),
     /// Several stores, with agreement by majority.
     Majority([Arc<MemoryStore>; 5]),
+    /// A namespace of a server of Redis, or of a cluster.
     Redis {
+        /// Its URL.
         url: String,
+        /// The namespace.
         namespace: String,
     },
+    /// A namespace of PostgreSQL.
     Postgres {
+        /// Its URL.
         url: String,
+        /// The namespace.
         namespace: String,
     },
 }
 
 impl Place {
+    /// A new store of this process.
     pub fn memory() -> Self {
         Self::Memory(Arc::default())
     }
 
+    /// Five new stores of this process.
     pub fn majority() -> Self {
         Self::Majority(Default::default())
     }
@@ -149,6 +161,7 @@ impl Place {
         self.client_of(LockClient::builder()).await
     }
 
+    /// A new client with these settings.
     pub async fn client_of(&self, builder: LockClientBuilder) -> LockClient {
         match self {
             Self::Memory(_) | Self::Majority(_) => {
@@ -192,6 +205,7 @@ impl Place {
         !matches!(self, Self::Majority(_))
     }
 
+    /// The namespace; empty in memory.
     pub fn namespace(&self) -> &str {
         match self {
             Self::Memory(_) | Self::Majority(_) => "",

@@ -12,7 +12,8 @@ use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use lock_runtime::{HeldLock, LockError, LockGuard};
 
-pub use self::wire::{Caller, Wire};
+pub(crate) use self::wire::Caller;
+pub use self::wire::Wire;
 use self::{
     body::LockBody,
     reject::{OnReject, Reason, Refusal, StandardReject},

@@ -11,7 +11,7 @@ use std::{
 
 pub use self::gaps::Gap;
 use self::request::{Lock, Request};
-use super::{Event, Grant, History, Kind, PERMITS, Record, Violation};
+use super::{Event, Grant, History, Kind, PERMITS, Record, TICK, Violation};
 
 /// The longest time for which a lock may be free while a request waits for it and nothing fails.
 pub const HANDOVER: Duration = Duration::from_millis(250);
@@ -93,7 +93,7 @@ impl Chronicle {
         stalls.sort_by_key(|(_, stall)| stall.start);
         Self {
             requests,
-            stalls,
+            stalls: joined(stalls),
             revocations,
             killed,
             faults,
@@ -426,6 +426,22 @@ impl Chronicle {
         })
         .sum()
     }
+}
+
+/// Joins stalls of a process that two looks at the clock in a row have found: it was as slow between
+/// them.
+fn joined(stalls: Vec<(usize, Range<Nanos>)>) -> Vec<(usize, Range<Nanos>)> {
+    let mut joined: Vec<(usize, Range<Nanos>)> = Vec::new();
+    for (process, stall) in stalls {
+        let before = joined.iter_mut().rev().find(|(of, _)| *of == process);
+        match before {
+            Some((_, before)) if stall.start < before.end + in_nanos(2 * TICK) => {
+                before.end = before.end.max(stall.end);
+            }
+            _ => joined.push((process, stall)),
+        }
+    }
+    joined
 }
 
 fn meets(one: &Range<Nanos>, other: &Range<Nanos>) -> bool {

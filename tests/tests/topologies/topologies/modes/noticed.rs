@@ -350,6 +350,14 @@ fn a_lock_that_is_free_and_waited_for_is_noticed() {
         written.say(250, Event::Stalled { since: 150 * MILLI });
     };
     assert_eq!(scene(&process_stalled), (200, false));
+    let process_was_slow = |written: &mut Written| {
+        written.wait(50..400);
+        written.say(150, Event::Stalled { since: 130 * MILLI });
+        written.say(180, Event::Stalled { since: 161 * MILLI });
+        // One look was in time before it.
+        written.say(220, Event::Stalled { since: 200 * MILLI });
+    };
+    assert_eq!(scene(&process_was_slow), (230, false));
     let waiter_killed = |written: &mut Written| {
         written.process = 1;
         written.ask_as(Kind::Shared, &["a"], Some(10_000), 50);
