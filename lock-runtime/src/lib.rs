@@ -121,6 +121,6 @@ pub mod health {
 pub mod operator {
     pub use crate::client::{Inspect, ListPage, ListedLock, LockList, LockPage, Revoke};
     pub use crate::observe::activity::{Activity, LostLock, NameActivity};
-    #[doc(inline)]
+    #[doc(no_inline)]
     pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, Waiter};
 }

@@ -76,6 +76,7 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
     ///
     /// [`RecordStore`] calls it for records that other clients change at the same time, so that
     /// each of them succeeds in its turn. `None`, the default, makes it repeat its swaps instead.
+    #[doc(hidden)]
     fn update<'a>(
         &'a self,
         names: &'a [RecordName],
@@ -169,6 +170,7 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A choice of a swap by the present records, for [`Records::update`].
+#[doc(hidden)]
 pub struct Decide<'a> {
     caller: Caller,
     choose: Box<dyn FnOnce(ReadReply) -> Option<Swap> + Send + 'a>,
@@ -205,6 +207,7 @@ impl fmt::Debug for Decide<'_> {
 }
 
 /// The caller of an operation.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Caller(pub(super) Weak<()>);
 
