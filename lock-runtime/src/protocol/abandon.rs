@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 
 use super::{
     ASK_WITHIN, AbandonId, Cx, Job, Mutation, Note, Session,
-    keeping::LATE,
+    held::keeping::LATE,
     message::{Answer, Call, Request},
 };
 use crate::{

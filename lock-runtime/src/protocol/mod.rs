@@ -9,17 +9,10 @@
 
 mod abandon;
 mod acquire;
-mod convert;
-mod ended;
-mod entry;
-mod handoff;
 mod held;
-mod keeping;
-mod lease;
 mod message;
 mod queue;
 pub(crate) mod quorum;
-mod reenter;
 mod release;
 mod schedule;
 mod several;
@@ -33,21 +26,21 @@ use smallvec::SmallVec;
 pub(crate) use self::{
     abandon::{Abandonment, Afterwards, Ending, Latest},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
-    convert::ConvertError,
+    held::convert::ConvertError,
+    held::keeping::Look,
+    held::reenter::may_enter,
     held::{DueRenewal, ExtendError, Granted, Source},
-    keeping::Look,
     message::{Answer, Call, Reply, Request},
     queue::Refusal,
-    reenter::may_enter,
     release::{ReleaseError, ReleaseStep, Released},
     several::AllStep,
 };
 use self::{
-    acquire::Acquisition, convert::Conversion, ended::Ended, handoff::Handoff, held::Held,
-    queue::WaitQueue, release::Releasing, schedule::Schedule,
+    acquire::Acquisition, held::Held, held::convert::Conversion, held::ended::Ended,
+    queue::WaitQueue, queue::handoff::Handoff, release::Releasing, schedule::Schedule,
 };
 #[cfg(test)]
-pub(crate) use self::{lease::NO_DRIFT, several::Together};
+pub(crate) use self::{held::lease::NO_DRIFT, several::Together};
 use crate::{
     error::Loss,
     guard::fence::FencingToken,

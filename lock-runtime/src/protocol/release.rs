@@ -8,10 +8,10 @@ use slotmap::SlotMap;
 use super::{
     AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
     abandon::{Abandonment, Afterwards, Ending},
-    handoff::{Budget, Handoff, MAX_HANDOFFS},
-    keeping::LATE,
-    lease::Lease,
+    held::keeping::LATE,
+    held::lease::Lease,
     message::{Answer, Call, Reply, Request},
+    queue::handoff::{Budget, Handoff, MAX_HANDOFFS},
 };
 use crate::{
     error::Loss,
@@ -85,7 +85,7 @@ impl Releasing {
     #[cfg(test)]
     pub(super) fn knows(&self, token: crate::store::Token, now: Instant) -> bool {
         // The head notices it a little later.
-        let overdue = super::entry::UNREPORTED + Duration::from_millis(50);
+        let overdue = super::queue::entry::UNREPORTED + Duration::from_millis(50);
         let is_overdue = self.sent.is_some_and(|sent| now > sent + overdue);
         self.release.hold.token == token
             || !is_overdue && self.release.next.is_some_and(|next| next.token == token)

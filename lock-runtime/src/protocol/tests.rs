@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::{
-    entry::Claim,
-    handoff::{Budget, Handoff, MAX_HANDOFFS},
     held::Held,
-    lease::{Lease, drift},
+    held::lease::{Lease, drift},
+    queue::entry::Claim,
+    queue::handoff::{Budget, Handoff, MAX_HANDOFFS},
     *,
 };
 use crate::{

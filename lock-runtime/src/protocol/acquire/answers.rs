@@ -7,10 +7,10 @@ use crate::{
     guard::fence::FencingToken,
     protocol::{
         AcquireId, Cx, Mutation, Note, Session,
-        handoff::{Budget, Handoff},
+        held::lease::Lease,
         held::{Held, Source},
-        lease::Lease,
         message::{Answer, Reply, Request},
+        queue::handoff::{Budget, Handoff},
         queue::{Refusal, WaitQueue},
     },
     request::key::LockKey,

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
-    entry::{Claim, QueueEntry},
-    handoff::MAX_HANDOFFS,
     held::Granted,
     message::{Call, Request},
+    queue::entry::{Claim, QueueEntry},
+    queue::handoff::MAX_HANDOFFS,
     queue::{Refusal, Ticket},
 };
 use crate::{

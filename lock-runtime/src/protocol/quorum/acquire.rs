@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::{
     Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
-    Session, over,
-    proposals::Proposals,
+    Session,
+    exchange::proposals::Proposals,
+    exchange::server::coordinator,
+    exchange::time_out::majority_timeout,
+    over,
     round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
-    server::coordinator,
-    time_out::majority_timeout,
 };
 use crate::{
     protocol::STRAGGLE,

@@ -2,7 +2,7 @@
 
 use super::{
     Cx, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
-    broadcast::Count, over, time_out::majority_timeout,
+    exchange::broadcast::Count, exchange::time_out::majority_timeout, over,
 };
 use crate::{
     shell::time::Instant,

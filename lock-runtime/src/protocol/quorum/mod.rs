@@ -9,21 +9,15 @@
 
 mod abandon;
 mod acquire;
-mod broadcast;
-mod contended;
 mod convert;
 mod ended;
-mod majority;
+mod exchange;
 mod message;
-mod proposals;
 mod release;
 mod renew;
 pub(crate) mod round;
-mod server;
-mod tally;
 #[cfg(test)]
 mod tests;
-mod time_out;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -31,19 +25,19 @@ use foldhash::fast::RandomState;
 
 use self::{
     acquire::Acquiring,
-    broadcast::{Broadcast, Count},
-    contended::Contended,
     ended::Ended,
+    exchange::broadcast::{Broadcast, Count},
+    exchange::contended::Contended,
+    exchange::proposals::Proposals,
+    exchange::server::Server,
     message::Purpose,
-    proposals::Proposals,
     round::{AbandonedAlias, Answer, PerServer, Pushed},
-    server::Server,
 };
 pub(crate) use self::{
-    majority::majority,
+    exchange::majority::majority,
+    exchange::tally::inspected,
     message::{Reply, Send, ServerRequest, Step, Ticket},
     round::Round,
-    tally::inspected,
 };
 use super::Abandonment;
 use crate::{
@@ -463,6 +457,6 @@ impl Session {
         key: &crate::request::key::LockKey,
         now: Instant,
     ) -> Option<usize> {
-        server::coordinator(&self.servers, key, now)
+        exchange::server::coordinator(&self.servers, key, now)
     }
 }

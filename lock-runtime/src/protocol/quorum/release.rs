@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     AbandonedAlias, Cx, Mutation, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
-    broadcast::Count, time_out::majority_timeout,
+    exchange::broadcast::Count, exchange::time_out::majority_timeout,
 };
 use crate::{
     shell::time::Instant,

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{
     Answer, Cx, Mutation, PerServer, Purpose, RequestId, Round, ServerRequest, Session,
     acquire::Terms,
-    broadcast::Count,
-    tally::{Held, Renewed},
-    time_out::majority_timeout,
+    exchange::broadcast::Count,
+    exchange::tally::{Held, Renewed},
+    exchange::time_out::majority_timeout,
 };
 use crate::{
     request::spec::MAX_LEASE,

@@ -3,7 +3,7 @@
 use std::{mem, time::Duration};
 
 use super::{
-    super::{Cx, Mutation, majority::nth_largest},
+    super::{Cx, Mutation, exchange::majority::nth_largest},
     Ask, CHECK_OTHERS_EVERY, Next, Outcome, PerServer, Phase, Round, grace,
     vote::{Obstacle, Standing, Status, Vote, VoteState},
 };

@@ -25,7 +25,7 @@ pub(crate) use self::message::{
     AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
 };
 use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
-use super::{Cx, Mutation, majority::majority};
+use super::{Cx, Mutation, exchange::majority::majority};
 use crate::{
     guard::fence::FencingToken,
     protocol::{STRAGGLE, lease::drift},

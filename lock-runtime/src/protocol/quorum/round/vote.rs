@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::AbandonedAlias;
 use crate::{
     guard::fence::FencingToken,
-    protocol::lease::{Correction, drift},
+    protocol::held::lease::{Correction, drift},
     request::spec::Mode,
     shell::time::Instant,
     store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},

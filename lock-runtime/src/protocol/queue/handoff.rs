@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::lease::Lease;
+use super::super::held::lease::Lease;
 use crate::{
     guard::fence::FencingToken,
     shell::time::Instant,
@@ -20,8 +20,8 @@ const MAX_HANDOFF_TIME: Duration = Duration::from_millis(50);
 /// waiting (rule 19 of docs/PROTOCOL.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
-    pub(super) left: u32,
-    pub(super) until: Instant,
+    pub(in crate::protocol) left: u32,
+    pub(in crate::protocol) until: Instant,
     /// When the request that reserved the fencing tokens was sent. A store that may have lost
     /// data since then may have granted larger ones.
     as_of: Instant,
@@ -30,7 +30,7 @@ pub(crate) struct Budget {
 impl Budget {
     /// The limits for a grant with this number of reserved fencing tokens, in reply to a request
     /// sent at `as_of`.
-    pub(super) fn new(reserved: u32, as_of: Instant, now: Instant) -> Self {
+    pub(in crate::protocol) fn new(reserved: u32, as_of: Instant, now: Instant) -> Self {
         Self {
             left: reserved.min(MAX_HANDOFFS),
             until: now + MAX_HANDOFF_TIME,
@@ -39,7 +39,7 @@ impl Budget {
     }
 
     /// Returns whether the tokens were reserved after the store may have lost data.
-    pub(super) fn is_after(&self, data_lost_at: Option<Instant>) -> bool {
+    pub(in crate::protocol) fn is_after(&self, data_lost_at: Option<Instant>) -> bool {
         data_lost_at.is_none_or(|at| at < self.as_of)
     }
 }
@@ -48,16 +48,16 @@ impl Budget {
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Handoff {
-    pub(super) hold: Hold,
-    pub(super) fence: FencingToken,
-    pub(super) lease: Lease,
-    pub(super) budget: Budget,
+    pub(in crate::protocol) hold: Hold,
+    pub(in crate::protocol) fence: FencingToken,
+    pub(in crate::protocol) lease: Lease,
+    pub(in crate::protocol) budget: Budget,
 }
 
 impl Handoff {
     /// The hand-off of a leaving holder's lock, or `None` if it must not be handed off
     /// now (rule 20).
-    pub(super) fn new(
+    pub(in crate::protocol) fn new(
         hold: Hold,
         fence: FencingToken,
         lease: Lease,

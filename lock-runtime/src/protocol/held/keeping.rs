@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Call, Cx, DueRenewal, Effect, Job, Session};
+use super::super::{Call, Cx, DueRenewal, Effect, Job, Session};
 use crate::{
     request::spec::{MIN_LEASE, call_timeout},
     shell::time::Instant,
@@ -37,7 +37,7 @@ pub(crate) struct Overdue {
 
 impl Session {
     /// Lets the keeper look at the client by `at`.
-    pub(super) fn watch_by(&mut self, at: Instant, cx: &mut Cx<'_>) {
+    pub(in crate::protocol) fn watch_by(&mut self, at: Instant, cx: &mut Cx<'_>) {
         if self.look_at.is_none_or(|look_at| at < look_at) {
             self.look_at = Some(at);
             cx.out.push(Effect::Watch);

@@ -1,10 +1,10 @@
 //! The conversion of a writer to a reader.
 
-use super::{
+use super::super::{
     ConversionId, Cx, HeldId, Mutation, Session,
     abandon::{Afterwards, Ending},
+    held::lease::Lease,
     held::{Granted, Held},
-    lease::Lease,
     message::{Answer, Call, Reply, Request},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 /// An unconfirmed conversion of a writer to a reader.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Conversion {
-    pub(super) writer: Held,
+    pub(in crate::protocol) writer: Held,
     sent: Instant,
 }
 

@@ -2,14 +2,14 @@
 
 use std::{mem, time::Duration};
 
-use super::{
+use super::super::{
     Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     abandon::ending_timeout,
     convert::Conversion,
+    exchange::tally::{self, Ballot, Held, Renewed},
+    exchange::time_out::majority_timeout,
     over, renew,
     round::grace,
-    tally::{self, Ballot, Held, Renewed},
-    time_out::majority_timeout,
 };
 use crate::{
     request::key::LockKey,
@@ -22,8 +22,8 @@ use crate::{
 
 /// A request to several servers.
 #[derive(Debug)]
-pub(super) struct Broadcast {
-    pub(super) count: Count,
+pub(in crate::protocol::quorum) struct Broadcast {
+    pub(in crate::protocol::quorum) count: Count,
     ballot: Ballot,
     begun: Instant,
     /// The time-out, or the end of the wait for the coordinator once a majority has decided.
@@ -38,7 +38,7 @@ pub(super) struct Broadcast {
 
 /// The replies so far.
 #[derive(Debug)]
-pub(super) enum Count {
+pub(in crate::protocol::quorum) enum Count {
     /// To the renewal of each lock.
     Renewals(Vec<Renewed>),
     Release(Hold),
@@ -73,7 +73,7 @@ impl Session {
     }
 
     /// Begins a request to several servers.
-    pub(super) fn broadcast(
+    pub(in crate::protocol::quorum) fn broadcast(
         &mut self,
         count: Count,
         timeout: Duration,
@@ -107,7 +107,7 @@ impl Session {
     }
 
     /// Counts the reply of a server. The locks of a batch of renewals are those with these numbers.
-    pub(super) fn count(
+    pub(in crate::protocol::quorum) fn count(
         &mut self,
         id: RequestId,
         server: usize,
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    pub(super) fn step_broadcast(
+    pub(in crate::protocol::quorum) fn step_broadcast(
         &mut self,
         id: RequestId,
         mut broadcast: Broadcast,
@@ -201,7 +201,10 @@ impl Session {
     }
 
     /// The error if too few servers have replied.
-    pub(super) fn unanswered(&self, failed: &[(usize, StoreError)]) -> StoreError {
+    pub(in crate::protocol::quorum) fn unanswered(
+        &self,
+        failed: &[(usize, StoreError)],
+    ) -> StoreError {
         self.too_few(|server| {
             let error = failed.iter().find(|(failed, _)| *failed == server);
             error.map_or(Ok("has answered"), |(_, error)| Err(error))

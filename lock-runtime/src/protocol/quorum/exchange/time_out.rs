@@ -2,19 +2,23 @@
 
 use std::time::Duration;
 
-use super::{Cx, Mutation, Session};
+use super::super::{Cx, Mutation, Session};
 use crate::request::spec::call_timeout;
 
 /// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
 /// an error that names the servers that did not reply.
-pub(super) fn majority_timeout(lease: Duration) -> Duration {
+pub(in crate::protocol::quorum) fn majority_timeout(lease: Duration) -> Duration {
     call_timeout(lease) * 9 / 10
 }
 
 impl Session {
     /// The time in which one server must reply to an acquire: min(lease/20, 200 ms). It is longer
     /// if all servers are slow; otherwise no request would ever get its replies.
-    pub(super) fn server_timeout(&self, lease: Duration, cx: &Cx<'_>) -> Duration {
+    pub(in crate::protocol::quorum) fn server_timeout(
+        &self,
+        lease: Duration,
+        cx: &Cx<'_>,
+    ) -> Duration {
         let shortest = (lease / 20).min(Duration::from_millis(200));
         if cx.breaks(Mutation::FixedTimeOuts) {
             return shortest;
@@ -23,7 +27,7 @@ impl Session {
     }
 
     /// Records the time in which a majority has replied, or in which it did not.
-    pub(super) fn measured(&mut self, took: Duration) {
+    pub(in crate::protocol::quorum) fn measured(&mut self, took: Duration) {
         self.round_trip = (self.round_trip * 7 + took) / 8;
     }
 }

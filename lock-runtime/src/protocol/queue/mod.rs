@@ -1,15 +1,20 @@
 //! The local wait queue of one lock: the requests of this process, in order of arrival. Only its
 //! head makes calls to the store.
 
+pub(super) mod entry;
+pub(super) mod handoff;
+
 use std::time::Duration;
 
 use slotmap::SlotMap;
 
+use self::{
+    entry::{Claim, QueueEntry},
+    handoff::Handoff,
+};
 use super::{
     AcquireId, Cx, Effect, Mutation, Session,
     acquire::{Acquisition, Refused},
-    entry::{Claim, QueueEntry},
-    handoff::Handoff,
 };
 use crate::{
     guard::fence::FencingToken,

@@ -1,13 +1,19 @@
 //! The locks that this process holds: their guards, their renewal and their loss.
 
+pub(super) mod convert;
+pub(super) mod ended;
+pub(super) mod keeping;
+pub(super) mod lease;
+pub(super) mod reenter;
+
 use std::time::Duration;
 
+use self::lease::{Correction, Due, LONGEST_SLACK, Lease};
 use super::{
     Cx, Effect, HeldId, Mutation, Note, Session,
     abandon::Ending,
-    handoff::{Budget, Handoff},
-    lease::{Correction, Due, LONGEST_SLACK, Lease},
     message::{Answer, Call, Reply, Request},
+    queue::handoff::{Budget, Handoff},
 };
 use crate::{
     error::Loss,

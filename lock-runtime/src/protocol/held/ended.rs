@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Cx, Session, abandon::Ending};
+use super::super::{Cx, Session, abandon::Ending};
 use crate::shell::time::Instant;
 
 /// The number of tokens that are remembered: more than a client ends in the time by which replicas
@@ -12,7 +12,7 @@ const MOST: usize = 1_024;
 
 /// The tokens that were ended last.
 #[derive(Clone, Default)]
-pub(super) struct Ended(VecDeque<EndedToken>);
+pub(in crate::protocol) struct Ended(VecDeque<EndedToken>);
 
 #[derive(Clone)]
 struct EndedToken {
@@ -23,7 +23,7 @@ struct EndedToken {
 
 impl Ended {
     /// Records that the store has confirmed a call that was sent at `sent`.
-    pub(super) fn push(&mut self, ending: Ending, sent: Instant, until: Instant) {
+    pub(in crate::protocol) fn push(&mut self, ending: Ending, sent: Instant, until: Instant) {
         while self.0.len() >= MOST || self.0.front().is_some_and(|it| it.until <= sent) {
             self.0.pop_front();
         }
@@ -33,7 +33,7 @@ impl Ended {
 
 impl Session {
     /// Ends the latest tokens again, as the store may have lost that.
-    pub(super) fn end_again(&mut self, cx: &mut Cx<'_>) {
+    pub(in crate::protocol) fn end_again(&mut self, cx: &mut Cx<'_>) {
         for it in std::mem::take(&mut self.ended.0) {
             let left = it.until.saturating_duration_since(cx.now);
             if !left.is_zero() {

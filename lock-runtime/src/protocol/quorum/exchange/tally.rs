@@ -2,9 +2,9 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use super::{
+use super::super::{
     Cx, Mutation,
-    majority::{majority, nth_largest},
+    exchange::majority::{majority, nth_largest},
     round::PerServer,
 };
 use crate::{

@@ -14,11 +14,16 @@ const ROUND_TRIPS: u32 = 10;
 const MANY: usize = 256;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contended(HashMap<LockKey, Instant, RandomState>);
+pub(in crate::protocol::quorum) struct Contended(HashMap<LockKey, Instant, RandomState>);
 
 impl Contended {
     /// Records that a request was not granted this lock at once.
-    pub(super) fn note(&mut self, key: &LockKey, round_trip: Duration, now: Instant) {
+    pub(in crate::protocol::quorum) fn note(
+        &mut self,
+        key: &LockKey,
+        round_trip: Duration,
+        now: Instant,
+    ) {
         let Self(keys) = self;
         if keys.len() >= MANY {
             keys.retain(|_, until| *until > now);
@@ -30,7 +35,7 @@ impl Contended {
         keys.insert(key.clone(), now + LATELY + round_trip * ROUND_TRIPS);
     }
 
-    pub(super) fn is(&self, key: &LockKey, now: Instant) -> bool {
+    pub(in crate::protocol::quorum) fn is(&self, key: &LockKey, now: Instant) -> bool {
         self.0.get(key).is_some_and(|until| *until > now)
     }
 }

@@ -10,18 +10,18 @@ use crate::guard::fence::FencingToken;
 ///
 /// [hybrid logical clock]: https://cse.buffalo.edu/tech-reports/2014-04.pdf
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Proposals(Option<FencingToken>);
+pub(in crate::protocol::quorum) struct Proposals(Option<FencingToken>);
 
 impl Proposals {
     /// The next proposal at `micros` microseconds since 1970.
-    pub(super) fn next(&mut self, micros: u64) -> FencingToken {
+    pub(in crate::protocol::quorum) fn next(&mut self, micros: u64) -> FencingToken {
         let next = FencingToken::next(self.0, micros).unwrap_or(FencingToken::LAST);
         self.0 = Some(next);
         next
     }
 
     /// Records the token of a grant.
-    pub(super) fn seen(&mut self, fence: FencingToken) {
+    pub(in crate::protocol::quorum) fn seen(&mut self, fence: FencingToken) {
         self.0 = self.0.max(Some(fence));
     }
 
@@ -30,7 +30,7 @@ impl Proposals {
     /// reach it within a `round_trip`. The `jitter`, in 0..1, makes it differ from that of another
     /// client that chooses a number at the same time. It is never far from `fence`: a client whose
     /// clock is far ahead must not use up the numbers of a year.
-    pub(super) fn beyond(
+    pub(in crate::protocol::quorum) fn beyond(
         fence: FencingToken,
         micros: u64,
         round_trip: Duration,

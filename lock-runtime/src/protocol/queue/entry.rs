@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Cx, Mutation};
+use super::super::{Cx, Mutation};
 use crate::{
     guard::fence::FencingToken,
     request::spec::{Mode, Terms},
@@ -11,28 +11,28 @@ use crate::{
 };
 
 /// The first pause between two acquire attempts on a store that keeps no wait queue.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(2);
+pub(in crate::protocol) const FIRST_PAUSE: Duration = Duration::from_millis(2);
 /// The longest pause between two such attempts.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+pub(in crate::protocol) const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The first pause between two polls of a waiter that gets no events. It doubles with each poll.
 const FIRST_POLL: Duration = Duration::from_millis(20);
 
 /// The time after which an entry is abandoned if the outcome of its request was not reported.
 /// Longer than any call to the store takes.
-pub(super) const UNREPORTED: Duration = Duration::from_secs(1);
+pub(in crate::protocol) const UNREPORTED: Duration = Duration::from_secs(1);
 
 /// The terms of a waiter. Waiters with the same claim may continue with each other's queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
-    pub(super) mode: Mode,
-    pub(super) lease: Duration,
+pub(in crate::protocol) struct Claim {
+    pub(in crate::protocol) mode: Mode,
+    pub(in crate::protocol) lease: Duration,
     /// Whether the lock may be handed off locally to this waiter and from it. Only a writer that
     /// renews accepts a local hand-off (rule 20).
-    pub(super) hands_off: bool,
+    pub(in crate::protocol) hands_off: bool,
 }
 
 impl Claim {
-    pub(super) fn of(terms: &Terms) -> Self {
+    pub(in crate::protocol) fn of(terms: &Terms) -> Self {
         Self {
             mode: terms.mode,
             lease: terms.lease,
@@ -41,7 +41,7 @@ impl Claim {
     }
 
     /// Returns whether a lock with a lease of `lease` may be handed off to this waiter.
-    pub(super) fn takes(self, lease: Duration) -> bool {
+    pub(in crate::protocol) fn takes(self, lease: Duration) -> bool {
         self.hands_off && self.lease == lease
     }
 }
@@ -50,16 +50,16 @@ impl Claim {
 /// its requests under the entry's token, and leaves the entry to the next waiter with the same
 /// claim (rule 17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct QueueEntry {
+pub(in crate::protocol) struct QueueEntry {
     /// The token under which the requests are made.
-    pub(super) token: Token,
-    pub(super) mode: Mode,
-    pub(super) lease: Duration,
+    pub(in crate::protocol) token: Token,
+    pub(in crate::protocol) mode: Mode,
+    pub(in crate::protocol) lease: Duration,
     standing: Standing,
     /// A pushed grant that no reply has confirmed as current yet.
     pushed: Option<Grant>,
     /// When the next request is due.
-    pub(super) ask_at: Instant,
+    pub(in crate::protocol) ask_at: Instant,
     pause: Duration,
     /// The longest pause before the next poll, where the store sends no events.
     poll_pause: Duration,
@@ -86,7 +86,7 @@ enum Standing {
 }
 
 impl QueueEntry {
-    pub(super) fn new(claim: Claim, cx: &mut Cx<'_>) -> Self {
+    pub(in crate::protocol) fn new(claim: Claim, cx: &mut Cx<'_>) -> Self {
         Self {
             token: cx.token(),
             mode: claim.mode,
@@ -100,13 +100,13 @@ impl QueueEntry {
         }
     }
 
-    pub(super) fn fits(&self, claim: Claim) -> bool {
+    pub(in crate::protocol) fn fits(&self, claim: Claim) -> bool {
         (self.mode, self.lease) == (claim.mode, claim.lease)
     }
 
     /// Records a request that is about to be sent and whose outcome will be reported. Returns
     /// whether it is to be a poll.
-    pub(super) fn asked(&mut self, now: Instant) -> bool {
+    pub(in crate::protocol) fn asked(&mut self, now: Instant) -> bool {
         let in_line = self.is_queued();
         if !in_line {
             self.standing = Standing::Asked;
@@ -115,21 +115,21 @@ impl QueueEntry {
         in_line
     }
 
-    pub(super) fn is_queued(&self) -> bool {
+    pub(in crate::protocol) fn is_queued(&self) -> bool {
         matches!(self.standing, Standing::Queued { .. })
     }
 
-    pub(super) fn is_asked(&self) -> bool {
+    pub(in crate::protocol) fn is_asked(&self) -> bool {
         self.standing == Standing::Asked
     }
 
     /// Returns whether the store may know the token.
-    pub(super) fn is_known(&self) -> bool {
+    pub(in crate::protocol) fn is_known(&self) -> bool {
         self.standing != Standing::Outside
     }
 
     /// Records the reply `Queued` to a request sent at `sent`.
-    pub(super) fn queued(
+    pub(in crate::protocol) fn queued(
         &mut self,
         sent: Instant,
         counter: Option<FencingToken>,
@@ -163,7 +163,7 @@ impl QueueEntry {
     }
 
     /// Records a pushed grant.
-    pub(super) fn pushed(&mut self, grant: Grant, cx: &Cx<'_>) {
+    pub(in crate::protocol) fn pushed(&mut self, grant: Grant, cx: &Cx<'_>) {
         if let Standing::Queued { as_of, .. } = &mut self.standing
             && cx.breaks(Mutation::CountsFromPush)
         {
@@ -176,7 +176,7 @@ impl QueueEntry {
 
     /// Records that the queue entry or the pushed grant may be out of date. The next
     /// request is due by `at`.
-    pub(super) fn doubt(&mut self, at: Instant) {
+    pub(in crate::protocol) fn doubt(&mut self, at: Instant) {
         if !self.is_asked() {
             self.pushed = None;
             self.ask_at = self.ask_at.min(at);
@@ -185,7 +185,7 @@ impl QueueEntry {
 
     /// Returns the pushed grant once a reply has shown that it is current, and the instant from
     /// which its lease is counted (rule 4).
-    pub(super) fn proven(&self) -> Option<(Grant, Instant)> {
+    pub(in crate::protocol) fn proven(&self) -> Option<(Grant, Instant)> {
         let Standing::Queued { as_of, counter } = self.standing else {
             return None;
         };
@@ -195,7 +195,7 @@ impl QueueEntry {
 
     /// Records the refusal of a store that keeps no wait queue. The next attempt is due after a
     /// growing pause, at the latest when the holder's lease ends.
-    pub(super) fn refused(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
+    pub(in crate::protocol) fn refused(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
         // With several servers, some may have granted the request; its token is being abandoned
         // there (rule 1).
         self.rename(cx);
@@ -204,7 +204,7 @@ impl QueueEntry {
     }
 
     /// Schedules the next request after a missing or unusable reply.
-    pub(super) fn try_later(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
+    pub(in crate::protocol) fn try_later(&mut self, holder_ttl: Option<Duration>, cx: &mut Cx<'_>) {
         self.pushed = None;
         self.backs_off = true;
         let pause = self.pause.mul_f64(0.5 + 0.5 * cx.fraction());
@@ -215,14 +215,14 @@ impl QueueEntry {
 
     /// Sends the next request at once, as the lock may be free, unless the store did not reply to
     /// the latest one.
-    pub(super) fn hurry(&mut self, now: Instant) {
+    pub(in crate::protocol) fn hurry(&mut self, now: Instant) {
         if !self.is_known() && !self.backs_off {
             self.ask_at = now;
         }
     }
 
     /// Replaces a token whose replies and grants must no longer be accepted (rule 1).
-    pub(super) fn rename(&mut self, cx: &mut Cx<'_>) {
+    pub(in crate::protocol) fn rename(&mut self, cx: &mut Cx<'_>) {
         if !cx.breaks(Mutation::AcceptsAbandoned) {
             self.token = cx.token();
         }
