@@ -15,7 +15,7 @@ use crate::{
     store::{
         AcquireReply, StoreError, StoreErrorKind,
         redis::{
-            connection::clock::ServerClock,
+            clock::ServerClock,
             topology::quarantine::{Tenure, lost_its_data},
         },
     },

@@ -122,7 +122,7 @@ async fn timers_wait_for_the_rest_of_the_time() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_quarantine_and_the_estimate_of_a_server_s_clock_count_suspension() {
-    use crate::store::redis::{connection::clock::ServerClock, topology::quarantine::Tenure};
+    use crate::store::redis::{clock::ServerClock, topology::quarantine::Tenure};
     let now = Instant::now();
     let tenure = Tenure::new(MINUTE, HOUR, Duration::ZERO, String::new(), now);
     let clock = ServerClock::new(0, now);

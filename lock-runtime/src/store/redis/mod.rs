@@ -53,6 +53,7 @@
 //! On a server with users, [`RedisStore::acl_line`] returns the rule that locks need, and
 //! [`RedisStore::cluster_acl_line`] the rule for the nodes of a cluster.
 
+pub(crate) mod clock;
 pub(crate) mod connection;
 mod error;
 mod operator;
@@ -64,7 +65,7 @@ mod url;
 use std::{fmt, sync::Arc, time::Duration};
 
 use self::{
-    connection::{Connection, endpoint::Endpoint, link::Dial, pushes::Pushes},
+    connection::{Connection, connector::Connector, endpoint::Endpoint, pushes::Pushes},
     operator::acl::AclLine,
     topology::{cluster::Cluster, replicas::Replicas, servers::Servers, target::Target},
 };
@@ -289,8 +290,8 @@ impl RedisStore {
         let acl = AclLine::new(namespace, target.info().redis_settings().db())
             .waiting(settings.min_replicas.is_some());
         let pushes = Pushes::new(namespace).confirming(settings.confirms());
-        let dial = Dial::new(target, pushes, acl).with(settings);
-        let connection = Connection::begin(dial);
+        let connector = Connector::new(target, pushes, acl).with(settings);
+        let connection = Connection::begin(connector);
         let required = settings.min_replicas;
         Self {
             replicas: required.map(|required| Replicas::new(&connection, required)),

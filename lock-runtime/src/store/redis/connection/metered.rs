@@ -22,7 +22,7 @@ struct Started {
 const OUTCOMES: [&str; 3] = ["ok", "error", "dropped"];
 
 fn labels(connection: &Connection, call: &Call) -> [Label; 2] {
-    let server = connection.dial.server_label();
+    let server = connection.connector.server_label();
     let operation = SharedString::const_str(call.script.operation);
     [
         Label::new("server", server),

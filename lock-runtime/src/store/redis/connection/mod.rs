@@ -9,7 +9,7 @@
 //! only as [`Repeat`] permits, or with the text of the script if the server does not know the
 //! digest. Time-outs of calls are left to the caller.
 
-pub(crate) mod clock;
+pub(super) mod connector;
 pub(super) mod endpoint;
 pub(super) mod handshake;
 pub(super) mod link;
@@ -33,14 +33,15 @@ use redis::{
 };
 
 use self::{
-    clock::ServerClock,
+    connector::{Connector, in_time},
     endpoint::{Door, Endpoint},
     handshake::{Info, Kind},
-    link::{Dial, Link, in_time},
+    link::Link,
     metered::Metered,
     pushes::Pushes,
 };
 use super::{
+    clock::ServerClock,
     error,
     operator::acl::AclLine,
     outage::{InOutage, Outage},
@@ -65,7 +66,7 @@ pub(crate) const BATCH: usize = 96;
 
 pub(crate) struct Connection {
     this: Weak<Self>,
-    pub(crate) dial: Dial,
+    pub(crate) connector: Connector,
     // A std mutex: it is held for a clone only, never across an await. `None` before the first
     // attempt.
     link: Mutex<Option<Arc<Link>>>,
@@ -81,14 +82,14 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Starts to connect, within a runtime. The first call waits for the connection.
-    pub(crate) fn begin(dial: Dial) -> Arc<Self> {
+    pub(crate) fn begin(connector: Connector) -> Arc<Self> {
         let connection = Arc::new_cyclic(|connection| Self {
             this: connection.clone(),
             link: Mutex::default(),
             attempts: AtomicU64::new(0),
-            outage: Outage::new(dial.unavailable_after, Instant::now()),
+            outage: Outage::new(connector.unavailable_after, Instant::now()),
             probing: Mutex::default(),
-            dial,
+            connector,
             groups: Groups::new(connection),
             of_keeper: OnceLock::new(),
         });
@@ -101,7 +102,7 @@ impl Connection {
     /// The connection for calls of this thread: the keeper has its own, which receives no messages.
     pub(crate) fn here(&self) -> &Self {
         match keeper::is_here() {
-            true => (self.of_keeper).get_or_init(|| Self::begin(self.dial.clone().deaf())),
+            true => (self.of_keeper).get_or_init(|| Self::begin(self.connector.clone().deaf())),
             false => self,
         }
     }
@@ -112,11 +113,11 @@ impl Connection {
             return Ok(());
         };
         if error.kind() == StoreErrorKind::WrongServer
-            && let Ok((server, _)) = self.dial.target.server().await
+            && let Ok((server, _)) = self.connector.target.server().await
             && let Ok((door, _)) = server.door().await
             && let Some(info) = without_resp3(door).await
         {
-            info.check(self.dial.kind)?;
+            info.check(self.connector.kind)?;
         }
         Err(error)
     }
@@ -134,8 +135,8 @@ impl Connection {
         let target = Target::Server(Arc::new(server));
         let acl = AclLine::new(&pushes.namespace, db);
         let longest_lease = settings.longest_lease_or_default();
-        let dial = Dial::new(target, pushes, acl).member(longest_lease, place, runs);
-        Self::begin(dial.with(settings))
+        let connector = Connector::new(target, pushes, acl).member(longest_lease, place, runs);
+        Self::begin(connector.with(settings))
     }
 
     /// Ends the connection because the server has changed. The next call repeats the handshake.
@@ -156,11 +157,11 @@ impl Connection {
 
     /// The server's clock. Waits for the first connection if there was none.
     pub(crate) async fn clock(&self) -> Result<&ServerClock, StoreError> {
-        if self.dial.clock.get().is_none() {
+        if self.connector.clock.get().is_none() {
             self.link().connected().await?;
         }
         // An established connection has set the clock.
-        self.dial.clock.get().ok_or_else(unexpected)
+        self.connector.clock.get().ok_or_else(unexpected)
     }
 
     /// Runs a script, and sends the command `first`, if there is one, right before it each time. An
@@ -215,7 +216,7 @@ impl Connection {
         repeat: Repeat,
     ) -> Result<Value, Failed> {
         // In a cluster, the keys of a group would have to be in one slot.
-        let _alone = match self.dial.kind {
+        let _alone = match self.connector.kind {
             Kind::Primary if self.stands() => match self.groups.enter(call).await {
                 Turn::Over(Err(failed)) if failed.broken && repeat == Repeat::Once => {
                     let again = Box::pin(self.send_script(first, call, Repeat::Never)).await;
@@ -248,7 +249,7 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
-        let command = call.command(self.dial.fences_kept_for);
+        let command = call.command(self.connector.fences_kept_for);
         let votes = !call.script.is_harmless();
         let value = match self.send_behind(first, &command, votes).await {
             Err(failed) if failed.broken && repeat == Repeat::Once => {
@@ -260,7 +261,7 @@ impl Connection {
         if !is_unknown_script(&value) {
             return Ok(value);
         }
-        self.send_behind(first, &call.by_text(self.dial.fences_kept_for), votes)
+        self.send_behind(first, &call.by_text(self.connector.fences_kept_for), votes)
             .await
     }
 
@@ -306,7 +307,7 @@ impl Connection {
     async fn answer_each_unmetered(&self, calls: &[Call]) -> Result<Vec<Value>, StoreError> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
-            pipeline.add_command(call.command(self.dial.fences_kept_for));
+            pipeline.add_command(call.command(self.connector.fences_kept_for));
         }
         let votes = calls.iter().any(|call| !call.script.is_harmless());
         let mut values = self.send_all_again(&pipeline, votes).await?;
@@ -317,7 +318,7 @@ impl Connection {
         let mut unknown = Vec::new();
         for (call, value) in calls.iter().zip(&mut values) {
             if is_unknown_script(value) {
-                again.add_command(call.by_text(self.dial.fences_kept_for));
+                again.add_command(call.by_text(self.connector.fences_kept_for));
                 unknown.push(value);
             }
         }
@@ -390,7 +391,7 @@ impl Connection {
             // This is the tenure of the server at the other end of this very connection. The call
             // carries the marker of the latest one.
             tenure.check(Instant::now()).map_err(Failed::withheld)?;
-            let latest = self.dial.tenure();
+            let latest = self.connector.tenure();
             if latest.is_some_and(|latest| !latest.is_of_the_same(&tenure)) {
                 link.end();
                 return Err(Failed::withheld(quarantine::has_changed()));
@@ -401,7 +402,7 @@ impl Connection {
         link.answered();
         unanswered.disarm();
         // The new primary may lack the latest writes of the old one.
-        if self.dial.target.moves() && link.is_over() && result.is_ok() {
+        if self.connector.target.moves() && link.is_over() && result.is_ok() {
             let error = error::unavailable("another server has become the primary meanwhile");
             return Err(Failed::new(error, true));
         }
@@ -412,7 +413,7 @@ impl Connection {
         }
         result.map_err(|cause| {
             link.end();
-            let error = error::disconnected(&cause, &self.dial.acl);
+            let error = error::disconnected(&cause, &self.connector.acl);
             Failed::new(error, error::is_broken(&cause))
         })
     }
@@ -432,11 +433,11 @@ impl Connection {
         let mut current = lock(&self.link);
         match &*current {
             Some(link) if !link.is_over() && !link.has_stalled() => link.clone(),
-            // The first call that finds the connection over dials for all.
+            // The first call that finds the connection over begins one for all.
             _ => {
                 let number = self.attempts.fetch_add(1, Ordering::AcqRel) + 1;
                 current
-                    .insert(Arc::new(self.dial.dial(&self.this, number)))
+                    .insert(Arc::new(Link::begin(&self.connector, &self.this, number)))
                     .clone()
             }
         }
@@ -446,8 +447,8 @@ impl Connection {
     pub(crate) fn settle(&self, value: Value) -> Result<Value, StoreError> {
         match value {
             Value::ServerError(error) => {
-                let error = error::refused(&error, &self.dial.acl);
-                Err(self.dial.excused(error))
+                let error = error::refused(&error, &self.connector.acl);
+                Err(self.connector.excused(error))
             }
             value => Ok(value),
         }

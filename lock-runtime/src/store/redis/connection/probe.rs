@@ -29,7 +29,7 @@ impl Connection {
     /// Admits a call, or refuses it because the server does not answer.
     pub(crate) fn admits(&self, in_outage: InOutage) -> Result<(), Failed> {
         self.outage
-            .admits(in_outage, &self.dial.target)
+            .admits(in_outage, &self.connector.target)
             .map_err(|error| {
                 // The runtime of the task that probes may have ended.
                 self.probe();
@@ -52,12 +52,12 @@ impl Connection {
         let Some(restored) = self.outage.end(attempt, Instant::now()) else {
             return;
         };
-        if !self.dial.listens {
+        if !self.connector.listens {
             return;
         }
         #[cfg(feature = "metrics")]
-        metered::connected(self.dial.server_label(), restored == Restored::First);
-        let (server, primary) = (&self.dial.target, named.map(tracing::field::display));
+        metered::connected(self.connector.server_label(), restored == Restored::First);
+        let (server, primary) = (&self.connector.target, named.map(tracing::field::display));
         match restored {
             Restored::First => tracing::info!(%server, primary, "connected"),
             Restored::After(outage) => {
@@ -69,7 +69,10 @@ impl Connection {
                         tracing::info!(server, primary, ?outage, left_out, "connection restored");
                     },
                 );
-                self.dial.pushes.listeners.notify(&StoreEvent::Reconnected);
+                self.connector
+                    .pushes
+                    .listeners
+                    .notify(&StoreEvent::Reconnected);
             }
         }
     }
@@ -77,7 +80,7 @@ impl Connection {
     /// Records a failed attempt to connect.
     pub(crate) fn failed(&self, attempt: u64, error: &StoreError) {
         let is_news = self.outage.failed(attempt, error, Instant::now());
-        if is_news && self.dial.listens {
+        if is_news && self.connector.listens {
             let error = error.clone();
             let code = LockErrorKind::from(error.kind()).code();
             self.log("no connection", code, move |server, left_out| {
@@ -89,7 +92,7 @@ impl Connection {
     /// Records the end of a connection that `stood`, or of a failed attempt. The server has not
     /// answered since `since`.
     pub(crate) fn ended(&self, attempt: u64, stood: bool, since: Instant) {
-        if self.outage.begin(attempt, since) && stood && self.dial.listens {
+        if self.outage.begin(attempt, since) && stood && self.connector.listens {
             self.log("connection lost", "lost", |server, left_out| {
                 tracing::warn!(server, left_out, "connection lost");
             });
@@ -104,7 +107,7 @@ impl Connection {
         code: &'static str,
         write: impl FnOnce(&str, Option<u64>) + Send + 'static,
     ) {
-        let server = self.dial.target.to_string();
+        let server = self.connector.target.to_string();
         log::summarise(message, code, Some(&server.clone()), || {
             move |left_out| write(&server, left_out)
         });
@@ -181,7 +184,7 @@ async fn probe_until_connected(connection: &Weak<Connection>) {
                 announced = opens_at;
                 if let Some(connection) = connection.upgrade().filter(|it| it.is_in_outage()) {
                     // Waiting requests make a call, and are refused.
-                    connection.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
+                    connection.connector.pushes.listeners.notify(&StoreEvent::Disconnected);
                 }
             }
         }

@@ -9,12 +9,12 @@ use std::{sync::Arc, time::Duration};
 
 use redis::{PushInfo, PushKind};
 
-use super::{
-    super::script::{
+use super::super::{
+    clock::ServerClock,
+    script::{
         names,
         reply::{self, text},
     },
-    clock::ServerClock,
 };
 use crate::{
     guard::fence::FencingToken,

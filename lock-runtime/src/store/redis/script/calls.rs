@@ -174,7 +174,7 @@ impl Store for RedisStore {
 
     fn limits(&self) -> Limits {
         let sends_messages = match &self.servers {
-            Servers::One(connection) => connection.dial.target.sends_messages(),
+            Servers::One(connection) => connection.connector.target.sends_messages(),
             Servers::Cluster(_) => true,
         };
         // The slots of a cluster are asked one after the other.
@@ -185,8 +185,8 @@ impl Store for RedisStore {
 
     fn sends_events(&self) -> bool {
         match &self.servers {
-            Servers::One(connection) => !connection.dial.is_silent(),
-            Servers::Cluster(cluster) => !cluster.dial.is_silent(),
+            Servers::One(connection) => !connection.connector.is_silent(),
+            Servers::Cluster(cluster) => !cluster.connector.is_silent(),
         }
     }
 

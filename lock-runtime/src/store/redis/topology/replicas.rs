@@ -59,7 +59,7 @@ impl Replicas {
     /// Opens a connection in addition to that of the store.
     pub(crate) fn new(store: &Connection, required: MinReplicas) -> Arc<Self> {
         Arc::new(Self {
-            connection: Connection::begin(store.dial.clone().deaf()),
+            connection: Connection::begin(store.connector.clone().deaf()),
             required,
             queue: Mutex::default(),
         })
@@ -176,7 +176,7 @@ impl Replicas {
         let mut wait = redis::cmd("WAIT");
         wait.arg(count.get()).arg(timeout.as_millis().to_string());
         let calls: Vec<_> = grants.chunks(group).map(|some| self.about(some)).collect();
-        let fences = self.connection.dial.fences_kept_for;
+        let fences = self.connection.connector.fences_kept_for;
         let all = |command: fn(&Call, Duration) -> Cmd| {
             let mut all = Pipeline::with_capacity(calls.len() + 1);
             for call in &calls {
@@ -195,7 +195,7 @@ impl Replicas {
     }
 
     fn about(&self, grants: &[&Hold]) -> Call {
-        let namespace = &self.connection.dial.pushes.namespace;
+        let namespace = &self.connection.connector.pushes.namespace;
         let mut call = Call::new(&script::REPLICATE, 2 * grants.len());
         let names = |hold: &&Hold| Names::new(namespace, &hold.key, hold.mode.kind());
         let names: Vec<_> = grants.iter().map(names).collect();

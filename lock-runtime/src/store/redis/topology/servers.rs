@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::{
     super::{
-        connection::{Connection, Errand, Repeat, link::Dial, pushes::Pushes},
+        connection::{Connection, Errand, Repeat, connector::Connector, pushes::Pushes},
         outage::InOutage,
         script::{Call, reply::Reply},
     },
@@ -51,21 +51,21 @@ impl Answer {
 
 impl Servers {
     /// The parameters that all connections share.
-    fn dial(&self) -> &Dial {
+    fn connector(&self) -> &Connector {
         match self {
-            Self::One(connection) => &connection.dial,
-            Self::Cluster(cluster) => &cluster.dial,
+            Self::One(connection) => &connection.connector,
+            Self::Cluster(cluster) => &cluster.connector,
         }
     }
 
     pub(crate) fn pushes(&self) -> &Pushes {
-        &self.dial().pushes
+        &self.connector().pushes
     }
 
     /// The addresses, without passwords.
     pub(crate) fn address(&self) -> String {
         match self {
-            Self::One(connection) => connection.dial.target.to_string(),
+            Self::One(connection) => connection.connector.target.to_string(),
             Self::Cluster(cluster) => cluster.address(),
         }
     }
@@ -89,7 +89,7 @@ impl Servers {
     /// The handling of a request that waits or not. The other servers of a quorum make up for one
     /// that does not answer, so requests do not wait for it.
     pub(crate) fn in_outage(&self, waits: bool) -> InOutage {
-        match waits && !self.dial().is_member() {
+        match waits && !self.connector().is_member() {
             true => InOutage::Wait,
             false => InOutage::Refuse,
         }
@@ -98,11 +98,11 @@ impl Servers {
     /// The latest marker of the data, on a server of a quorum, as the connection of this thread has
     /// read it.
     pub(crate) fn marker(&self) -> Option<String> {
-        let dial = match self {
-            Self::One(connection) => &connection.here().dial,
-            Self::Cluster(_) => self.dial(),
+        let connector = match self {
+            Self::One(connection) => &connection.here().connector,
+            Self::Cluster(_) => self.connector(),
         };
-        Some(dial.tenure()?.marker.clone())
+        Some(connector.tenure()?.marker.clone())
     }
 
     /// Waits until the connection of this thread to a single server has been established once.

@@ -58,8 +58,8 @@ impl RedisStore {
         };
         let required = self.replicas.as_ref().map(|replicas| replicas.required());
         let key = harmless_key(&self.namespace, "");
-        let Target::Primary(sentinels) = &connection.dial.target else {
-            let name = connection.dial.target.to_string();
+        let Target::Primary(sentinels) = &connection.connector.target else {
+            let name = connection.connector.target.to_string();
             let Examined {
                 server, findings, ..
             } = examine(connection, name, &key, required).await;
@@ -142,13 +142,16 @@ pub(crate) async fn examine(
 }
 
 async fn ask(connection: &Connection, key: &str) -> Result<Replies, StoreError> {
-    let dial = &connection.dial;
+    let connector = &connection.connector;
     let mut questions = redis::pipe();
     // The time comes first, as the others take longer.
     questions.cmd("TIME").cmd("INFO");
     questions.add_command(write_of_nothing(key));
-    questions.add_command(rights::question(&dial.acl, &dial.pushes.namespace));
-    if dial.kind == Kind::Node {
+    questions.add_command(rights::question(
+        &connector.acl,
+        &connector.pushes.namespace,
+    ));
+    if connector.kind == Kind::Node {
         questions.cmd("CLUSTER").arg("SLOTS");
     }
     // Time to connect is not part of the round trip.
@@ -193,31 +196,31 @@ impl Examined {
     }
 
     fn judge(&mut self, connection: &Connection, replies: Replies, required: Option<u64>) {
-        let dial = &connection.dial;
-        match handshake::text(&replies.info, &dial.acl) {
+        let connector = &connection.connector;
+        match handshake::text(&replies.info, &connector.acl) {
             Ok(info) => {
-                let part = (dial.kind, dial.target.moves());
+                let part = (connector.kind, connector.target.moves());
                 self.judge_info(&Info(info), part, required);
             }
             // It is one of the missing rights.
             Err(error) if error.kind() == StoreErrorKind::Forbidden => {}
             Err(error) => self.findings.push(Finding::failed(&error)),
         }
-        let missing = rights::missing(&replies.rights, &dial.acl, &dial.pushes.namespace);
+        let missing = rights::missing(&replies.rights, &connector.acl, &connector.pushes.namespace);
         if let Value::ServerError(refusal) = &replies.write {
             self.judge_write(
                 refusal,
-                error::refused(refusal, &dial.acl),
+                error::refused(refusal, &connector.acl),
                 missing.is_some(),
             );
         }
         if let Some(missing) = missing {
             self.judge_rights(missing);
         }
-        if let Ok(micros) = handshake::micros_of(&replies.time, &dial.acl) {
+        if let Ok(micros) = handshake::micros_of(&replies.time, &connector.acl) {
             self.judge_clock((micros as f64 - replies.halfway as f64) / 1e6);
         }
-        let tenure = dial.tenure();
+        let tenure = connector.tenure();
         if let Some(left) = tenure.and_then(|tenure| tenure.keeps_away(Instant::now())) {
             self.server.quarantine_left = Some(left);
             self.add(

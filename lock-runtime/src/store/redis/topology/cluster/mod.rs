@@ -37,7 +37,7 @@ use self::{
 use super::{
     super::{
         connection::{
-            BATCH, Connection, Errand, Failed, Repeat, endpoint::Endpoint, link::Dial,
+            BATCH, Connection, Errand, Failed, Repeat, connector::Connector, endpoint::Endpoint,
             pushes::Pushes,
         },
         error::unavailable,
@@ -70,7 +70,7 @@ pub(crate) struct Cluster {
     this: Weak<Self>,
     namespace: String,
     /// The parameters that all connections share.
-    pub(crate) dial: Dial,
+    pub(crate) connector: Connector,
     /// The nodes to begin with. The credentials and TLS settings of the first are used for all
     /// nodes that are discovered later.
     seeds: Vec<(Address, Endpoint)>,
@@ -150,21 +150,21 @@ impl Cluster {
         let (_, first) = seeds.first().ok_or_else(no_node)?;
         let pushes = Pushes::sharded(namespace).confirming(settings.confirms());
         let target = Target::Server(Arc::new(first.clone()));
-        let dial = Dial::new(target, pushes, AclLine::of_cluster(namespace));
-        let dial = dial.with(settings);
+        let connector = Connector::new(target, pushes, AclLine::of_cluster(namespace));
+        let connector = connector.with(settings);
         let (slots, nodes) = (Slots::empty(), HashMap::new());
         let cluster = Arc::new_cyclic(|this: &Weak<Self>| Self {
             this: this.clone(),
             namespace: namespace.to_owned(),
-            subscriptions: Arc::new(Subscriptions::new(dial.clone())),
-            unfound: Outage::new(dial.unavailable_after, Instant::now()),
-            dial,
+            subscriptions: Arc::new(Subscriptions::new(connector.clone())),
+            unfound: Outage::new(connector.unavailable_after, Instant::now()),
+            connector,
             seeds,
             map: Mutex::new(Map { slots, nodes }),
             refresh: Mutex::new(Refresh::new()),
             looked_up: watch::Sender::new(()),
         });
-        cluster.dial.pushes.listeners.add(cluster.this.clone());
+        cluster.connector.pushes.listeners.add(cluster.this.clone());
         // Compute the numbers now, and not for the first waiter.
         number_in(0);
         Ok(cluster)
@@ -223,7 +223,7 @@ impl Cluster {
     pub(crate) fn waits(&self, hold: &Hold, node: &Node) {
         let slot = self.slot(hold);
         self.subscriptions
-            .waits(slot, hold, &node.address, &node.connection.dial);
+            .waits(slot, hold, &node.address, &node.connection.connector);
     }
 
     /// Unregisters `hold`, which is no longer queued.
@@ -447,7 +447,7 @@ impl Cluster {
         if let Some(node) = map.nodes.get(address) {
             return Ok(node.clone());
         }
-        let connection = Connection::begin(self.dial.to_node(self.endpoint(address)));
+        let connection = Connection::begin(self.connector.to_node(self.endpoint(address)));
         let node = Arc::new(Node {
             address: address.clone(),
             connection,

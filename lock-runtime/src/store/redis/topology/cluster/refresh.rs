@@ -187,7 +187,10 @@ impl Cluster {
         if is_failover && self.is_another_failover() {
             // A node does not serve any slot any more. The node in its place may lack its
             // latest writes.
-            self.dial.pushes.listeners.notify(&StoreEvent::Disconnected);
+            self.connector
+                .pushes
+                .listeners
+                .notify(&StoreEvent::Disconnected);
         }
         is_news
     }

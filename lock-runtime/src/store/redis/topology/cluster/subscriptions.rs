@@ -31,10 +31,10 @@ use super::{
     slots::{Address, Slot, number_in, slot_of},
 };
 use crate::store::redis::{
+    clock::ServerClock,
     connection::{
-        clock::ServerClock,
+        connector::{Connector, in_time},
         endpoint::{Driver, Endpoint},
-        link::{Dial, in_time},
         login::Authentication,
     },
     error,
@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The channels of one store.
 pub(super) struct Subscriptions {
-    dial: Dial,
+    connector: Connector,
     desk: Mutex<Desk>,
 }
 
@@ -77,21 +77,27 @@ struct Ear {
 }
 
 impl Subscriptions {
-    /// Creates the subscriptions of a store. Events go to the listeners of `dial`.
-    pub(super) fn new(dial: Dial) -> Self {
+    /// Creates the subscriptions of a store. Events go to the listeners of `connector`.
+    pub(super) fn new(connector: Connector) -> Self {
         let desk = Mutex::default();
-        Self { dial, desk }
+        Self { connector, desk }
     }
 
     /// The channel of a slot.
     pub(super) fn channel(&self, slot: Slot) -> String {
-        self.dial.pushes.of_slot(number_in(slot))
+        self.connector.pushes.of_slot(number_in(slot))
     }
 
     /// Registers `hold`, which is queued at `node`, which serves the slot, with the parameters of
     /// its other connection.
-    pub(super) fn waits(self: &Arc<Self>, slot: Slot, hold: &Hold, node: &Address, dial: &Dial) {
-        let Target::Server(server) = &dial.target else {
+    pub(super) fn waits(
+        self: &Arc<Self>,
+        slot: Slot,
+        hold: &Hold,
+        node: &Address,
+        connector: &Connector,
+    ) {
+        let Target::Server(server) = &connector.target else {
             return;
         };
         // A subscription needs a runtime.
@@ -107,7 +113,7 @@ impl Subscriptions {
                 Arc::new(Ear {
                     address: node.clone(),
                     server: server.clone(),
-                    clock: dial.clock.clone(),
+                    clock: connector.clock.clone(),
                     connection: OnceCell::new(),
                 })
             });
@@ -143,7 +149,7 @@ impl Subscriptions {
         let answer = async {
             let mut connection = ear.connection(&self).await?;
             let answer = connection.req_packed_command(&command).await;
-            answer.map_err(|cause| error::disconnected(&cause, &self.dial.acl))
+            answer.map_err(|cause| error::disconnected(&cause, &self.connector.acl))
         };
         let Ok(Ok(value)) = timeout(PATIENCE, answer).await else {
             self.forget(ear);
@@ -153,11 +159,11 @@ impl Subscriptions {
         // the reply for another one.
         let mut forbidden = false;
         if let Value::ServerError(refusal) = value {
-            let refusal = error::refused(&refusal, &self.dial.acl);
+            let refusal = error::refused(&refusal, &self.connector.acl);
             // A server before 7.0 does not know the command.
             forbidden = matches!(refusal.kind(), Forbidden | WrongServer);
             if forbidden {
-                self.dial.warn_of_silence(&refusal);
+                self.connector.warn_of_silence(&refusal);
             }
         }
         let audience = &mut lock(&self.desk).audience;
@@ -170,7 +176,7 @@ impl Subscriptions {
             PushKind::SSubscribe => Audience::subscribed,
             PushKind::SUnsubscribe => Audience::unsubscribed,
             PushKind::Disconnection => return self.lost(ear),
-            _ => return self.dial.pushes.take(push, ear.clock.get()),
+            _ => return self.connector.pushes.take(push, ear.clock.get()),
         };
         if let Some(Value::BulkString(channel)) = push.data.first() {
             let slot = slot_of(channel);
@@ -201,7 +207,7 @@ impl Subscriptions {
 
     /// Prompts the waiters of these locks to poll.
     fn call(&self, wanted: Vec<Wanted>) {
-        let (listeners, ttl) = (&self.dial.pushes.listeners, Duration::ZERO);
+        let (listeners, ttl) = (&self.connector.pushes.listeners, Duration::ZERO);
         for (key, kind) in wanted {
             listeners.notify(&StoreEvent::FreeIn { key, kind, ttl });
         }
@@ -275,7 +281,7 @@ impl Ear {
                     Ok::<_, redis::aio::SendError>(())
                 });
             let (door, login) = self.server.door().await?;
-            let disconnected = |cause| error::disconnected(&cause, &all.dial.acl);
+            let disconnected = |cause| error::disconnected(&cause, &all.connector.acl);
             let opened = in_time(door.open(&config)).await;
             let (connection, driver) = opened.map_err(disconnected)?;
             // The replies to commands may be those to others here, so only errors are certain.
