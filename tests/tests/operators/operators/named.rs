@@ -183,7 +183,7 @@ async fn the_default_name_has_program_host_and_process() {
     let name = seen.holders[0].client.name().expect("a name").to_owned();
     let end = format!(":{}", std::process::id());
     assert!(
-        name.starts_with("it") && name.contains('@') && name.ends_with(&end),
+        name.starts_with("operators") && name.contains('@') && name.ends_with(&end),
         "{name}"
     );
     guard.release().await.unwrap();
