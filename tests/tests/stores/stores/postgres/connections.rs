@@ -44,25 +44,28 @@ async fn a_client_has_no_more_connections_than_its_option_says() {
                 connections(&admin, "true").await == 1
             })
             .await;
-            let request = |number: usize| once(locks.exclusive(format!("k{number}")).no_wait());
-            let requests = join_all((0..200).map(request));
-            tokio::pin!(requests);
-            let mut seen = 0;
-            let results = loop {
-                tokio::select! {
-                    results = &mut requests => break results,
-                    count = connections(&admin, "true") => seen = seen.max(count),
+            loop {
+                // Requests that wait would hide a connection that seemed to hang on a busy machine:
+                // it is replaced, and the server closes it later.
+                let request = |number: usize| once(locks.exclusive(format!("k{number}")).no_wait());
+                let requests = join_all((0..50).map(request));
+                tokio::pin!(requests);
+                let mut seen = 0;
+                let results = loop {
+                    tokio::select! {
+                        results = &mut requests => break results,
+                        count = connections(&admin, "true") => seen = seen.max(count),
+                    }
+                };
+                if results.iter().all(Result::is_ok) {
+                    assert!(seen >= 1 && seen <= most as i64, "{seen} of {most}");
+                    break;
                 }
-            };
-            // On a busy machine, some have no answer in time. A connection that seems to hang for
-            // that reason is replaced, and the server closes it later. Requests that wait would
-            // hide that.
-            let late = results.iter().filter(|result| result.is_err()).count();
-            assert!(late < results.len(), "{results:?}");
-            assert!(
-                seen >= 1 && seen <= (most + late) as i64,
-                "{seen} of {most}"
-            );
+                eventually("the server has closed the others", async || {
+                    connections(&admin, "true").await <= most as i64
+                })
+                .await;
+            }
         }
     })
     .await;
