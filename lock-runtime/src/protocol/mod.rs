@@ -430,7 +430,7 @@ impl Session {
 
     /// Returns whether a hold is valid for `lease` from `sent` on, but for its `max_hold`.
     pub(crate) fn is_extended(&self, id: HeldId, sent: Instant, lease: Duration) -> bool {
-        let until = sent + lease - lease::drift(lease);
+        let until = sent + lease - held::lease::drift(lease);
         let held = self.held.get(id);
         held.is_some_and(|held| held.lease.valid_until() >= until)
     }

@@ -900,15 +900,15 @@ fn pause_between_requests_grows_and_ends_with_the_lease() {
     bench.entropy.1 = 1.0;
     let now = bench.now;
     bench.input(|_, cx| {
-        let mut entry = entry::QueueEntry::new(Claim::of(&WRITER), cx);
+        let mut entry = queue::entry::QueueEntry::new(Claim::of(&WRITER), cx);
         let mut last = Duration::ZERO;
         for _ in 0..30 {
             entry.refused(Some(LEASE), cx);
             let pause = entry.ask_at - now;
-            assert!(pause >= last && pause <= entry::LONGEST_PAUSE);
+            assert!(pause >= last && pause <= queue::entry::LONGEST_PAUSE);
             last = pause;
         }
-        assert_eq!(last, entry::LONGEST_PAUSE);
+        assert_eq!(last, queue::entry::LONGEST_PAUSE);
         entry.refused(Some(MILLI * 7), cx);
         assert_eq!(entry.ask_at - now, MILLI * 8);
         entry.queued(now, None, Some(MILLI * 7), cx);

@@ -1,8 +1,8 @@
 //! URLs of every kind, right and wrong: no error and no `Debug` output contains a password, and no
 //! URL makes the client panic.
 //!
-//! `LOCK_TESTS_STORM=400 cargo test -p lock-tests --all-features --test api urls` takes ten minutes.
-//! `LOCK_TESTS_SEED=n` begins with another URL.
+//! `LOCK_TESTS_STORM=400 cargo test -p lock-tests --all-features --test api urls` takes ten
+//! minutes. `LOCK_TESTS_SEED=n` begins with another URL.
 
 use std::{
     env,

@@ -1,7 +1,7 @@
 //! The log of an outage: what happened, and not a line for each request.
 //!
-//! `LOCK_TESTS_STORM=6 cargo test -p lock-tests --test topologies outage::log` makes the outage of the
-//! storm last half a minute.
+//! `LOCK_TESTS_STORM=6 cargo test -p lock-tests --test topologies outage::log` makes the outage of
+//! the storm last half a minute.
 
 use axum::{Router, body::Body, routing::post};
 use http::{Request, StatusCode};

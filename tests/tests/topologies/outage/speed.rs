@@ -1,7 +1,7 @@
 //! How fast requests are refused during an outage, and served after it.
 //!
-//! `LOCK_TESTS_STORM=4 cargo test -p lock-tests --test topologies outage::speed -- --nocapture` prints the
-//! figures of twelve restarts.
+//! `LOCK_TESTS_STORM=4 cargo test -p lock-tests --test topologies outage::speed -- --nocapture`
+//! prints the figures of twelve restarts.
 
 use axum::{Router, body::Body, routing::post};
 use http::{Request, StatusCode, Version};

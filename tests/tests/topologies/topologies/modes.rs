@@ -15,7 +15,7 @@
 //! - No request is answered much later than its wait ends.
 //! - Nothing is left in the stores but fences and the marker of their data.
 //!
-//! `LOCK_TESTS_STORM=70 cargo test -p lock-tests --test topologies topologies::modes -- --nocapture` takes
+//! `LOCK_TESTS_STORM=70 cargo test -p lock-tests --test topologies modes:: -- --nocapture` takes
 //! ten minutes. `LOCK_TESTS_SEED=n` repeats the faults and choices of the storm that printed that
 //! seed, but not their times.
 

@@ -428,8 +428,8 @@ impl Chronicle {
     }
 }
 
-/// Joins stalls of a process that two looks at the clock in a row have found: it was as slow between
-/// them.
+/// Joins stalls of a process that two looks at the clock in a row have found: it was as slow
+/// between them.
 fn joined(stalls: Vec<(usize, Range<Nanos>)>) -> Vec<(usize, Range<Nanos>)> {
     let mut joined: Vec<(usize, Range<Nanos>)> = Vec::new();
     for (process, stall) in stalls {

@@ -1,5 +1,5 @@
-//! An exchange with the servers: which of them are asked, for how long, and what their replies amount
-//! to.
+//! An exchange with the servers: which of them are asked, for how long, and what their replies
+//! amount to.
 
 pub(super) mod broadcast;
 pub(super) mod contended;

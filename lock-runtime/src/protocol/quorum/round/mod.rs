@@ -28,7 +28,7 @@ use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
 use super::{Cx, Mutation, exchange::majority::majority};
 use crate::{
     guard::fence::FencingToken,
-    protocol::{STRAGGLE, lease::drift},
+    protocol::{STRAGGLE, held::lease::drift},
     request::spec::Mode,
     shell::time::Instant,
     store::{

@@ -1,8 +1,8 @@
 //! A server to connect to, with its credentials and certificates.
 
+use std::fmt;
 #[cfg(feature = "rustls")]
-use std::io;
-use std::{fmt, sync::Arc};
+use std::{io, sync::Arc};
 
 #[cfg(feature = "rustls")]
 use futures_util::{TryFutureExt as _, future::select_ok};
