@@ -16,17 +16,17 @@ declare
   called text;
   patience text := pg_catalog.current_setting('lock_timeout');
 begin
+  -- A stranger may keep the creation of a schema of this name in an open transaction, and locks of
+  -- what exists. A client then uses an older version.
+  perform pg_catalog.set_config('lock_timeout', '2s', true);
   -- A user that may not create schemas can then execute this in a schema that it owns.
   if pg_catalog.to_regnamespace('lock_runtime') is null then
-    -- A stranger may keep the creation of a schema of this name in an open transaction.
-    perform pg_catalog.set_config('lock_timeout', '2s', true);
     begin
       create schema lock_runtime;
     exception when unique_violation or duplicate_schema then
       -- Another process has created it in the meantime.
       null;
     end;
-    perform pg_catalog.set_config('lock_timeout', patience, true);
   end if;
   if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime') then
     raise exception 'the schema lock_runtime is newer than the snapshot of the transaction; repeat it'
@@ -61,11 +61,11 @@ begin
       null;
     end;
   end if;
-  -- Processes that execute this at once follow one another. Clients need no right that suffices for
-  -- this lock, so they cannot delay it.
+  -- Processes that execute this at once follow one another.
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 4 then
+  if installed > 5 then
+    perform pg_catalog.set_config('lock_timeout', patience, true);
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -267,9 +267,12 @@ begin
   -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
   -- is granted to no other client, not even after its lease has ended. Renewals are not delayed.
   -- With the rights of its owner: callers need none on the table. No error contains another token
-  -- than that of the caller, as a token lets its bearer keep the lock from others.
+  -- than that of the caller, as a token lets its bearer keep the lock from others. No other message
+  -- is sent: the server would wait for a caller that does not read it, with the row locked that is
+  -- looked at below.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
-    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp as $f$
+    language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
+    set client_min_messages = error as $f$
   declare
     earliest bigint;
     latest bigint;
@@ -374,6 +377,7 @@ begin
       || pg_catalog.quote_ident(known);
   end loop;
 
-  delete from lock_runtime.format where version < 4;
-  insert into lock_runtime.format select 4, 1 where not exists (select from lock_runtime.format);
+  delete from lock_runtime.format where version < 5;
+  insert into lock_runtime.format select 5, 1 where not exists (select from lock_runtime.format);
+  perform pg_catalog.set_config('lock_timeout', patience, true);
 end $install$;

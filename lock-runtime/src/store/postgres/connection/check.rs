@@ -76,6 +76,11 @@ pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
             return state.checked();
         }
         (Err(cause), None) => {
+            // Another process may have created it meanwhile.
+            let (is_there, _) = check_owners(client, owners).await?;
+            if is_there && let ControlFlow::Break(checked) = check_version(client).await {
+                return checked;
+            }
             return Err(cause.map_or_else(StoreError::late, |error| not_created(&error)));
         }
     }

@@ -1,15 +1,20 @@
 //! Sessions that do not read their error. The server sends it before it undoes the transaction, and
 //! does not end the session meanwhile.
 
+use std::future::poll_fn;
+
+use lock_runtime::LockClient;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpSocket, TcpStream},
+    sync::mpsc,
 };
-use tokio_postgres::{Client, Config, config::Host};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, config::Host};
 
 use super::{
     super::{role, url_as},
     client_of_new_database, held, number, once,
+    schema::{CURRENT, FORMAT},
 };
 use lock_tests::place::{LONG, eventually, in_time};
 
@@ -86,6 +91,78 @@ async fn a_refused_guard_keeps_no_free_lock_while_its_error_is_unread() {
             }
         }
         once(locks.exclusive("order:42").wait(LONG)).await.unwrap();
+        drop(unread);
+    })
+    .await;
+}
+
+/// The messages that the server sends during a call of `guard` that it refuses.
+async fn said_by_guard(url: &str, isolation: &str, name: &str, token: i64) -> Vec<String> {
+    let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    let (said, mut messages) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if let AsyncMessage::Notice(notice) = message {
+                let _ = said.send(notice.message().to_owned());
+            }
+        }
+    });
+    let set = format!(
+        "set client_min_messages = debug5; set default_transaction_isolation = '{isolation}'"
+    );
+    client.batch_execute(&set).await.unwrap();
+    let call = format!("select lock_runtime.guard('{name}', {token})");
+    client.batch_execute(&call).await.unwrap_err();
+    drop(client);
+    let mut all = Vec::new();
+    while let Some(message) = messages.recv().await {
+        all.push(message);
+    }
+    all
+}
+
+/// A message would be sent while a row is locked that `guard` looks at, and the server would wait
+/// for a caller that does not read it.
+#[tokio::test]
+async fn guard_sends_no_message_while_it_has_a_row() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        let guard = held(&locks, "order:42").await;
+        let latest = i64::from(guard.fence());
+        guard.release().await.unwrap();
+        let caller = caller_of_guard(&admin).await;
+        let url = url_as(&caller, &url).await;
+        for (isolation, name, token) in [
+            ("read committed", NAME, latest),
+            ("repeatable read", "lock:unknown", 1),
+            ("serializable", "lock:unknown", 1),
+        ] {
+            let said = said_by_guard(&url, isolation, name, token).await;
+            let is_of = |part: &str| said.iter().any(|message| message.contains(part));
+            assert!(is_of("StartTransaction"), "the server reports: {said:?}");
+            assert!(!is_of("SubTransaction"), "{isolation}: {said:?}");
+        }
+    })
+    .await;
+}
+
+/// The lock of the table is taken before the rights to it are checked.
+#[tokio::test]
+async fn an_upgrade_that_a_stranger_delays_is_left_for_later() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        once(locks.exclusive("a")).await.unwrap();
+        let before = format!("update lock_runtime.format set version = {}", CURRENT - 1);
+        admin.batch_execute(&before).await.unwrap();
+        let table = "select 'lock_runtime.format'::regclass::oid::bigint";
+        let table = number(&admin, table).await;
+        let stranger = role(&admin).await;
+        let statement = format!("select brin_summarize_new_values({table}::oid)");
+        let unread = execute_unread(&url_as(&stranger, &url).await, &statement).await;
+        sends_in_vain(&admin, &stranger).await;
+        let late = LockClient::connect(&url).await.unwrap();
+        once(late.exclusive("a").wait(LONG)).await.unwrap();
+        assert_eq!(number(&admin, FORMAT).await, i64::from(CURRENT) - 1);
         drop(unread);
     })
     .await;
