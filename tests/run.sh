@@ -103,7 +103,7 @@ done
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
-    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip fixture::postgres:: --skip stores:: --skip on_postgres::
+    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip stores:: --skip outage::database::
 fi
 # Most tests wait most of the time, also with one thread for each core.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}

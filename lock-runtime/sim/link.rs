@@ -1,5 +1,5 @@
-//! The connection of a client to a server: models `connection/link.rs` and
-//! `connection/mod.rs` of the Redis store.
+//! The connection of a client to a server: models `connection/connector.rs`,
+//! `connection/link.rs` and `connection/mod.rs` of the Redis store.
 
 use std::time::Duration;
 

@@ -105,7 +105,7 @@ pub mod stores {
 
     #[cfg(doc)]
     use crate::store::records::{
-        Change, Decide, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
+        Change, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
     };
 }
 

@@ -131,7 +131,7 @@ impl ClientNames {
                     let _ = timeout_at(until, names.add_names(&mut seen)).await;
                     Some(description(seen[0].holders.first()?, holders.len() - 1))
                 };
-                // A task of its own: the map belongs to the client, which the future keeps alive,
+                // A task of its own: the map belongs to these names, which the future keeps alive,
                 // and the errors that wait for it may be dropped.
                 let describing = runtime.spawn(describing);
                 describing.map(|found| found.ok()?).boxed().shared()

@@ -1,4 +1,4 @@
-//! What operators see and do, and the fixtures of all tests.
+//! What operators see and do, and the tests of the fixtures.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The stores, their protocol, and the environment that they depend on.
+//! The stores and their protocol.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Several servers: Cluster, Sentinel, Redlock, and their outages and faults.
+//! Servers: Cluster, Sentinel, Redlock, their outages and faults, and what clients need of them.
 
 #![allow(
     clippy::unwrap_used,

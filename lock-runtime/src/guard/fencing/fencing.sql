@@ -20,17 +20,17 @@ declare
     was_public boolean;
     patience text := pg_catalog.current_setting('lock_timeout');
 begin
-    -- A stranger may keep the creation of a schema of this name in an open transaction, and locks
-    -- of what exists.
-    perform pg_catalog.set_config('lock_timeout', '2s', true);
     -- A role that may not create schemas can then execute this in a schema that it owns.
     if pg_catalog.to_regnamespace('lock_runtime') is null then
+        -- A stranger may keep the creation of a schema of this name in an open transaction.
+        perform pg_catalog.set_config('lock_timeout', '2s', true);
         begin
             create schema lock_runtime;
         exception when unique_violation or duplicate_schema then
             -- Another process has created it in the meantime.
             null;
         end;
+        perform pg_catalog.set_config('lock_timeout', patience, true);
     end if;
     if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime') then
         raise exception using
@@ -151,6 +151,5 @@ begin
         end loop;
     end if;
     revoke execute on function lock_runtime.fenced from public;
-    perform pg_catalog.set_config('lock_timeout', patience, true);
 end
 $install$;

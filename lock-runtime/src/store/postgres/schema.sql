@@ -16,17 +16,17 @@ declare
   called text;
   patience text := pg_catalog.current_setting('lock_timeout');
 begin
-  -- A stranger may keep the creation of a schema of this name in an open transaction, and locks of
-  -- what exists. A client then uses an older version.
-  perform pg_catalog.set_config('lock_timeout', '2s', true);
   -- A user that may not create schemas can then execute this in a schema that it owns.
   if pg_catalog.to_regnamespace('lock_runtime') is null then
+    -- A stranger may keep the creation of a schema of this name in an open transaction.
+    perform pg_catalog.set_config('lock_timeout', '2s', true);
     begin
       create schema lock_runtime;
     exception when unique_violation or duplicate_schema then
       -- Another process has created it in the meantime.
       null;
     end;
+    perform pg_catalog.set_config('lock_timeout', patience, true);
   end if;
   if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'lock_runtime') then
     raise exception 'the schema lock_runtime is newer than the snapshot of the transaction; repeat it'
@@ -65,7 +65,6 @@ begin
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
   if installed > 5 then
-    perform pg_catalog.set_config('lock_timeout', patience, true);
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -379,5 +378,4 @@ begin
 
   delete from lock_runtime.format where version < 5;
   insert into lock_runtime.format select 5, 1 where not exists (select from lock_runtime.format);
-  perform pg_catalog.set_config('lock_timeout', patience, true);
 end $install$;

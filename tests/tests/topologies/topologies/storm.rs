@@ -16,8 +16,8 @@
 //! ```
 //!
 //! A storm takes five seconds, or longer if its faults do.
-//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test topologies` makes it twenty times as long,
-//! with twenty times the faults.
+//! `LOCK_TESTS_STORM=20 cargo test -p lock-tests --test topologies topologies::` makes it twenty
+//! times as long, with twenty times the faults.
 
 mod fault;
 mod noticed;

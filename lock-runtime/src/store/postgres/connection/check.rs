@@ -65,7 +65,7 @@ pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
     let usable = older.filter(|state| state.version >= OLDEST);
     let created = match (may_create, &usable) {
         (false, Some(_)) => Err(None),
-        _ => client.batch_execute(MIGRATION).await.map_err(Some),
+        _ => client.batch_execute(&migration()).await.map_err(Some),
     };
     match (created, usable) {
         (Ok(()), _) => {}
@@ -76,18 +76,40 @@ pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
             return state.checked();
         }
         (Err(cause), None) => {
-            // Another process may have created it meanwhile.
-            let (is_there, _) = check_owners(client, owners).await?;
-            if is_there && let ControlFlow::Break(checked) = check_version(client).await {
-                return checked;
-            }
-            return Err(cause.map_or_else(StoreError::late, |error| not_created(&error)));
+            let not_created = cause.map_or_else(StoreError::late, |error| not_created(&error));
+            let created = created_by_another(client, owners).await;
+            return created.unwrap_or(Err(not_created));
         }
     }
     check_owners(client, owners).await?;
     match check_version(client).await {
         ControlFlow::Break(checked) => checked,
         ControlFlow::Continue(_) => Err(incompatible("the schema is still missing")),
+    }
+}
+
+/// The migration as one transaction of a client. Any role can lock what it changes, by a statement
+/// that is refused only then, for as long as it does not read the error.
+fn migration() -> String {
+    format!("select pg_catalog.set_config('lock_timeout', '2s', true); {MIGRATION}")
+}
+
+/// The server, if another process has created the schema meanwhile.
+async fn created_by_another(
+    client: &Client,
+    owners: &[String],
+) -> Option<Result<Server, StoreError>> {
+    match check_owners(client, owners).await {
+        Ok((true, _)) => {}
+        Err(error) if error.kind() == StoreErrorKind::Forbidden => return Some(Err(error)),
+        _ => return None,
+    }
+    match check_version(client).await {
+        ControlFlow::Break(checked) => Some(checked),
+        ControlFlow::Continue(older) => {
+            let usable = older.filter(|state| state.version >= OLDEST);
+            usable.map(State::checked)
+        }
     }
 }
 

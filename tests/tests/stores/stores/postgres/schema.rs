@@ -2,7 +2,11 @@
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockErrorKind, fencing, store::postgres::MIGRATION};
-use lock_tests::{chain, place::in_time, postgres, shared_postgres};
+use lock_tests::{
+    chain,
+    place::{eventually, in_time},
+    postgres, shared_postgres,
+};
 use tokio_postgres::Client;
 
 use super::{client_of_new_database, held, number, once};
@@ -99,6 +103,31 @@ async fn a_client_that_is_too_old_is_refused() {
             .unwrap();
         let error = once(old.exclusive("b")).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::IncompatibleFormat, "{error:#}");
+    })
+    .await;
+}
+
+/// The client cannot create it, as the other process has not finished, and finds it then.
+#[tokio::test]
+async fn a_schema_that_another_process_creates_meanwhile_is_used() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        locks.shutdown().await;
+        let other = postgres::connect(&url).await;
+        let creating = "delete from lock_runtime.format; \
+            begin; lock table lock_runtime.format in share update exclusive mode";
+        other.batch_execute(creating).await.unwrap();
+        let connecting = tokio::spawn(async move { LockClient::connect(&url).await });
+        eventually("the client waits for the other process", async || {
+            let waits = "select count(*) from pg_locks where not granted";
+            number(&admin, waits).await > 0
+        })
+        .await;
+        let insert = format!("insert into lock_runtime.format values ({CURRENT}, 1)");
+        admin.batch_execute(&insert).await.unwrap();
+        let locks = connecting.await.unwrap().unwrap();
+        once(locks.exclusive("a")).await.unwrap();
+        drop(other);
     })
     .await;
 }
