@@ -1,7 +1,7 @@
 //! Fixtures of the workspace's tests: real servers, faults on the wire and in a store, resources
 //! that detect a broken lock, other processes, and captured traces. Except for the faulty store,
-//! the tasks of a storm, `place` and `replies`, they depend on Redis, TCP and processes only, not on
-//! the locks under test.
+//! the tasks of a storm, `place` and `replies`, they depend on Redis, TCP and processes only, not
+//! on the locks under test.
 //!
 //! A fixture that fails panics with the cause, since a test could not handle the error any better.
 //!
