@@ -112,6 +112,9 @@ impl Plan {
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicU64::new(0)),
         );
+        // Before the tasks: the process may be stopped as soon as they have begun.
+        let clock = watch_the_clock(Instant::now(), self.clock, log.clone());
+        let clock = tokio::spawn(clock);
         let mut tasks = JoinSet::new();
         for (number, locks) in (0..self.tasks).zip(clients.iter().cycle()) {
             let random =
@@ -120,11 +123,7 @@ impl Plan {
             let task = Task::new(locks.clone(), self.clone(), random, log.clone(), requests);
             tasks.spawn(task.work(over));
         }
-        Working {
-            over,
-            tasks,
-            clock: tokio::spawn(watch_the_clock(self.clock, log.clone())),
-        }
+        Working { over, tasks, clock }
     }
 }
 
@@ -170,9 +169,9 @@ impl Working {
 }
 
 /// Records the times when the process did not run, because it was stopped or the machine was busy.
-async fn watch_the_clock(clock: Clock, log: Log) {
+async fn watch_the_clock(mut now: Instant, clock: Clock, log: Log) {
     loop {
-        let due = Instant::now() + TICK;
+        let due = now + TICK;
         sleep_until(due).await;
         let late = due.elapsed();
         if late >= TICK {
@@ -184,5 +183,6 @@ async fn watch_the_clock(clock: Clock, log: Log) {
                 event: Event::Stalled { since },
             });
         }
+        now = Instant::now();
     }
 }

@@ -5,12 +5,14 @@ use std::{sync::Arc, time::Duration};
 use lock_runtime::{LockClient, LockError, RedisOptions};
 use lock_tests::{
     processes::Parent,
-    storm::{Log, Plan, Record, nanos},
+    storm::{Event, Log, Plan, Record, nanos},
 };
 use tokio::time::sleep;
 
 /// Between two attempts to connect to servers that fail.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The shortest time that counts as a stall of the process, in nanoseconds.
+const STALL: u64 = 10_000_000;
 
 /// Prints `ready`, works from the next line to the one after it, prints each record as JSON, and at
 /// the end `done`.
@@ -42,10 +44,14 @@ impl Storm {
         parent.say("ready");
         parent.line().await;
         let log: Log = Arc::new(|record: Record| {
-            println!(
-                "{}",
-                serde_json::to_string(&record).expect("a record has no keys that are not text")
-            );
+            let since = nanos();
+            print(&record);
+            // The parent reads late where the machine is busy, and a task that prints waits for it.
+            let at = nanos();
+            if at - since >= STALL {
+                let (request, event) = (0, Event::Stalled { since });
+                print(&Record { at, request, event });
+            }
         });
         let (lease, permits) = (Duration::from_millis(self.lease_ms), self.urls.len() == 1);
         let working = Plan {
@@ -78,4 +84,9 @@ impl Storm {
             }
         }
     }
+}
+
+fn print(record: &Record) {
+    let text = serde_json::to_string(record);
+    println!("{}", text.expect("a record has no keys that are not text"));
 }
