@@ -266,9 +266,12 @@ begin
   -- Refuses a transaction of a holder that has lost its lock. Until the transaction ends, the lock
   -- is granted to no other client, not even after its lease has ended. Renewals are not delayed.
   -- With the rights of its owner: callers need none on the table. No error contains another token
-  -- than that of the caller, as a token lets its bearer keep the lock from others. No other message
-  -- is sent: the server would wait for a caller that does not read it, with the row locked that is
-  -- looked at below.
+  -- than that of the caller, as a token lets its bearer keep the lock from others.
+  --
+  -- A caller that is no holder must keep no row: the server waits for a caller that does not read a
+  -- message, and undoes nothing meanwhile. Therefore no message is sent but errors, and a statement
+  -- that locks or inserts a row fails by itself, by a division by zero, so that the session cannot be
+  -- ended between that and its end.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
     set client_min_messages = error as $f$
@@ -301,13 +304,16 @@ begin
       -- failure. It keeps no lock of the row.
       if not is_live then
         begin
-          select r.body into found_body from lock_runtime.record r
-            where r.name = lock_name and r.since <= token and token <= r.fence for no key update;
-          raise exception using errcode = 'LK012';
-        exception when sqlstate 'LK012' then
+          perform 1 / (locked.version - locked.version) from (select r.version from lock_runtime.record r
+            where r.name = lock_name and r.since <= token and token <= r.fence for no key update) locked;
+        exception when division_by_zero then
           null;
         end;
-        is_live := found_body is not null and lock_runtime.is_held(found_body);
+        select r.body into found_body from lock_runtime.record r
+          where r.name = lock_name and r.since <= token and token <= r.fence;
+        if found then
+          is_live := lock_runtime.is_held(found_body);
+        end if;
       end if;
       if is_live then
         live_body := found_body;
@@ -327,9 +333,9 @@ begin
     -- This fails then, as a serialization failure, and otherwise changes nothing.
     if current_setting('transaction_isolation') <> 'read committed' then
       begin
-        insert into lock_runtime.record values (lock_name, 1, 0, 0, 0, '') on conflict do nothing;
-        raise exception using errcode = 'LK012';
-      exception when sqlstate 'LK012' then
+        insert into lock_runtime.record values (lock_name, 1, 0, 0, 0, '') on conflict do nothing
+          returning 1 / since into earliest;
+      exception when division_by_zero then
         null;
       end;
     end if;
