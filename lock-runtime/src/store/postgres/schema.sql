@@ -270,8 +270,8 @@ begin
   --
   -- A caller that is no holder must keep no row: the server waits for a caller that does not read a
   -- message, and undoes nothing meanwhile. Therefore no message is sent but errors, and a statement
-  -- that locks or inserts a row fails by itself, by a division by zero, so that the session cannot be
-  -- ended between that and its end.
+  -- that locks or inserts a row fails by itself, by a division by zero, so that the session cannot
+  -- be ended in between.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
     set client_min_messages = error as $f$
