@@ -114,12 +114,14 @@ async fn a_schema_that_another_process_creates_meanwhile_is_used() {
         let (url, locks, admin) = client_of_new_database().await;
         locks.shutdown().await;
         let other = postgres::connect(&url).await;
-        let creating = "delete from lock_runtime.format; \
-            begin; lock table lock_runtime.format in share update exclusive mode";
+        let missing = "delete from lock_runtime.format";
+        other.batch_execute(missing).await.unwrap();
+        let creating = "begin; lock table lock_runtime.format in share update exclusive mode";
         other.batch_execute(creating).await.unwrap();
         let connecting = tokio::spawn(async move { LockClient::connect(&url).await });
         eventually("the client waits for the other process", async || {
-            let waits = "select count(*) from pg_locks where not granted";
+            let waits = "select count(*) from pg_locks where not granted and database = \
+                (select oid from pg_database where datname = current_database())";
             number(&admin, waits).await > 0
         })
         .await;
