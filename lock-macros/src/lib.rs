@@ -86,7 +86,8 @@ mod spec;
 /// - A lease is 100 ms to 24 h, and a live holder renews it. `wait` and `min_hold` are at most
 ///   24 h, `max_hold` at most 365 days. After `max_hold`, the lock is lost.
 /// - `guard` gives access to the fencing token, the validity and the loss of the lock.
-/// - `on_busy` applies to `Contended` and `WaitTimeout` only.
+/// - `on_busy` applies to `Contended` and `WaitTimeout` only: not to `Blocked`, which says nothing
+///   about a holder.
 /// - `on_lost` also accepts an expression of type `OnLost`. A loss is traced as a warning, and a
 ///   body that ends after it as another one.
 /// - `map_err` also accepts a closure.

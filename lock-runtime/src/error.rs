@@ -4,7 +4,7 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     store::error::{StoreError, StoreErrorKind},
 };
 
@@ -24,9 +24,9 @@ pub struct LockError(Arc<Inner>);
 struct Inner {
     kind: LockErrorKind,
     key: Option<LockKey>,
-    name: Option<LockName>,
+    name: Option<RequestName>,
     message: Cow<'static, str>,
-    retry_after: Option<Duration>,
+    free_in: Option<Duration>,
     source: Option<StoreError>,
 }
 
@@ -70,6 +70,8 @@ pub enum LockErrorKind {
     WouldDeadlock,
     /// The lock was held and has been lost.
     Lost(Loss),
+    /// The lock was held and has been released, such as by the guard of a view that is still used.
+    Released,
     /// The store did not answer. For an acquire, the message contains the time waited and the
     /// number of attempts. The source is the last error of the store.
     Unavailable,
@@ -83,11 +85,12 @@ pub enum LockErrorKind {
     /// permits, by an enclosing scope with another number; or its key holds data of another kind
     /// of lock.
     ModeMismatch,
-    /// Foreign data is stored under the name of the lock. It was left untouched.
+    /// Foreign data is stored under the key of the lock. It was left untouched.
     ForeignKey,
-    /// The name of the lock is invalid.
+    /// The key is invalid.
     InvalidKey,
-    /// The spec is invalid, or beyond the [`Limits`](crate::store::Limits) of the store.
+    /// The spec or another setting is invalid, beyond the [`Limits`](crate::store::Limits) of the
+    /// store, or nothing that the store offers.
     InvalidSpec,
     /// No client is installed for the macro.
     NoClient,
@@ -141,7 +144,7 @@ impl LockError {
             key: None,
             name: None,
             message: message.into(),
-            retry_after: None,
+            free_in: None,
             source: None,
         }))
     }
@@ -171,7 +174,7 @@ impl LockError {
     }
 
     /// Adds the name of the request, if it has one.
-    pub(crate) fn with_name(self, name: Option<&LockName>) -> Self {
+    pub(crate) fn with_name(self, name: Option<&RequestName>) -> Self {
         match name {
             Some(name) if self.0.name.is_none() => {
                 self.edit(|inner| inner.name = Some(name.clone()))
@@ -180,8 +183,8 @@ impl LockError {
         }
     }
 
-    pub(crate) fn with_retry_after(self, after: Option<Duration>) -> Self {
-        self.edit(|inner| inner.retry_after = after)
+    pub(crate) fn with_free_in(self, after: Option<Duration>) -> Self {
+        self.edit(|inner| inner.free_in = after)
     }
 
     /// Adds a detail to the message.
@@ -252,8 +255,8 @@ impl LockError {
     ///
     /// It is the rest of that lease, or the time until a dead waiter is skipped. It does not
     /// predict the end of the hold if the holder renews its lease.
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.0.retry_after
+    pub fn free_in(&self) -> Option<Duration> {
+        self.0.free_in
     }
 }
 
@@ -273,6 +276,7 @@ impl LockErrorKind {
             Self::Lost(Loss::Taken) => ("lost_taken", ErrorClass::Lost),
             Self::Lost(Loss::Revoked) => ("lost_revoked", ErrorClass::Lost),
             Self::Lost(Loss::MaxHold) => ("lost_max_hold", ErrorClass::Lost),
+            Self::Released => ("released", ErrorClass::Internal),
             Self::Unavailable => ("unavailable", ErrorClass::Unavailable),
             // The holder of the record is not known to hold the lock.
             Self::Blocked => ("blocked", ErrorClass::Busy),

@@ -12,7 +12,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory(); // or LockClient::connect("redis://127.0.0.1/").await?
-//! locks.clone().install()?;
+//! locks.install()?;
 //! assert_eq!(pay(42).await?, "order 42 is paid");
 //! locks.shutdown().await;
 //! # Ok(()) }
@@ -87,15 +87,15 @@ pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
 pub use request::LockRequest;
-pub use request::key::{IntoLockKey, KeyWriter, LockKey, MAX_KEY_BYTES};
-pub use request::name::LockName;
-pub use request::spec::{
-    DEFAULT_LEASE, DEFAULT_WAIT, LockKind, LockSpec, MAX_LEASE, MIN_LEASE, Mode, OnLost,
-};
+pub use request::key::{IntoLockKey, KeyWriter, LockKey};
+pub use request::name::RequestName;
+pub use request::spec::{LockKind, LockSpec, Mode, OnLost};
 #[doc(hidden)]
 pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
+#[cfg(feature = "postgres")]
+pub use store::postgres::PostgresOptions;
 #[cfg(feature = "redis")]
 pub use store::redis::RedisOptions;
 

@@ -145,7 +145,7 @@
 //!
 //! | error | HTTP | gRPC |
 //! |---|---|---|
-//! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` |
+//! | `Contended`, `WaitTimeout`, `Blocked` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
@@ -215,7 +215,7 @@ pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateE
 pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
-pub use policy::{DEFAULT_MAX_HOLD, DEFAULT_WAIT, HoldUntil, Policy};
+pub use policy::{HoldUntil, Policy};
 pub use protocol::{
     Http, Plain, Protocol, ServiceError, Wire,
     body::LockBody,

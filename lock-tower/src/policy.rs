@@ -3,20 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{
-    LockClient, LockSpec,
-    web::{DEFAULT_RETRY_AFTER, ErrorClass},
-};
+use lock_runtime::{LockClient, LockSpec, web::ErrorClass};
 
 use crate::key::KeyError;
-
-/// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
-/// waits for the response.
-pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
-
-/// The `max_hold` if none is configured, unless the lease or the `min_hold` is longer. It bounds
-/// how long a caller that sends its request slowly, or does not read the response, holds a lock.
-pub const DEFAULT_MAX_HOLD: Duration = Duration::from_secs(60);
 
 /// A mistake, as a caller that does not read would hold the lock without end.
 pub(crate) const ENDLESS: &str = "a lock that is held until the end of the body needs a max_hold, as a caller that does not read would hold it \
@@ -67,6 +56,15 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// The wait for a lock if none is configured. Shorter than in lock-runtime, because a caller
+    /// waits for the response.
+    pub const DEFAULT_WAIT: Duration = Duration::from_secs(2);
+
+    /// The `max_hold` if none is configured, unless the lease or the `min_hold` is longer. It
+    /// bounds how long a caller that sends its request slowly, or does not read the response, holds
+    /// a lock.
+    pub const DEFAULT_MAX_HOLD: Duration = Duration::from_secs(60);
+
     /// Creates a new [`Policy`] with a name for metrics and refusals. It acquires an exclusive
     /// lock, waits up to 2 s, and holds the lock until the inner service has responded, for a
     /// minute at most.
@@ -76,9 +74,9 @@ impl Policy {
             #[cfg(feature = "metrics")]
             unlocked: crate::metrics::unlocked_key(&name),
             name,
-            spec: LockSpec::exclusive().wait(DEFAULT_WAIT),
+            spec: LockSpec::exclusive().wait(Self::DEFAULT_WAIT),
             hold_until: HoldUntil::default(),
-            retry_after: DEFAULT_RETRY_AFTER,
+            retry_after: ErrorClass::DEFAULT_RETRY_AFTER,
             fail_open: false,
             statuses: Vec::new(),
         }
@@ -114,7 +112,7 @@ impl Policy {
     #[must_use]
     pub fn spec(self, spec: LockSpec) -> Self {
         Self {
-            spec: spec.or(&LockSpec::exclusive().wait(DEFAULT_WAIT)),
+            spec: spec.or(&LockSpec::exclusive().wait(Self::DEFAULT_WAIT)),
             ..self
         }
     }
@@ -176,7 +174,7 @@ impl Policy {
         if spec.is_unlimited() && self.is_held_for_the_body() {
             return Err(KeyError::misconfigured(ENDLESS));
         }
-        Ok(spec.or_max_hold(DEFAULT_MAX_HOLD))
+        Ok(spec.or_max_hold(Self::DEFAULT_MAX_HOLD))
     }
 
     #[cfg(feature = "metrics")]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use lock_runtime::{
-    LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, MAX_LEASE,
+    LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, LockSpec,
     store::{
         MemoryStore, QuorumMember, QuorumStore, Store,
         postgres::{PostgresOptions, PostgresRecords},
@@ -185,7 +185,9 @@ impl Place {
                 let servers = servers.map(|(number, store)| {
                     (number.to_string(), store.clone() as Arc<dyn QuorumMember>)
                 });
-                Arc::new(QuorumStore::new(servers, MAX_LEASE).expect("five are an odd number"))
+                Arc::new(
+                    QuorumStore::new(servers, LockSpec::MAX_LEASE).expect("five are an odd number"),
+                )
             }
             Self::Redis { url, namespace } => Arc::new(
                 RedisStore::connect(url, namespace)

@@ -274,6 +274,17 @@ impl RedisServer {
             .await
     }
 
+    /// The lines of `CLIENT LIST` about connections of the library, which use RESP3. Those of
+    /// [`command`](Self::command) use RESP2, and an earlier one may not be closed yet.
+    ///
+    /// # Panics
+    /// As [`command`](Self::command).
+    pub async fn clients(&self) -> Vec<String> {
+        let list: String = self.query(&["CLIENT", "LIST"]).await;
+        let ours = list.lines().filter(|line| line.contains(" resp=3"));
+        ours.map(str::to_owned).collect()
+    }
+
     /// All keys that match `pattern` (as in KEYS), sorted.
     pub async fn keys(&self, pattern: &str) -> Vec<String> {
         let mut keys: Vec<String> = self.query(&["KEYS", pattern]).await;

@@ -126,7 +126,7 @@ async fn browse(options: &Options) -> anyhow::Result<ExitCode> {
         .namespace(run_id("catalog"))
         .connect(url)
         .await?;
-    locks.clone().install()?;
+    locks.install()?;
     let page = Arc::new(Page::default());
     let met = meet(options, &page).await;
     locks.shutdown().await;

@@ -126,23 +126,8 @@ pub(super) fn missing(input: ParseStream<'_>) -> syn::Error {
 pub(crate) fn nearest<'a>(word: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let (distance, near) = words
         .into_iter()
-        .map(|other| (distance(word, other), other))
+        .map(|other| (strsim::damerau_levenshtein(word, other), other))
         .min()?;
     // With half of the letters different, it is another word.
     (distance * 2 < word.len()).then_some(near)
-}
-
-/// The edit distance: letters to insert, remove or replace.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
 }

@@ -16,7 +16,7 @@ use crate::{
     runtime::located_at,
 };
 
-/// The shortest and the longest lease, equal to `MIN_LEASE` and `MAX_LEASE` of the runtime.
+/// The shortest and the longest lease, equal to those of `LockSpec`.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);

@@ -19,7 +19,7 @@ use crate::{
     runtime::{Runtime, located_at},
 };
 
-/// The maximum length of a key, equal to `MAX_KEY_BYTES` of the runtime.
+/// The maximum length of a key, equal to `LockKey::MAX_BYTES`.
 const MAX_KEY_BYTES: usize = 512;
 
 /// The keys of a function.

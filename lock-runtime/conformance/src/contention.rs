@@ -11,7 +11,7 @@ use std::{
 
 use lock_runtime::{
     LockKey, Mode,
-    store::{AcquireReply, HANDOFF_LEASE, Hold, PollReply, Store},
+    store::{self, AcquireReply, Hold, PollReply, Store},
     time::Instant,
 };
 use tokio::{
@@ -177,7 +177,7 @@ impl Contender {
                 });
                 let entered = Instant::now();
                 self.arena.visit(self.mode).await;
-                if entered.elapsed() > HANDOFF_LEASE / 3 {
+                if entered.elapsed() > store::Grant::HANDOFF_LEASE / 3 {
                     self.arena.stalled.store(true, SeqCst);
                 }
                 self.subject.release(&hold).await;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockKey,
-    store::{Grant, HANDOFF_LEASE, Listener, POLL_INTERVAL, Store, StoreEvent, Token},
+    store::{Grant, Listener, Store, StoreEvent, Token, Waiter},
     time::Instant,
 };
 use tokio::{runtime::Handle, sync::Mutex, time::sleep};
@@ -20,7 +20,7 @@ const CLIENTS: usize = 5;
 /// The time for which a client holds the lock.
 const STAY: Duration = Duration::from_millis(20);
 /// The longest time from a release to the next grant: a waiter polls within it.
-const HANDOVER: Duration = POLL_INTERVAL.saturating_add(Duration::from_millis(700));
+const HANDOVER: Duration = Waiter::POLL_INTERVAL.saturating_add(Duration::from_millis(700));
 
 /// The fate of the events.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ impl Fate {
                 listener.on_event(event);
             }),
             Self::Late => Arc::new(|event, listener| {
-                let delay = POLL_INTERVAL.mul_f64(rand::random_range(0.0..2.0));
+                let delay = Waiter::POLL_INTERVAL.mul_f64(rand::random_range(0.0..2.0));
                 pass_later(event, listener, delay);
             }),
             Self::AmongOthers => Arc::new(|event, listener| {
@@ -97,12 +97,8 @@ fn others(event: &StoreEvent) -> Vec<StoreEvent> {
         token: Token::random(),
     }];
     if let StoreEvent::Granted { hold, grant, .. } = event {
-        let foreign = |hold| StoreEvent::Granted {
-            hold,
-            grant: Grant::new(grant.fence, HANDOFF_LEASE),
-            is_named: false,
-            next: None,
-        };
+        let foreign =
+            |hold| StoreEvent::granted(hold, Grant::new(grant.fence, Grant::HANDOFF_LEASE));
         others.push(foreign(beside(&hold.key, hold.mode)));
         others.push(foreign(beside(&fresh_key(), hold.mode)));
         others.push(StoreEvent::FreeIn {

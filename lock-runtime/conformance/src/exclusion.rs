@@ -8,7 +8,7 @@ use std::{
 
 use lock_runtime::{
     LockKey, LockKind,
-    store::{POLL_INTERVAL, Store},
+    store::{Store, Waiter},
 };
 
 use super::{
@@ -26,10 +26,10 @@ const LENGTH: Duration = Duration::from_millis(2500);
 /// until the end of its lease is noticed.
 const LEASE: Duration = Duration::from_secs(3);
 /// The store's events may be lost, so a waiter may learn of its grant from its next poll.
-const HANDOVER: Duration = POLL_INTERVAL.saturating_add(Duration::from_millis(500));
+const HANDOVER: Duration = Waiter::POLL_INTERVAL.saturating_add(Duration::from_millis(500));
 /// The same of a store that sends none: the waiter before may be granted the lock after that poll,
 /// and give up before its own.
-const HANDOVER_BY_POLLS: Duration = HANDOVER.saturating_add(POLL_INTERVAL);
+const HANDOVER_BY_POLLS: Duration = HANDOVER.saturating_add(Waiter::POLL_INTERVAL);
 
 /// Checks exclusion and fencing tokens in a storm: tasks of several clients acquire exclusive
 /// locks, readers, permits and several keys, with and without waiting, with minimum and maximum

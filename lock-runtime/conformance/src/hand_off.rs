@@ -7,10 +7,7 @@ use std::{
 
 use lock_runtime::{
     Mode,
-    store::{
-        ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Hold, Listener, POLL_INTERVAL,
-        PollReply, Store, StoreEvent,
-    },
+    store::{Grant, Hold, Listener, PollReply, Store, StoreEvent, Waiter},
     time::{Instant, sleep_until, timeout_at},
 };
 use tokio::{sync::mpsc, time::sleep};
@@ -25,8 +22,8 @@ const LATE: Duration = Duration::from_millis(500);
 /// The number of grants of which one must be sent.
 const ROUNDS: u32 = 6;
 
-/// Checks that a grant from the wait queue lasts for [`HANDOFF_LEASE`] at most, or for a shorter
-/// lease that was requested, and ends by itself.
+/// Checks that a grant from the wait queue lasts for [`Grant::HANDOFF_LEASE`] at most, or for a
+/// shorter lease that was requested, and ends by itself.
 ///
 /// # Panics
 /// If the store breaks this promise.
@@ -36,7 +33,7 @@ pub async fn grants_from_the_queue_are_short(make: &impl AsyncFn() -> Arc<dyn St
         if !subject.queues().await {
             return;
         }
-        let short = subject.at_least(HANDOFF_LEASE / 6);
+        let short = subject.at_least(Grant::HANDOFF_LEASE / 6);
         tokio::join!(
             granted_for(subject, subject.lease()),
             granted_for(subject, short),
@@ -46,7 +43,7 @@ pub async fn grants_from_the_queue_are_short(make: &impl AsyncFn() -> Arc<dyn St
 }
 
 async fn granted_for(subject: &Subject, lease: Duration) {
-    let longest = lease.min(subject.at_least(HANDOFF_LEASE));
+    let longest = lease.min(subject.at_least(Grant::HANDOFF_LEASE));
     let holder = subject.held(Mode::Exclusive).await;
     let waiter = beside(&holder.key, Mode::Exclusive);
     subject.queue_for(&waiter, lease).await;
@@ -73,8 +70,8 @@ async fn granted_for(subject: &Subject, lease: Duration) {
     subject.assert_unused(SHORT, &waiter).await;
 }
 
-/// Checks that a waiter that has been silent for [`ENTRY_STALE_AFTER`] is skipped, that it keeps
-/// its place if it polls again, and that it is removed after [`ENTRY_TTL`].
+/// Checks that a waiter that has been silent for [`Waiter::STALE_AFTER`] is skipped, that it keeps
+/// its place if it polls again, and that it is removed after [`Waiter::TTL`].
 ///
 /// This test takes as long as the store may remember a waiter: 10 s.
 ///
@@ -97,7 +94,7 @@ pub async fn a_silent_waiter_is_skipped_and_later_removed(make: &impl AsyncFn() 
 async fn served_before_it_is_stale(subject: &Subject) {
     let holder = subject.held(Mode::Exclusive).await;
     let [first, second] = subject.waiters(&holder.key, Mode::Exclusive).await;
-    sleep(ENTRY_STALE_AFTER / 2).await;
+    sleep(Waiter::STALE_AFTER / 2).await;
     subject.release(&holder).await;
     let promise = "a waiter is not skipped while it polls often enough";
     subject.polled(promise, &first).await;
@@ -113,14 +110,14 @@ async fn polling(subject: &Subject, live: &Hold, until: Instant) {
     while Instant::now() < until {
         let waits = subject.is_queued(live).await;
         promise!("a waiter that polls keeps its place", waits, "{live:?}");
-        sleep_until(until.min(Instant::now() + POLL_INTERVAL)).await;
+        sleep_until(until.min(Instant::now() + Waiter::POLL_INTERVAL)).await;
     }
 }
 
 async fn skipped_while_silent(subject: &Subject) {
     let holder = subject.held(Mode::Exclusive).await;
     let [silent, live] = subject.waiters(&holder.key, Mode::Exclusive).await;
-    polling(subject, &live, Instant::now() + ENTRY_STALE_AFTER + LATE).await;
+    polling(subject, &live, Instant::now() + Waiter::STALE_AFTER + LATE).await;
     subject.release(&holder).await;
     subject.polled(SKIPPED, &live).await;
     let waits = subject.is_queued(&silent).await;
@@ -136,17 +133,17 @@ async fn skipped_while_silent(subject: &Subject) {
 async fn removed_when_silent_for_long(subject: &Subject) {
     let holder = fresh_hold(Mode::Exclusive);
     let lease = subject
-        .at_least(2 * ENTRY_TTL)
+        .at_least(2 * Waiter::TTL)
         .min(subject.limits.longest_lease);
     subject.granted(&holder, lease).await;
     let silent = subject.waiter(&holder.key, Mode::Exclusive).await;
     let since = Instant::now();
-    sleep(ENTRY_STALE_AFTER + LATE).await;
+    sleep(Waiter::STALE_AFTER + LATE).await;
     subject.release(&holder).await;
     // With no other waiter, a newcomer need not wait.
     let newcomer = beside(&holder.key, Mode::Exclusive);
     subject.granted(&newcomer, lease).await;
-    sleep_until(since + ENTRY_TTL + LATE).await;
+    sleep_until(since + Waiter::TTL + LATE).await;
     let reply = subject.poll(&silent).await;
     promise!(
         REMOVED,
@@ -204,9 +201,9 @@ async fn pushed(holders: &Subject, waiters: &Subject) {
         let holder = holders.held(Mode::Exclusive).await;
         let waiter = waiters.waiter(&holder.key, Mode::Exclusive).await;
         // A store may subscribe to the events of a lock when a request is queued.
-        sleep(HANDOFF_LEASE / 20 * round).await;
+        sleep(Grant::HANDOFF_LEASE / 20 * round).await;
         holders.release(&holder).await;
-        let until = Instant::now() + HANDOFF_LEASE / 6;
+        let until = Instant::now() + Grant::HANDOFF_LEASE / 6;
         while let Ok(Some((hold, pushed))) = timeout_at(until, grants.recv()).await {
             if hold == waiter {
                 return is_of(waiters, &waiter, pushed).await;
@@ -228,7 +225,7 @@ async fn is_of(subject: &Subject, waiter: &Hold, pushed: Grant) {
     promise!(
         promise,
         [pushed.fence.number(), last].contains(&found.fence.number())
-            && pushed.ttl <= HANDOFF_LEASE,
+            && pushed.ttl <= Grant::HANDOFF_LEASE,
         "{pushed:?} was sent, and {found:?} is held"
     );
 }

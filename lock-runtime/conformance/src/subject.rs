@@ -10,7 +10,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 use lock_runtime::{
-    DEFAULT_LEASE, LockClient, LockKey, LockKind, LockSpec, Mode,
+    LockClient, LockKey, LockKind, LockSpec, Mode,
     store::{
         AcquireReply, Grant, Hold, Inspection, KeyRequest, Limits, PollReply, Release,
         ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
@@ -86,7 +86,8 @@ impl Subject {
 
     /// The default lease, or the nearest that the store supports.
     pub(crate) fn lease(&self) -> Duration {
-        self.at_least(DEFAULT_LEASE).min(self.limits.longest_lease)
+        self.at_least(LockSpec::DEFAULT_LEASE)
+            .min(self.limits.longest_lease)
     }
 
     /// `lease`, or the shortest lease of the store.

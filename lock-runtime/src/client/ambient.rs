@@ -28,7 +28,7 @@ impl LockClient {
     /// client.
     ///
     /// Call it once, in `main`. It applies to the whole process, so tests use
-    /// [`as_default`](Self::as_default) instead. Install a clone, and keep the client for
+    /// [`as_default`](Self::as_default) instead. Keep the client for
     /// [`shutdown`](Self::shutdown):
     ///
     /// ```
@@ -36,7 +36,7 @@ impl LockClient {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let locks = LockClient::in_memory();
-    /// locks.clone().install()?;
+    /// locks.install()?;
     /// // ...
     /// locks.shutdown().await;
     /// # Ok(()) }
@@ -44,8 +44,10 @@ impl LockClient {
     ///
     /// # Errors
     /// If a client is installed already. That client stays installed.
-    pub fn install(self) -> Result<(), AlreadyInstalled> {
-        INSTALLED.set(self).map_err(|_| AlreadyInstalled(()))
+    pub fn install(&self) -> Result<(), AlreadyInstalled> {
+        INSTALLED
+            .set(self.clone())
+            .map_err(|_| AlreadyInstalled(()))
     }
 
     /// Makes this the client of every `#[distributed_lock]` within `future`, instead of the
@@ -65,7 +67,7 @@ pub fn ambient(function: &str) -> Result<LockClient, LockError> {
     SCOPED.try_with(LockClient::clone).ok().or_else(|| INSTALLED.get().cloned()).ok_or_else(|| {
         let message = format!(
             "no client is installed for `{function}`, which is under #[distributed_lock]; write `let locks = \
-             LockClient::connect(url).await?; locks.clone().install()?;` at the start of `main` and \
+             LockClient::connect(url).await?; locks.install()?;` at the start of `main` and \
              `locks.shutdown().await` at its end, or name a client in the attribute: `client = self.locks`"
         );
         LockError::new(LockErrorKind::NoClient, message)

@@ -2,19 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::LockClient;
+use super::{
+    LockClient,
+    scheme::{is_in_memory, is_postgres},
+};
 #[cfg(feature = "postgres")]
 use crate::store::postgres::{PostgresOptions, PostgresRecords};
 use crate::{
     error::{LockError, LockErrorKind},
+    guard::fence::FencingToken,
     protocol::WaiterLimits,
-    request::spec::{LockSpec, MAX_LEASE},
-    store::{FENCES_KEPT_FOR, MAX_IDENTITY_BYTES, MemoryStore, Store, default_name, presentable},
+    request::spec::LockSpec,
+    store::{Identity, MemoryStore, Store, default_name, presentable},
 };
 #[cfg(feature = "redis")]
 use crate::{
     observe::text::Short,
-    request::spec::DEFAULT_LEASE,
     store::redis::{RedisOptions, RedisStore, topology::redlock},
 };
 
@@ -174,7 +177,7 @@ impl LockClientBuilder {
     /// adds a round trip to each hand-off between processes. With or without it, a message with a
     /// fencing token more than 61 s ahead of the store's clock is no grant. The in-memory store
     /// sends no messages. For a custom store it is refused;
-    /// [`RecordStore::confirming_grants`](crate::store::RecordStore::confirming_grants) has it.
+    /// [`RecordStore::confirm_grants`](crate::store::RecordStore::confirm_grants) has it.
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;
         #[cfg(feature = "redis")]
@@ -200,7 +203,7 @@ impl LockClientBuilder {
     ///
     /// PostgreSQL deletes records that have ended once an hour. The in-memory store keeps no record
     /// of a released lock. For a custom store it is refused;
-    /// [`RecordStore::keeping_fences_for`](crate::store::RecordStore::keeping_fences_for) has it.
+    /// [`RecordStore::keep_fences_for`](crate::store::RecordStore::keep_fences_for) has it.
     pub fn keep_fences_for(mut self, time: Duration) -> Self {
         self.fences_kept_for = Some(time);
         #[cfg(feature = "redis")]
@@ -358,7 +361,7 @@ impl LockClientBuilder {
     ///
     /// Give an odd number of servers, at least three, in the same order for all clients. A server
     /// that does not answer now is connected to later. See
-    /// [`QuorumStore`](crate::store::QuorumStore) for the guarantees.
+    /// the guide page on a [majority](crate::guide::majority) for the guarantees.
     ///
     /// # Errors
     /// Same as [`LockClient::connect`]; `InvalidSpec` for any other number of servers;
@@ -475,7 +478,7 @@ impl LockClientBuilder {
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
         let longest_lease = self.redis.longest_lease_or_default();
-        let open = LockSpec::exclusive().lease(longest_lease.min(DEFAULT_LEASE));
+        let open = LockSpec::exclusive().lease(longest_lease.min(LockSpec::DEFAULT_LEASE));
         self.defaults = self.defaults.clone().or(&open);
         // Report a bad default now rather than at the first request.
         let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
@@ -494,15 +497,16 @@ impl LockClientBuilder {
     pub(super) fn check(&self) -> Result<(), LockError> {
         self.defaults.check()?;
         if let Identification::Given(name) = &self.identity
-            && !(1..=MAX_IDENTITY_BYTES).contains(&name.len())
+            && !(1..=Identity::MAX_BYTES).contains(&name.len())
         {
             let message = format!(
-                "an identity of {} bytes; give 1 to {MAX_IDENTITY_BYTES}, or call `without_identity`",
-                name.len()
+                "an identity of {} bytes; give 1 to {}, or call `without_identity`",
+                name.len(),
+                Identity::MAX_BYTES
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
-        let limits = SHORTEST_OUTAGE..=MAX_LEASE;
+        let limits = SHORTEST_OUTAGE..=LockSpec::MAX_LEASE;
         if self
             .unavailable_after
             .is_some_and(|after| !limits.contains(&after))
@@ -511,7 +515,7 @@ impl LockClientBuilder {
                            while a server is only slow";
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
-        let lives = SHORTEST_LIFE..=FENCES_KEPT_FOR;
+        let lives = SHORTEST_LIFE..=FencingToken::KEPT_FOR;
         if self
             .fences_kept_for
             .is_some_and(|time| !lives.contains(&time))
@@ -539,37 +543,11 @@ impl LockClientBuilder {
 
     #[cfg(feature = "postgres")]
     fn over_records(self, records: PostgresRecords) -> Result<LockClient, LockError> {
-        let store = records.into_store().confirming_grants(self.confirm_grants);
+        let store = records.into_store().confirm_grants(self.confirm_grants);
         let store = store.unavailable_after(self.unavailable_after);
-        let store = store.keeping_fences_for(self.fences_kept_for.unwrap_or(FENCES_KEPT_FOR));
+        let store = store.keep_fences_for(self.fences_kept_for.unwrap_or(FencingToken::KEPT_FOR));
         self.over(store)
     }
-}
-
-/// Returns whether the URL is that of a new in-memory store.
-///
-/// # Errors
-/// `InvalidUrl` if it has more than a scheme.
-fn is_in_memory(url: &str) -> Result<bool, LockError> {
-    let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
-    match Some(rest).filter(|_| scheme.eq_ignore_ascii_case("memory")) {
-        Some("" | ":" | "://") => Ok(true),
-        Some(rest) if rest.starts_with(':') => {
-            let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
-                           that of a Redis server is redis://user:password@host:6379/0";
-            Err(LockError::new(LockErrorKind::InvalidUrl, message))
-        }
-        _ => Ok(false),
-    }
-}
-
-/// Returns whether the URL is that of a PostgreSQL database.
-fn is_postgres(url: &str) -> bool {
-    let (scheme, rest) = url.split_at(url.find(':').unwrap_or(url.len()));
-    let is_named = ["postgres", "postgresql"]
-        .iter()
-        .any(|it| scheme.eq_ignore_ascii_case(it));
-    is_named && rest.starts_with("://")
 }
 
 #[cfg(not(all(feature = "redis", feature = "postgres")))]

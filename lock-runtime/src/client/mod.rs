@@ -10,6 +10,7 @@ mod from_env;
 mod health;
 mod list;
 mod operate;
+mod scheme;
 
 use std::{
     fmt,
@@ -33,7 +34,7 @@ use crate::{
     protocol::{Session, WaiterLimits},
     request::LockRequest,
     request::key::{IntoLockKey, LockKey},
-    request::spec::{DEFAULT_LEASE, LockSpec, call_timeout},
+    request::spec::{LockSpec, call_timeout},
     shell::call::within,
     shell::core::Core,
     shell::driver,
@@ -85,8 +86,7 @@ impl Listener for EventListener {
 ///
 /// Use the client within a Tokio runtime that has timers enabled (`enable_all`, as
 /// `#[tokio::main]` does); elsewhere its calls return `NoRuntime`. A task on that runtime renews
-/// the leases: on a single-threaded runtime, code that blocks for the length of a lease loses its
-/// locks.
+/// the leases; while code blocks the runtime, a thread of the library does.
 ///
 /// The client, its requests, its guards and their views keep the connection open.
 ///
@@ -146,7 +146,6 @@ impl LockClient {
     ///   through any of its nodes.
     /// - `redlock:redis://..,redis://..,redis://..`: several independent servers, of which a
     ///   majority has to agree.
-    ///
     /// - `postgres://[user[:password]@]host[:port]/database`: a PostgreSQL database (feature
     ///   `postgres`).
     ///
@@ -165,8 +164,6 @@ impl LockClient {
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
-    ///
-    /// [`connect_lazy`](Self::connect_lazy) does not wait for the server.
     pub async fn connect(url: &str) -> Result<Self, LockError> {
         Self::builder().connect(url).await
     }
@@ -362,7 +359,7 @@ impl LockClient {
         let key = key.into();
         let named = |error: LockError| error.with_key(key);
         runtime::check().map_err(named)?;
-        let reply = within(call_timeout(DEFAULT_LEASE), call).await;
+        let reply = within(call_timeout(LockSpec::DEFAULT_LEASE), call).await;
         reply.map_err(|error| named(LockError::from_store(error)))
     }
 

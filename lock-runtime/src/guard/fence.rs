@@ -1,6 +1,6 @@
 //! The fencing token: a number by which a resource orders the holders of a lock.
 
-use std::{error::Error, fmt, num::NonZeroU64};
+use std::{error::Error, fmt, num::NonZeroU64, time::Duration};
 
 /// The number of a grant, larger than that of every earlier grant of the same key.
 ///
@@ -34,6 +34,11 @@ use std::{error::Error, fmt, num::NonZeroU64};
 pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
+    /// The time for which a store keeps the latest fencing token of a lock after its last use,
+    /// unless [`LockClientBuilder::keep_fences_for`](crate::LockClientBuilder::keep_fences_for)
+    /// sets another.
+    pub const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
     const MAX: u64 = i64::MAX as u64;
     /// The largest token. No store of this crate grants it.
     pub(crate) const LAST: Self = Self(NonZeroU64::new(Self::MAX).expect("it is not zero"));

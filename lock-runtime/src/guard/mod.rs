@@ -31,7 +31,7 @@ use crate::{
     observe::watch::{Attempt, Grant},
     protocol::ConvertError,
     request::key::LockKey,
-    request::spec::{MAX_LEASE, MIN_LEASE, Mode, OnLost},
+    request::spec::{LockSpec, Mode, OnLost},
     shell::call::perform,
     shell::core::log_loss,
     shell::on_drop::OnDrop,
@@ -172,13 +172,15 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future leaves the lock held; it may or may not have been extended.
     pub async fn extend(&self, lease: Duration) -> Result<(), LockError> {
-        if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
+        if !(LockSpec::MIN_LEASE..=LockSpec::MAX_LEASE).contains(&lease) {
             let lease = Short(lease);
             let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message).with_key(self.key()));
+            let error = LockError::new(LockErrorKind::InvalidSpec, message);
+            return Err(self.held.first().named(error));
         }
-        let checked = self.held.first().core.limits.check_lease(lease);
-        checked.map_err(|error| error.with_key(self.key()))?;
+        let view = self.held.first();
+        let checked = view.core.limits.check_lease(lease);
+        checked.map_err(|error| view.named(error))?;
         self.held.extend(lease).await
     }
 
@@ -193,19 +195,21 @@ impl LockGuard {
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
     pub async fn downgrade(mut self) -> Result<LockGuard, LockError> {
-        let (key, on_lost) = (self.held.key(), self.on_lost);
+        let on_lost = self.on_lost;
         let (Some(entry), true) = (self.entries.pop(), self.entries.is_empty()) else {
-            return Err(mismatch(key, "only a lock of one key can be downgraded"));
+            let message = "only a lock of one key can be downgraded";
+            return Err(mismatch(self.held.first(), message));
         };
         if entry.view.mode != Mode::Exclusive {
-            return Err(mismatch(key, "only an exclusive lock can be downgraded"));
+            let message = "only an exclusive lock can be downgraded";
+            return Err(mismatch(&entry.view, message));
         }
         Ok(LockGuard::new(smallvec![entry.downgrade().await?], on_lost))
     }
 }
 
-fn mismatch(key: &LockKey, message: &'static str) -> LockError {
-    LockError::new(LockErrorKind::ModeMismatch, message).with_key(key)
+fn mismatch(view: &View, message: &'static str) -> LockError {
+    view.named(LockError::new(LockErrorKind::ModeMismatch, message))
 }
 
 /// Inline storage for one key, which is the common case.
@@ -277,13 +281,13 @@ impl Entry {
     async fn downgrade(mut self) -> Result<Self, LockError> {
         let view = &self.view;
         let (core, key) = (&view.core, &view.key);
-        runtime::check().map_err(|error| error.with_key(key))?;
+        runtime::check().map_err(|error| view.named(error))?;
         let refused = |error| match error {
             ConvertError::Reentered => {
-                mismatch(key, "a lock that was re-entered cannot be downgraded")
+                mismatch(view, "a lock that was re-entered cannot be downgraded")
             }
             ConvertError::Lost(loss) => view.lost_error(loss),
-            ConvertError::Store(error) => LockError::from_store(error).with_key(key),
+            ConvertError::Store(error) => view.named(LockError::from_store(error)),
         };
         let begun = core.visit(|state, cx| state.session.convert(view.id, cx));
         let (id, call) = begun.map_err(refused)?;

@@ -18,7 +18,7 @@ use crate::{
     observe::watch::{Attempt, Watch},
     protocol::{ExtendError, Granted, HeldId},
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
     shell::call::perform,
     shell::core::Core,
@@ -37,7 +37,7 @@ pub(crate) struct View {
     pub(crate) mode: Mode,
     pub(crate) fence: FencingToken,
     /// The name of its request.
-    pub(crate) name: Option<LockName>,
+    pub(crate) name: Option<RequestName>,
     pub(crate) watch: Watch,
     /// The runtime on which the lock was acquired. It may outlive the driver's runtime.
     pub(crate) runtime: Option<Handle>,
@@ -65,7 +65,7 @@ impl View {
         key: &LockKey,
         mode: Mode,
         granted: &Granted,
-        (name, watch): (Option<LockName>, Watch),
+        (name, watch): (Option<RequestName>, Watch),
     ) -> Self {
         Self {
             core: core.clone(),
@@ -127,7 +127,11 @@ impl View {
             Loss::Revoked => "lost: it was revoked",
             Loss::MaxHold => "lost: max_hold has passed",
         };
-        let error = LockError::new(LockErrorKind::Lost(loss), message);
+        self.named(LockError::new(LockErrorKind::Lost(loss), message))
+    }
+
+    /// Adds the lock and the name of the request to an error.
+    pub(crate) fn named(&self, error: LockError) -> LockError {
         error.with_key(&self.key).with_name(self.name.as_ref())
     }
 
@@ -196,7 +200,7 @@ impl View {
         let core = &self.core;
         let begun = core.visit(|state, cx| state.session.extend(self.id, lease, cx));
         let call = begun.map_err(|error| self.extend_error(error))?;
-        runtime::check().map_err(|error| error.with_key(&self.key))?;
+        runtime::check().map_err(|error| self.named(error))?;
         let sent = Instant::now();
         let answer = perform(&*core.store, &call).await;
         core.visit(|state, cx| state.session.extend_replied(self.id, answer, sent, cx))
@@ -210,9 +214,9 @@ impl View {
             }
             (ExtendError::Released, None) => {
                 let message = "no longer held: it was released";
-                LockError::new(LockErrorKind::Lost(Loss::Taken), message).with_key(&self.key)
+                self.named(LockError::new(LockErrorKind::Released, message))
             }
-            (ExtendError::Store(error), _) => LockError::from_store(error).with_key(&self.key),
+            (ExtendError::Store(error), _) => self.named(LockError::from_store(error)),
         }
     }
 }

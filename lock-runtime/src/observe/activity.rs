@@ -11,7 +11,7 @@ use crate::{
     guard::fence::FencingToken,
     observe::watch::Grant,
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     shell::sync::lock,
     shell::time::Instant,
 };
@@ -52,7 +52,7 @@ pub struct NameActivity {
         feature = "serde",
         serde(serialize_with = "crate::observe::fields::text")
     )]
-    pub name: LockName,
+    pub name: RequestName,
     /// The number of requests that were granted a contended lock.
     pub contended: u64,
     /// The number of requests that gave up or were refused because of contention: `Contended`,
@@ -93,7 +93,7 @@ pub struct LostLock {
         feature = "serde",
         serde(serialize_with = "crate::observe::fields::known_text")
     )]
-    pub name: Option<LockName>,
+    pub name: Option<RequestName>,
     /// The fencing token of the grant.
     pub fence: FencingToken,
     /// The cause.
@@ -106,7 +106,7 @@ pub(crate) struct Recorded(Mutex<Numbers>);
 
 #[derive(Debug, Default)]
 struct Numbers {
-    names: HashMap<LockName, Tally>,
+    names: HashMap<RequestName, Tally>,
     losses: VecDeque<Lost>,
 }
 
@@ -124,7 +124,7 @@ struct Tally {
 struct Lost {
     at: Instant,
     key: LockKey,
-    name: Option<LockName>,
+    name: Option<RequestName>,
     fence: FencingToken,
     loss: Loss,
 }
@@ -132,7 +132,7 @@ struct Lost {
 impl Recorded {
     pub(crate) fn ended(
         &self,
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: Option<&LockKey>,
         outcome: Result<Grant, &LockError>,
     ) {
@@ -152,7 +152,7 @@ impl Recorded {
 
     pub(crate) fn lost(
         &self,
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: &LockKey,
         fence: FencingToken,
         loss: Loss,
@@ -206,7 +206,7 @@ impl Numbers {
     /// Adds one to a number of the name. Returns the time.
     fn count(
         &mut self,
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: Option<&LockKey>,
         number: impl FnOnce(&mut Tally) -> &mut u64,
     ) -> Instant {
@@ -228,7 +228,7 @@ impl Numbers {
             latest_key: None,
             latest: now,
         };
-        let tally = self.names.entry(LockName::from(name.to_owned()));
+        let tally = self.names.entry(RequestName::from(name.to_owned()));
         let tally = tally.or_insert_with(new);
         *number(tally) += 1;
         (tally.latest_key, tally.latest) = latest;

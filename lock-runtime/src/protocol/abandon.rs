@@ -9,7 +9,7 @@ use super::{
     message::{Answer, Call, Request},
 };
 use crate::{
-    request::spec::{DEFAULT_LEASE, call_timeout},
+    request::spec::{LockSpec, call_timeout},
     shell::time::Instant,
     store::{Hold, Release, StoreError},
 };
@@ -122,7 +122,7 @@ impl Abandonment {
     /// The time-out of each call, whatever the lease: no caller waits for it, and a repetition to a
     /// server that is late with its replies makes it later.
     fn timeout() -> Duration {
-        call_timeout(DEFAULT_LEASE)
+        call_timeout(LockSpec::DEFAULT_LEASE)
     }
 
     /// Ends the hold again at `at`, as the store may have forgotten that it has ended.

@@ -46,7 +46,7 @@ use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
     shell::time::Instant,
-    store::{Grant, HANDOFF_LEASE, Hold, StoreError, StoreEvent, Token},
+    store::{Grant, Hold, StoreError, StoreEvent, Token},
 };
 
 new_key_type! {
@@ -317,7 +317,7 @@ impl Session {
         let mut pending = self.abandonments.values();
         let is_ending = pending.any(|it| it.hold() == hold && it.keep_until(now).is_none());
         if is_ending || self.background_releases().any(|it| it == hold) {
-            self.abandon(hold.clone(), grant.ttl.min(HANDOFF_LEASE), None, cx);
+            self.abandon(hold.clone(), grant.ttl.min(Grant::HANDOFF_LEASE), None, cx);
         }
     }
 

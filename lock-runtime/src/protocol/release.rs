@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::Loss,
-    request::spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
+    request::spec::{LockKind, LockSpec, Mode, call_timeout},
     shell::time::Instant,
     store::{Hold, NextHolder, Release, ReleaseReply, StoreError, Token},
 };
@@ -328,7 +328,7 @@ impl Session {
                 Job::Abandon(id) => self.abandonments[id].call(cx.now),
                 Job::Release(id) => {
                     let request = Request::Release(self.releases[id].send(cx.now));
-                    Call::new(request, call_timeout(DEFAULT_LEASE))
+                    Call::new(request, call_timeout(LockSpec::DEFAULT_LEASE))
                 }
             };
             return Some((job, call));

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     request::spec::{LockKind, Mode, Terms, Wait},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, HANDOFF_LEASE, PollReply, Release,
-        ReleaseReply, RenewReply,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, PollReply, Release, ReleaseReply,
+        RenewReply,
     },
 };
 
@@ -45,7 +45,7 @@ fn fence(number: u64) -> Option<FencingToken> {
 }
 
 fn grant(number: u64) -> Grant {
-    Grant::new(fence(number).unwrap(), HANDOFF_LEASE)
+    Grant::new(fence(number).unwrap(), Grant::HANDOFF_LEASE)
 }
 
 fn granted(number: u64) -> Reply {
@@ -461,7 +461,7 @@ fn a_push_counts_only_if_it_is_newer_than_the_latest_reply() {
     let granted = holds(bench.resume(id));
     assert_eq!(bench.token_of(granted.held), token);
     assert_eq!(granted.fence.number(), 8);
-    let valid_for = HANDOFF_LEASE - drift(HANDOFF_LEASE);
+    let valid_for = Grant::HANDOFF_LEASE - drift(Grant::HANDOFF_LEASE);
     assert_eq!(granted.valid_until, sent + valid_for);
 
     // A poll shows the counter beyond the grant.
@@ -492,7 +492,7 @@ fn pushed_grant_counts_from_the_latest_queued_reply() {
     waits(&bench.reply(id, reply));
     bench.push(Mode::Exclusive, token, 8);
     let granted = holds(bench.resume(id));
-    let valid_for = HANDOFF_LEASE - drift(HANDOFF_LEASE);
+    let valid_for = Grant::HANDOFF_LEASE - drift(Grant::HANDOFF_LEASE);
     assert_eq!(granted.valid_until, latest + valid_for);
 }
 

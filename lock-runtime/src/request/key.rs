@@ -16,9 +16,6 @@ use crate::{
     observe::text,
 };
 
-/// The longest name of a lock, in bytes.
-pub const MAX_KEY_BYTES: usize = 512;
-
 /// The reserved first segment, which would collide with the keys of permits.
 const PERMITS: &str = "permits";
 
@@ -50,10 +47,13 @@ const PERMITS: &str = "permits";
 pub struct LockKey(Arc<str>);
 
 impl LockKey {
+    /// The longest name of a lock, in bytes.
+    pub const MAX_BYTES: usize = 512;
+
     /// Creates a key from a name as it is. For values from outside, use a [`KeyWriter`].
     ///
     /// # Errors
-    /// `InvalidKey` if the name is empty, is longer than [`MAX_KEY_BYTES`], contains a control
+    /// `InvalidKey` if the name is empty, is longer than [`LockKey::MAX_BYTES`], contains a control
     /// character or a `}` outside a hash tag, or begins with `permits:`.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, LockError> {
         let name = name.into();
@@ -84,7 +84,7 @@ fn hash_tag(name: &str) -> Option<&str> {
 fn complaint(name: &str) -> Option<&'static str> {
     Some(if name.is_empty() {
         "is empty; a lock needs a name such as \"order:42\""
-    } else if name.len() > MAX_KEY_BYTES {
+    } else if name.len() > LockKey::MAX_BYTES {
         TOO_LONG
     } else if name.chars().any(char::is_control) {
         "contains a control character; write values through a placeholder, which escapes them"
@@ -229,7 +229,7 @@ impl IntoLockKey for Result<LockKey, LockError> {
 #[derive(Clone, Debug, Default)]
 pub struct KeyWriter {
     /// On the stack, so that a key is allocated once, when its length is known.
-    name: ArrayString<MAX_KEY_BYTES>,
+    name: ArrayString<{ LockKey::MAX_BYTES }>,
     /// A value was written, and no `:` or `/` since.
     open: bool,
     /// The reason why `finish` refuses the key, regardless of later writes.
@@ -365,7 +365,7 @@ mod tests {
     fn an_overlong_value_is_refused_without_being_written_whole() {
         let mut writer = KeyWriter::new();
         writer.arg(format_args!("{}", "x".repeat(10_000_000)));
-        assert!(writer.name.len() <= MAX_KEY_BYTES);
+        assert!(writer.name.len() <= LockKey::MAX_BYTES);
         assert!(writer.finish().is_err());
     }
 

@@ -15,7 +15,7 @@ use crate::{
     guard::{HeldLock, LockGuard},
     observe::watch::{self, Attempt},
     request::key::IntoLockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::{LockSpec, Terms},
     shell::acquire::{AcquireFuture, Keys, acquire},
     shell::core::Core,
@@ -32,7 +32,7 @@ pub struct LockRequest {
     core: Arc<Core>,
     keys: Result<Keys, LockError>,
     spec: LockSpec,
-    name: Option<LockName>,
+    name: Option<RequestName>,
 }
 
 impl LockRequest {
@@ -84,7 +84,7 @@ impl LockRequest {
     /// assert_eq!(error.name(), Some("refund"));
     /// # Ok(()) }
     /// ```
-    pub fn name(self, name: impl Into<LockName>) -> Self {
+    pub fn name(self, name: impl Into<RequestName>) -> Self {
         let name = Some(name.into()).filter(|name| !name.is_empty());
         Self { name, ..self }
     }
@@ -178,8 +178,8 @@ impl LockRequest {
         Fut: Future,
     {
         let guard = self.acquired().await?;
-        let body = body(guard.held());
-        guard.run(body).await
+        let held = guard.held();
+        guard.run(async { body(held).await }).await
     }
 
     pub(crate) fn acquired(
@@ -224,7 +224,7 @@ pub(crate) struct Asked {
     core: Arc<Core>,
     keys: Keys,
     terms: Terms,
-    name: Option<LockName>,
+    name: Option<RequestName>,
 }
 
 /// Acquires the keys of a validated request.

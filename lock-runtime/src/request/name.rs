@@ -1,4 +1,4 @@
-//! [`LockName`]: the name of a request in metrics, traces and logs.
+//! [`RequestName`]: the name of a request in metrics, traces and logs.
 
 use std::{borrow::Borrow, fmt, hash, ops::Deref, sync::Arc};
 
@@ -7,7 +7,7 @@ use std::{borrow::Borrow, fmt, hash, ops::Deref, sync::Arc};
 /// It is not the key: all requests for `order:1`, `order:2` and so on have one name. A static name
 /// allocates nothing, a shared one is counted.
 #[derive(Clone)]
-pub struct LockName(Repr);
+pub struct RequestName(Repr);
 
 #[derive(Clone)]
 enum Repr {
@@ -15,7 +15,7 @@ enum Repr {
     Shared(Arc<str>),
 }
 
-impl LockName {
+impl RequestName {
     #[cfg(feature = "metrics")]
     pub(crate) fn to_label(&self) -> metrics::SharedString {
         match &self.0 {
@@ -25,7 +25,7 @@ impl LockName {
     }
 }
 
-impl Deref for LockName {
+impl Deref for RequestName {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -36,51 +36,51 @@ impl Deref for LockName {
     }
 }
 
-impl From<&'static str> for LockName {
+impl From<&'static str> for RequestName {
     fn from(name: &'static str) -> Self {
         Self(Repr::Static(name))
     }
 }
 
-impl From<Arc<str>> for LockName {
+impl From<Arc<str>> for RequestName {
     fn from(name: Arc<str>) -> Self {
         Self(Repr::Shared(name))
     }
 }
 
-impl From<String> for LockName {
+impl From<String> for RequestName {
     fn from(name: String) -> Self {
         Self(Repr::Shared(name.into()))
     }
 }
 
-impl Borrow<str> for LockName {
+impl Borrow<str> for RequestName {
     fn borrow(&self) -> &str {
         self
     }
 }
 
-impl PartialEq for LockName {
+impl PartialEq for RequestName {
     fn eq(&self, other: &Self) -> bool {
         **self == **other
     }
 }
 
-impl Eq for LockName {}
+impl Eq for RequestName {}
 
-impl hash::Hash for LockName {
+impl hash::Hash for RequestName {
     fn hash<H: hash::Hasher>(&self, state: &mut H) {
         (**self).hash(state);
     }
 }
 
-impl fmt::Display for LockName {
+impl fmt::Display for RequestName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self)
     }
 }
 
-impl fmt::Debug for LockName {
+impl fmt::Debug for RequestName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }

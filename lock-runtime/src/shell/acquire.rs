@@ -23,7 +23,7 @@ use crate::{
     observe::watch::Attempt,
     protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::{LockKind, Terms, Wait},
     shell::call::{perform, within},
     shell::core::{Core, State},
@@ -70,7 +70,7 @@ pub(crate) async fn acquire(
     core: &Arc<Core>,
     keys: &[LockKey],
     terms: &Terms,
-    (name, attempt): (Option<&LockName>, &Attempt),
+    (name, attempt): (Option<&RequestName>, &Attempt),
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
@@ -98,7 +98,7 @@ pub(crate) async fn acquire(
 struct Acquiring<'a> {
     core: &'a Arc<Core>,
     terms: &'a Terms,
-    name: Option<&'a LockName>,
+    name: Option<&'a RequestName>,
     attempt: &'a Attempt,
     since: Instant,
     attempts: AtomicU32,
@@ -284,7 +284,7 @@ impl Acquiring<'_> {
             ),
             Refused::Contended(holder_ttl) => {
                 let held = error(LockErrorKind::Contended, "another task or process holds it");
-                held.with_retry_after(holder_ttl)
+                held.with_free_in(holder_ttl)
             }
             Refused::TimedOut(last) => self.timed_out(key, last),
             Refused::Store(error) => self.failed(key, error),
@@ -304,14 +304,14 @@ impl Acquiring<'_> {
             Refusal::None => (None, ""),
             Refusal::Busy(None) => (
                 None,
-                ", by a holder without an expiry; `revoke` with `AlsoEndless` frees it",
+                ", by a holder without an expiry; `revoke` with `also_endless` frees it",
             ),
             Refusal::Busy(holder_ttl) => (holder_ttl, ""),
             Refusal::Unavailable(error) => return self.failed(key, error),
         };
         let message = format!("still held after waiting for {waited:.1?}{hint}");
         let error = LockError::new(LockErrorKind::WaitTimeout, message).with_key(key);
-        error.with_retry_after(holder_ttl)
+        error.with_free_in(holder_ttl)
     }
 
     /// The error of a request that the store has not executed.

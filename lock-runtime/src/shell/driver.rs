@@ -21,14 +21,14 @@ use crate::{
     error::LockErrorKind,
     observe::log,
     protocol::{Call, DueRenewal, Job, Look},
-    request::spec::{DEFAULT_LEASE, call_timeout},
+    request::spec::{LockSpec, call_timeout},
     shell::call::{perform, within},
     shell::core::{Core, State},
     shell::keeper::{self, Watched},
     shell::on_drop::OnDrop,
     shell::runtime,
     shell::time::{Instant, sleep_until},
-    store::{IDENTITY_TTL, StoreError},
+    store::{Identity, StoreError},
 };
 
 /// The largest number of renewals that share a round trip.
@@ -39,7 +39,7 @@ const BATCHES_IN_FLIGHT: usize = 8;
 /// The largest number of jobs in flight: after an outage there may be one for every lease.
 const JOBS_IN_FLIGHT: usize = 256;
 /// The pauses after the client was introduced to the store, and after an attempt failed.
-const INTRODUCED_FOR: Duration = Duration::from_secs(IDENTITY_TTL.as_secs() / 3);
+const INTRODUCED_FOR: Duration = Duration::from_secs(Identity::TTL.as_secs() / 3);
 const INTRODUCED_AGAIN: Duration = Duration::from_secs(10);
 /// The largest number of readers and permits whose times are recorded with the client.
 const GRANTS: usize = 256;
@@ -249,7 +249,7 @@ impl Task {
             let introduce_at = state.introduce_at.into_iter();
             // A day stands for no limit, because the task is notified of new work.
             let check_at = session.check_at(jobs.len() < room);
-            let check_at = check_at.unwrap_or_else(|| cx.now + crate::MAX_LEASE);
+            let check_at = check_at.unwrap_or_else(|| cx.now + crate::LockSpec::MAX_LEASE);
             let check_at = introduce_at.fold(check_at, Instant::min);
             (renewals, jobs, is_introduced, Some(check_at))
         });
@@ -337,8 +337,8 @@ async fn introduce(core: Arc<Core>) -> Done {
     let _over = OnDrop::new(move || own.with_state(|state| state.is_introducing = false));
     if let Some(name) = &core.own_name {
         let grants = core.with_state(|state| state.session.oldest_shares(GRANTS, Instant::now()));
-        let introduced = core.store.introduce(core.id, name, &grants, IDENTITY_TTL);
-        let introduced = within(call_timeout(DEFAULT_LEASE), introduced).await;
+        let introduced = core.store.introduce(core.id, name, &grants, Identity::TTL);
+        let introduced = within(call_timeout(LockSpec::DEFAULT_LEASE), introduced).await;
         if let Err(error) = introduced {
             tracing::debug!(%error, "the store does not have the name of this client yet");
             if error.is_transient() {
@@ -359,12 +359,12 @@ pub(crate) async fn dismiss(core: &Core) {
     };
     if let (Some(name), true) = (&core.own_name, core.with_state(is_introduced)) {
         // A call that is executed later would bring the name back.
-        let until = now + call_timeout(DEFAULT_LEASE);
+        let until = now + call_timeout(LockSpec::DEFAULT_LEASE);
         while core.with_state(|state| state.is_introducing) && Instant::now() < until {
             sleep(INTRODUCING).await;
         }
         let dismissed = core.store.introduce(core.id, name, &[], Duration::ZERO);
-        if let Err(error) = within(call_timeout(DEFAULT_LEASE), dismissed).await {
+        if let Err(error) = within(call_timeout(LockSpec::DEFAULT_LEASE), dismissed).await {
             tracing::debug!(%error, "the name of this client stays in the store until it expires");
         }
     }

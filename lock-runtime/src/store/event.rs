@@ -18,21 +18,22 @@ use crate::{request::key::LockKey, request::spec::LockKind, shell::sync::lock};
 #[non_exhaustive]
 pub enum StoreEvent {
     /// A queued request holds its lock now, for a short time until a renewal confirms the grant
-    /// ([`HANDOFF_LEASE`](super::HANDOFF_LEASE)).
+    /// ([`Grant::HANDOFF_LEASE`](super::Grant::HANDOFF_LEASE)).
+    #[non_exhaustive]
     Granted {
         /// The acquisition.
         hold: Hold,
         /// Its grant.
         grant: Grant,
-        /// The previous holder has named this acquisition to all servers of a majority
-        /// ([`QuorumMember::hand_off`](super::QuorumMember::hand_off)), so each of them grants it.
+        /// The previous holder has named this acquisition to all servers of a majority, so each of
+        /// them grants it; `false` for other stores.
         is_named: bool,
         /// The acquisition that is now the first in the wait queue, if the servers of a majority
-        /// can hand the lock off to it.
+        /// can hand the lock off to it; `None` for other stores.
         next: Option<Heir>,
     },
     /// A lock with waiters may be free after `ttl`, before they poll again
-    /// ([`POLL_INTERVAL`](super::POLL_INTERVAL)).
+    /// ([`Waiter::POLL_INTERVAL`](super::Waiter::POLL_INTERVAL)).
     ///
     /// The lock was released and is reserved until then (`min_hold`), or the leases of the
     /// remaining holders end then. The end itself is not an event.
@@ -59,12 +60,22 @@ pub enum StoreEvent {
     Reconnected,
 }
 
-#[cfg(any(feature = "redis", feature = "records"))]
 impl StoreEvent {
+    /// Creates the event that a queued request of one store was granted its lock.
+    pub fn granted(hold: Hold, grant: Grant) -> Self {
+        Self::Granted {
+            hold,
+            grant,
+            is_named: false,
+            next: None,
+        }
+    }
+
     /// Returns the event that a message announces at `micros` (microseconds since 1970) of the
     /// store's clock. Other programs may be able to send messages, and a fencing token that is far
     /// ahead of the clock would be the last one of its resource: a grant with such a token, or any
     /// grant if the client `confirms` them, only makes the waiter poll.
+    #[cfg(any(feature = "redis", feature = "records"))]
     pub(crate) fn announced(self, micros: u64, confirms: bool) -> Self {
         // A server of a majority grants up to the skew of a proposal ahead of its clock, which is
         // known to a round trip.

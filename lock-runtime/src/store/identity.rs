@@ -11,12 +11,6 @@ use crate::{
     request::key::LockKey,
 };
 
-/// The time for which a store keeps the name of a client. The client repeats it well before.
-pub const IDENTITY_TTL: Duration = Duration::from_secs(15 * 60);
-
-/// The longest name of a client, in bytes.
-pub const MAX_IDENTITY_BYTES: usize = 128;
-
 /// The identifier of a client: the first 40 bits of its tokens, chosen at random.
 ///
 /// A store keeps the name of the client under it. It is not a secret: 88 bits of a token are left
@@ -175,6 +169,11 @@ pub enum Identity {
 }
 
 impl Identity {
+    /// The time for which a store keeps the name of a client. The client repeats it well before.
+    pub const TTL: Duration = Duration::from_secs(15 * 60);
+    /// The longest name of a client, in bytes.
+    pub const MAX_BYTES: usize = 128;
+
     /// The client with this identifier, before its name is known.
     pub fn unnamed(id: ClientId) -> Self {
         Self::Client { id, name: None }
@@ -199,13 +198,13 @@ impl fmt::Display for Identity {
 }
 
 /// Returns a name without control characters and characters that change the direction of the text,
-/// of at most [`MAX_IDENTITY_BYTES`]: any client may have written it.
+/// of at most [`Identity::MAX_BYTES`]: any client may have written it.
 pub(crate) fn presentable(name: &str) -> Arc<str> {
-    let mut shown = String::with_capacity(name.len().min(MAX_IDENTITY_BYTES));
+    let mut shown = String::with_capacity(name.len().min(Identity::MAX_BYTES));
     for c in name.chars() {
         let begin = shown.len();
         push_visible(c, &mut shown);
-        if shown.len() > MAX_IDENTITY_BYTES {
+        if shown.len() > Identity::MAX_BYTES {
             shown.truncate(begin);
             break;
         }
@@ -236,9 +235,9 @@ mod tests {
         assert_eq!(shown("orders@web-3:4711"), "orders@web-3:4711");
         assert_eq!(shown("a\nb\u{1b}[2J"), "a\\u{a}b\\u{1b}[2J");
         assert_eq!(shown("a\u{202e}b"), "a\\u{202e}b");
-        assert_eq!(shown(&"x".repeat(500)).len(), MAX_IDENTITY_BYTES);
-        assert!(shown(&"\u{7}".repeat(500)).len() <= MAX_IDENTITY_BYTES);
-        assert_eq!(shown(&"ü".repeat(500)).len(), MAX_IDENTITY_BYTES);
+        assert_eq!(shown(&"x".repeat(500)).len(), Identity::MAX_BYTES);
+        assert!(shown(&"\u{7}".repeat(500)).len() <= Identity::MAX_BYTES);
+        assert_eq!(shown(&"ü".repeat(500)).len(), Identity::MAX_BYTES);
     }
 
     #[test]

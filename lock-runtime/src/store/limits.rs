@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use crate::{
     error::{LockError, LockErrorKind},
     observe::text::Short,
-    request::spec::{LockKind, MAX_LEASE, MIN_LEASE, Terms, Wait},
+    request::spec::{LockKind, LockSpec, Terms, Wait},
 };
 
 /// The requests that a store supports. A [`LockClient`](crate::LockClient) refuses all others as
@@ -28,8 +28,9 @@ pub struct Limits {
     /// Whether the store grants permits; `true` by default.
     pub permits: bool,
     /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
-    /// them, waiters find their grants by polling, and holders notice a revocation at their next
-    /// renewal. It is informative only: a client behaves the same with either value.
+    /// them, waiters find their grants by polling, and poll sooner at first, and holders notice a
+    /// revocation at their next renewal. [`sends_events`](super::Store::sends_events) may say
+    /// otherwise for the present.
     pub push: bool,
 }
 
@@ -43,8 +44,8 @@ impl Limits {
     /// Creates the limits of a store that supports every valid request.
     pub const fn new() -> Self {
         Self {
-            shortest_lease: MIN_LEASE,
-            longest_lease: MAX_LEASE,
+            shortest_lease: LockSpec::MIN_LEASE,
+            longest_lease: LockSpec::MAX_LEASE,
             keys_at_once: None,
             in_turn: false,
             permits: true,

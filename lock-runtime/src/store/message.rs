@@ -193,30 +193,12 @@ pub struct Grant {
     /// The fencing token, larger than that of every earlier grant of the key.
     pub fence: FencingToken,
     /// The remaining lease: all of it for a new grant, less if a repeated request finds its own
-    /// grant, and at most [`HANDOFF_LEASE`] for a grant from the wait queue.
+    /// grant, and at most [`HANDOFF_LEASE`](Self::HANDOFF_LEASE) for a grant from the wait queue.
     pub ttl: Duration,
     /// The number of fencing tokens after `fence` that are reserved for this grant. They are not
     /// issued to others while it lasts.
     pub reserved: u32,
 }
-
-/// The longest time for which a grant from the wait queue lasts without a renewal. So a lock that
-/// was handed off to a dead process becomes free again soon.
-pub const HANDOFF_LEASE: Duration = Duration::from_secs(3);
-
-/// The time after which the queue entry of a silent waiter is skipped.
-pub const ENTRY_STALE_AFTER: Duration = Duration::from_secs(3);
-
-/// The time after which the queue entry of a silent waiter is removed.
-pub const ENTRY_TTL: Duration = Duration::from_secs(10);
-
-/// The time for which a store keeps the latest fencing token of a lock after its last use, unless
-/// [`LockClientBuilder::keep_fences_for`](crate::LockClientBuilder::keep_fences_for) sets another.
-pub const FENCES_KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// The longest pause between two polls of a waiter. If a store knows that a lock may be free
-/// before its waiters poll again, it sends them [`StoreEvent::FreeIn`](super::StoreEvent::FreeIn).
-pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest time by which a proposed fencing token may be ahead of the store's clock. It keeps
 /// a client whose clock is far ahead from using up the numbers of a year.
@@ -226,6 +208,10 @@ pub const MAX_PROPOSAL_SKEW: Duration = Duration::from_secs(60);
 pub(crate) const MOST_RESERVED: u32 = 1024;
 
 impl Grant {
+    /// The longest time for which a grant from the wait queue lasts without a renewal. So a lock
+    /// that was handed off to a dead process becomes free again soon.
+    pub const HANDOFF_LEASE: Duration = Duration::from_secs(3);
+
     /// Creates a grant that lasts for another `ttl`.
     pub fn new(fence: FencingToken, ttl: Duration) -> Self {
         Self {

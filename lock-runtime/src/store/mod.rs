@@ -51,7 +51,7 @@ pub use event::{Listener, Listeners, StoreEvent};
 // Only a majority of stores uses them; they may change in any minor release.
 #[doc(hidden)]
 pub use hand_off::{HandOff, Heir};
-pub use identity::{ClientId, HolderId, IDENTITY_TTL, Identity, MAX_IDENTITY_BYTES};
+pub use identity::{ClientId, HolderId, Identity};
 pub(crate) use identity::{default_name, presentable};
 pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
 pub use limits::Limits;
@@ -60,9 +60,8 @@ pub use memory::MemoryStore;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, ENTRY_STALE_AFTER, ENTRY_TTL, FENCES_KEPT_FOR,
-    Grant, HANDOFF_LEASE, Hold, IfBusy, KeyPart, KeyRequest, NextHolder, POLL_INTERVAL, PollReply,
-    Release, ReleaseReply, RenewReply, Renewal, Token,
+    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyPart, KeyRequest,
+    NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, Token,
 };
 #[doc(hidden)]
 pub use message::{MAX_PROPOSAL_SKEW, RaiseReply};
@@ -94,14 +93,14 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 /// `acquire`, `acquire_all`, `poll`, `release`, `convert`, `abandon` and `revoke` *advance* the
 /// queue in the same step, before they evaluate the request of the caller and after they have
 /// released something. Beginning at the front, an entry whose waiter has been silent for
-/// [`ENTRY_STALE_AFTER`] is skipped, and it is removed after [`ENTRY_TTL`]. The first of the other
-/// entries is granted its lock if the current holders admit it, then the next one, and so on until
-/// an entry is not admitted. A grant from the queue lasts min(lease, [`HANDOFF_LEASE`]) and is
-/// sent to the [`Listener`] of its waiter. A new request is granted its lock only if the queue has
-/// no entry left that comes before it.
+/// [`Waiter::STALE_AFTER`] is skipped, and it is removed after [`Waiter::TTL`]. The first of the
+/// other entries is granted its lock if the current holders admit it, then the next one, and so on
+/// until an entry is not admitted. A grant from the queue lasts min(lease,
+/// [`Grant::HANDOFF_LEASE`]) and is sent to the [`Listener`] of its waiter. A new request is
+/// granted its lock only if the queue has no entry left that comes before it.
 ///
-/// A queue entry is identified by its token. Its waiter calls [`poll`](Store::poll) at least
-/// every [`POLL_INTERVAL`], and at the time at which the lock should be free according to the
+/// A queue entry is identified by its token. Its waiter calls [`poll`](Store::poll) at least every
+/// [`Waiter::POLL_INTERVAL`], and at the time at which the lock should be free according to the
 /// latest reply. A store that learns of an earlier end sends [`StoreEvent::FreeIn`].
 ///
 /// # Tests
@@ -189,8 +188,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         scope: RevokeScope,
     ) -> Replied<'a, RevokeReply>;
 
-    /// Records the name of a client for a time, [`IDENTITY_TTL`] while it lives and none once it is
-    /// shut down, so that holders and waiters are shown with it. `grants` are the readers and
+    /// Records the name of a client for a time, [`Identity::TTL`] while it lives and none once it
+    /// is shut down, so that holders and waiters are shown with it. `grants` are the readers and
     /// permits that it has held for the longest, each with the time since its grant, for a store
     /// that does not record the times of these grants itself. This implementation, for a store that
     /// keeps no names, does nothing.
@@ -320,9 +319,9 @@ pub trait QuorumMember: Store {
     ///
     /// The grant is pushed to the heir's client as a [`StoreEvent::Granted`]. It has the number
     /// [`HandOff::proposal`] as in [`acquire_proposed`](Self::acquire_proposed), and lasts for the
-    /// lease of the heir, at most [`HANDOFF_LEASE`]. A store that may not vote, that executes the
-    /// request after [`HandOff::deadline`], or that does not implement this method releases the
-    /// lock and ignores the heir.
+    /// lease of the heir, at most [`Grant::HANDOFF_LEASE`]. A store that may not vote, that
+    /// executes the request after [`HandOff::deadline`], or that does not implement this method
+    /// releases the lock and ignores the heir.
     fn hand_off<'a>(
         &'a self,
         release: &'a Release,

@@ -8,7 +8,7 @@ use axum::{
 };
 use http::request::Parts;
 
-use super::{ErrorClass, INTERNAL_ERROR_DETAIL, Problem};
+use super::{ErrorClass, Problem};
 use crate::{
     __rt::{FromLockError, Returned},
     error::LockError,
@@ -61,7 +61,7 @@ impl IntoResponse for NotLocked {
     fn into_response(self) -> Response {
         let (class, code) = (ErrorClass::Internal, "not_locked");
         class.trace(code, &self);
-        Problem::new(class, code, INTERNAL_ERROR_DETAIL).into_response()
+        Problem::new(class, code, ErrorClass::INTERNAL_DETAIL).into_response()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tonic::{Code, Status};
 
-use super::{DEFAULT_RETRY_AFTER, public_detail, retry_info};
+use super::{ErrorClass, public_detail, retry_info};
 use crate::error::LockError;
 
 /// Converts the error as in the [table](crate::web), with `google.rpc.RetryInfo` if the caller
@@ -15,7 +15,7 @@ impl From<LockError> for Status {
         class.trace_of(error.name(), error.code(), &error);
         let (code, message) = (class.grpc_code(), public_detail(error.kind()));
         let details = class
-            .retry_after(DEFAULT_RETRY_AFTER, error.retry_after())
+            .retry_after(ErrorClass::DEFAULT_RETRY_AFTER, error.free_in())
             .map(|after| retry_info(code, message, after))
             .unwrap_or_default();
         Self::with_details(Code::from_i32(code.into()), message, details.into())

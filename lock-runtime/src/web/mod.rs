@@ -6,6 +6,7 @@
 //! | kind | HTTP | gRPC |
 //! |---|---|---|
 //! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` (see below) |
+//! | `Blocked` | the same | the same |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
 //! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
@@ -26,9 +27,6 @@ use crate::{
     error::{LockError, LockErrorKind},
     observe::log,
 };
-
-/// The default of `Retry-After` and `RetryInfo`.
-pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The gRPC [status codes](https://grpc.io/docs/guides/status-codes/) of the table, with their
 /// numbers.
@@ -51,6 +49,12 @@ impl From<GrpcCode> for i32 {
 }
 
 impl ErrorClass {
+    /// The default of `Retry-After` and `RetryInfo`.
+    pub const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+    /// The [`public_detail`] of an internal error.
+    pub const INTERNAL_DETAIL: &str =
+        "An internal error occurred while locking the resource; see the log of the server.";
+
     /// Returns the HTTP status code.
     pub const fn http_status(self) -> u16 {
         self.statuses().0
@@ -88,6 +92,7 @@ impl ErrorClass {
     ///
     /// Of the events at level warn and error, the first of a `code` is emitted at once, then one
     /// for ten seconds, with the number of the others as `left_out`.
+    #[doc(hidden)]
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
         self.trace_of(None, code, error);
     }
@@ -139,13 +144,9 @@ pub const fn public_detail(kind: LockErrorKind) -> &'static str {
         LockErrorKind::InvalidKey => {
             "A part of the request that names the resource is empty, too long or contains invalid characters."
         }
-        _ => INTERNAL_ERROR_DETAIL,
+        _ => ErrorClass::INTERNAL_DETAIL,
     }
 }
-
-/// The [`public_detail`] of an internal error.
-pub const INTERNAL_ERROR_DETAIL: &str =
-    "An internal error occurred while locking the resource; see the log of the server.";
 
 #[cfg(feature = "http")]
 pub use {problem::Problem, retry_info::retry_info};

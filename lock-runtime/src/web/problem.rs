@@ -7,7 +7,7 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER},
 };
 
-use super::{DEFAULT_RETRY_AFTER, ErrorClass, public_detail};
+use super::{ErrorClass, public_detail};
 use crate::error::LockError;
 
 /// A problem document: an error as an HTTP response.
@@ -72,7 +72,7 @@ impl<'a> Problem<'a> {
 impl From<&LockError> for Problem<'static> {
     fn from(error: &LockError) -> Self {
         let class = ErrorClass::from(error.kind());
-        let after = class.retry_after(DEFAULT_RETRY_AFTER, error.retry_after());
+        let after = class.retry_after(ErrorClass::DEFAULT_RETRY_AFTER, error.free_in());
         Self::new(class, error.code(), public_detail(error.kind())).retry_after(after)
     }
 }

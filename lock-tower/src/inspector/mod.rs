@@ -92,9 +92,6 @@ use self::{
 };
 use crate::protocol::body::BoxError;
 
-/// The number of pages that may refresh themselves at the same time, by default.
-pub const DEFAULT_MAX_STREAMS: usize = 16;
-
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -120,6 +117,9 @@ pub struct Inspector {
 }
 
 impl Inspector {
+    /// The number of pages that may refresh themselves at the same time, by default.
+    pub const DEFAULT_MAX_STREAMS: usize = 16;
+
     /// Creates a service that shows the locks of the client's namespace.
     pub fn new(locks: LockClient) -> Self {
         Self {
@@ -127,7 +127,7 @@ impl Inspector {
             hosts: Hosts::default(),
             origins: Vec::new(),
             caller: Arc::new(peer),
-            streams: Arc::new(Streams::new(DEFAULT_MAX_STREAMS)),
+            streams: Arc::new(Streams::new(Self::DEFAULT_MAX_STREAMS)),
             title: None,
         }
     }
@@ -186,7 +186,8 @@ impl Inspector {
     }
 
     /// Sets the number of pages that may refresh themselves at the same time,
-    /// [`DEFAULT_MAX_STREAMS`] by default. Further pages are shown and do not refresh themselves.
+    /// [`DEFAULT_MAX_STREAMS`](Self::DEFAULT_MAX_STREAMS) by default. Further pages are shown and
+    /// do not refresh themselves.
     #[must_use]
     pub fn max_streams(mut self, max_streams: usize) -> Self {
         self.streams = Arc::new(Streams::new(max_streams));

@@ -7,7 +7,7 @@ use http::{header, request::Parts};
 use lock_runtime::{LockKey, LockKind};
 
 /// The longest prefix to search for, that of a key.
-const MAX_PREFIX_BYTES: usize = lock_runtime::MAX_KEY_BYTES;
+const MAX_PREFIX_BYTES: usize = lock_runtime::LockKey::MAX_BYTES;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Query {

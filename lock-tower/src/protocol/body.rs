@@ -36,7 +36,7 @@ pub struct LockBody<B> {
     source: Source<B>,
 }
 
-#[pin_project(project = From)]
+#[pin_project(project = ProjectedSource)]
 enum Source<B> {
     Served(#[pin] B),
     Refused(#[pin] Full<Bytes>),
@@ -94,9 +94,9 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().source.project() {
-            From::Served(body) => body.poll_frame(cx).map_err(Into::into),
-            From::Refused(body) => body.poll_frame(cx).map_err(|never| match never {}),
-            From::Held(body) => body.poll_frame(cx),
+            ProjectedSource::Served(body) => body.poll_frame(cx).map_err(Into::into),
+            ProjectedSource::Refused(body) => body.poll_frame(cx).map_err(|never| match never {}),
+            ProjectedSource::Held(body) => body.poll_frame(cx),
         }
     }
 

@@ -99,7 +99,7 @@ impl<'a> Refusal<'a> {
         };
         let holder = match reason {
             Reason::Key(_) => None,
-            Reason::Lock(error) => error.retry_after(),
+            Reason::Lock(error) => error.free_in(),
         };
         // After the deadline of the caller, a retry is useless.
         if refusal.grpc_code() != GrpcCode::DeadlineExceeded {
@@ -152,7 +152,7 @@ impl<'a> Refusal<'a> {
             Reason::Key(error) if error.class() == ErrorClass::BadRequest => {
                 Cow::Owned(error.to_string())
             }
-            Reason::Key(_) => Cow::Borrowed(web::INTERNAL_ERROR_DETAIL),
+            Reason::Key(_) => Cow::Borrowed(web::ErrorClass::INTERNAL_DETAIL),
             Reason::Lock(error) => Cow::Borrowed(web::public_detail(error.kind())),
         }
     }

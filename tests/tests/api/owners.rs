@@ -19,6 +19,7 @@ on_every_store! {
     siblings_contend_like_strangers,
     a_spawned_task_inherits_nothing,
     a_bare_acquire_opens_no_frame,
+    a_closure_runs_in_its_frame_from_its_first_line_on,
     a_guards_scope_is_a_frame,
     is_held_knows_the_frames_around_it,
     two_clients_are_strangers,
@@ -285,6 +286,15 @@ async fn a_bare_acquire_opens_no_frame(place: Place) {
     );
     assert!(locks.reentrant("a").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
+}
+
+async fn a_closure_runs_in_its_frame_from_its_first_line_on(place: Place) {
+    let locks = place.client().await;
+    let begun = locks.exclusive("a").run(|held| {
+        let is_in_its_frame = is_held(held.key());
+        async move { is_in_its_frame }
+    });
+    assert!(begun.await.unwrap());
 }
 
 async fn a_guards_scope_is_a_frame(place: Place) {

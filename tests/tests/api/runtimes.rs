@@ -243,13 +243,7 @@ fn a_guard_may_be_dropped_on_any_thread() {
 async fn the_connection_is_closed_with_the_last_clone_of_the_client() {
     in_time(async {
         let server = RedisServer::start().await;
-        let connections = async || {
-            server
-                .query::<String>(&["CLIENT", "LIST"])
-                .await
-                .lines()
-                .count()
-        };
+        let connections = async || server.clients().await.len();
         let before = connections().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();
         let guard = locks.exclusive("a").acquire().await.unwrap();

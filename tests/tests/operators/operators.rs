@@ -152,7 +152,7 @@ async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
                 .acquire()
                 .await
                 .unwrap_err()
-                .retry_after(),
+                .free_in(),
             None
         );
         assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::Endless);

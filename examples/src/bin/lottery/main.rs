@@ -81,7 +81,7 @@ async fn hold_lottery(options: &Options) -> anyhow::Result<ExitCode> {
             "No redis-server is installed, so the replicas are tasks in one process, and the lock is in memory.\n"
         );
         let locks = LockClient::in_memory();
-        locks.clone().install()?;
+        locks.install()?;
         let ended = draw_once((0..options.replicas).map(|_| Replica::Task).collect()).await;
         locks.shutdown().await;
         return ended;

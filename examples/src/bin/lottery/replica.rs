@@ -59,7 +59,7 @@ pub(crate) async fn follow_orders(url: &str, run: &str) -> anyhow::Result<ExitCo
     // A service would have a fixed namespace. Here each run has its own, so that it does not have
     // to wait for the `min_hold` of the previous run.
     let locks = LockClient::builder().namespace(run).connect(url).await?;
-    locks.clone().install()?;
+    locks.install()?;
     say("ready");
     if let Some(instant) = order().await? {
         sleep_until(UNIX_EPOCH + Duration::from_millis(instant.parse()?)).await;

@@ -15,7 +15,7 @@ use std::{env, fmt::Write as _, panic::resume_unwind, sync::Arc, time::Duration}
 use futures_util::future::join_all;
 use lock_runtime::{
     Mode,
-    store::{ENTRY_STALE_AFTER, MemoryStore, QuorumMember, Store},
+    store::{MemoryStore, QuorumMember, Store, Waiter},
     time::Instant,
 };
 use tokio::{
@@ -36,7 +36,7 @@ const STEPS: usize = 110;
 /// time.
 const AT_A_TIME: u32 = 100;
 /// The longest that a call may take: a waiter polls after several calls, and must not be stale.
-const CALL: Duration = ENTRY_STALE_AFTER.checked_div(100).unwrap();
+const CALL: Duration = Waiter::STALE_AFTER.checked_div(100).unwrap();
 /// The time after which no sequence begins, unless their number was set.
 const BEGIN_WITHIN: Duration = Duration::from_secs(20);
 

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
 use lock_runtime::{
     LockKey, LockKind, Mode,
-    store::{ENTRY_STALE_AFTER, HANDOFF_LEASE, Hold, NextHolder, RevokeScope, Token},
+    store::{Grant, Hold, NextHolder, RevokeScope, Token, Waiter},
     time::Instant,
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -21,8 +21,8 @@ const TOKENS: usize = 4;
 /// The time within which a waiter has polled again, and a hand-off is confirmed, if neither is to
 /// end by itself at one of the stores.
 const POLLED_WITHIN: Duration = Duration::from_millis(2400);
-const _: () = assert!(POLLED_WITHIN.as_millis() < ENTRY_STALE_AFTER.as_millis());
-const _: () = assert!(POLLED_WITHIN.as_millis() < HANDOFF_LEASE.as_millis());
+const _: () = assert!(POLLED_WITHIN.as_millis() < Waiter::STALE_AFTER.as_millis());
+const _: () = assert!(POLLED_WITHIN.as_millis() < Grant::HANDOFF_LEASE.as_millis());
 
 /// Draws steps.
 pub(super) struct Steps {

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
-use super::{LockClient, LockClientBuilder};
+use super::{
+    LockClient, LockClientBuilder,
+    scheme::{is_tls_of_redis, names_a_server},
+};
 use crate::{
     error::{LockError, LockErrorKind},
     request::spec::{LockSpec, OnLost, parse_duration},
@@ -10,6 +13,7 @@ use crate::{
 
 /// An environment variable that [`LockClient::from_env`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
 #[non_exhaustive]
 pub struct EnvVariable {
     /// The name.
@@ -182,6 +186,7 @@ impl LockClient {
 
 impl LockClientBuilder {
     /// The environment variables that [`from_env`](Self::from_env) reads, for a help text.
+    #[doc(hidden)]
     pub const ENV: &'static [EnvVariable] = VARIABLES;
 
     /// Reads the [environment variables](LockClient::from_env) without connecting. Returns a
@@ -267,11 +272,8 @@ impl Settings {
         }
         let builder = values.redis(builder)?;
         let builder = values.passwords(builder, &url)?;
-        let is_tls = ["rediss", "valkeys"]
-            .iter()
-            .any(|scheme| url.contains(scheme));
         if let Some(name) = CERTIFICATES.iter().find(|name| set.contains(name))
-            && !is_tls
+            && !is_tls_of_redis(&url)
         {
             let complaint = "it has no effect, as LOCK_URL does not begin with rediss://";
             return Err(invalid(name, complaint));
@@ -378,7 +380,7 @@ impl Values {
             let is_of_sentinels = name == OF_SENTINELS;
             let is_used = match is_of_sentinels {
                 true => url.contains("+sentinel:"),
-                false => url.contains("://") && !url.starts_with("memory"),
+                false => names_a_server(url),
             };
             if !is_used {
                 let complaint = "it has no effect, as LOCK_URL names no such server";

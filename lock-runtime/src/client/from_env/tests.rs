@@ -196,11 +196,13 @@ fn a_certificate_file_is_read_or_reported() {
     let text = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     std::fs::write(&file, text).unwrap();
     let certificate = ("LOCK_ROOT_CERTIFICATE", file.to_str().unwrap());
-    let plain = read(&[("LOCK_URL", "redis://a"), certificate]).unwrap_err();
+    let plain = read(&[("LOCK_URL", "redis://rediss-a"), certificate]).unwrap_err();
     let expected =
         "LOCK_ROOT_CERTIFICATE: it has no effect, as LOCK_URL does not begin with rediss://";
     assert_eq!(plain.to_string(), expected);
-    read(&[("LOCK_URL", "rediss+cluster://a"), certificate]).unwrap();
+    for url in ["rediss+cluster://a", "REDISS://a"] {
+        read(&[("LOCK_URL", url), certificate]).unwrap();
+    }
     std::fs::remove_file(file).unwrap();
 }
 
@@ -213,7 +215,7 @@ fn a_password_file_is_read_or_reported_and_never_shown() {
         (redis, "LOCK_PASSWORD_FILE", "/dev/null", "is empty"),
         (redis, OF_SENTINELS, "Cargo.toml", "it has no effect"),
         (
-            "memory:",
+            "Memory://",
             "LOCK_PASSWORD_FILE",
             "Cargo.toml",
             "it has no effect",

@@ -19,7 +19,7 @@ use crate::{
         WAITING,
     },
     protocol::Source,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
     shell::time::Instant,
 };
@@ -117,12 +117,12 @@ struct Meters {
 type ByMode = [OnceLock<Meters>; 3];
 
 /// The names of this process. There are few, and they live as long as it does.
-static NAMES: RwLock<Option<HashMap<LockName, &'static ByMode>>> = RwLock::new(None);
+static NAMES: RwLock<Option<HashMap<RequestName, &'static ByMode>>> = RwLock::new(None);
 static UNNAMED: ByMode = [const { OnceLock::new() }; 3];
 static OTHER: ByMode = [const { OnceLock::new() }; 3];
 
 /// Returns the meters of all requests with this name.
-fn named(name: &LockName) -> Option<&'static ByMode> {
+fn named(name: &RequestName) -> Option<&'static ByMode> {
     let names = NAMES.read().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = names.as_ref().and_then(|names| names.get(&**name)) {
         return Some(known);
@@ -142,7 +142,7 @@ fn named(name: &LockName) -> Option<&'static ByMode> {
 }
 
 impl Meters {
-    fn of(name: Option<&LockName>, mode: Mode) -> &'static Self {
+    fn of(name: Option<&RequestName>, mode: Mode) -> &'static Self {
         let (by_mode, text) = match name.map(|name| (named(name), name)) {
             None => (&UNNAMED, SharedString::const_str("unnamed")),
             Some((None, _)) => (&OTHER, SharedString::const_str("other")),
@@ -229,7 +229,7 @@ impl Meters {
 pub(crate) struct Attempt(Option<(&'static Meters, Instant)>);
 
 impl Attempt {
-    pub(super) fn begin(name: Option<&LockName>, mode: Mode) -> Self {
+    pub(super) fn begin(name: Option<&RequestName>, mode: Mode) -> Self {
         let mut attempt = Self(None);
         recorded(|to| {
             let meters = Meters::of(name, mode);
@@ -278,7 +278,7 @@ impl Drop for Attempt {
     }
 }
 
-pub(super) fn refused(name: Option<&LockName>, mode: Mode, error: &LockError) {
+pub(super) fn refused(name: Option<&RequestName>, mode: Mode, error: &LockError) {
     recorded(|to| {
         let meters = Meters::of(name, mode);
         meters.register(to);
@@ -298,7 +298,7 @@ struct Holding {
 }
 
 impl Hold {
-    pub(super) fn downgraded(self, name: Option<&LockName>) -> Self {
+    pub(super) fn downgraded(self, name: Option<&RequestName>) -> Self {
         Self(self.0.map(|_| Holding {
             meters: Meters::of(name, Mode::Shared),
             source: Source::Free,
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn names_are_capped() {
         let of = |index: usize| {
-            let name = LockName::from(format!("name {index}"));
+            let name = RequestName::from(format!("name {index}"));
             Meters::of(Some(&name), Mode::Exclusive)
                 .hold
                 .labels()

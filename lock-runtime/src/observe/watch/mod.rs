@@ -19,7 +19,7 @@ use crate::{
     guard::fence::FencingToken,
     protocol::Source,
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
 };
 pub(crate) use span::ReleaseSpan;
@@ -44,7 +44,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    pub(crate) fn begin(name: Option<&LockName>, keys: &[LockKey], mode: Mode) -> Self {
+    pub(crate) fn begin(name: Option<&RequestName>, keys: &[LockKey], mode: Mode) -> Self {
         Self {
             meter: meter::Attempt::begin(name, mode),
             span: span::AttemptSpan::begin(name, keys, mode),
@@ -72,7 +72,7 @@ impl Attempt {
 }
 
 /// Counts a request that was refused before its future was created.
-pub(crate) fn refused(name: Option<&LockName>, mode: Mode, error: &LockError) {
+pub(crate) fn refused(name: Option<&RequestName>, mode: Mode, error: &LockError) {
     meter::refused(name, mode, error);
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Returns the watch of the reader that replaces this writer.
-    pub(crate) fn downgraded(&self, name: Option<&LockName>) -> Self {
+    pub(crate) fn downgraded(&self, name: Option<&RequestName>) -> Self {
         Self {
             meter: self.meter.downgraded(name),
             span: span::HoldSpan::default(),
@@ -95,7 +95,7 @@ impl Watch {
     /// Records that the hold begins, after the client's mutex is unlocked.
     pub(crate) fn begun(
         &self,
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: &LockKey,
         mode: Mode,
         fence: FencingToken,

@@ -4,14 +4,14 @@ use super::Grant;
 use crate::{
     error::{LockError, Loss},
     protocol::Source,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
 };
 
 pub(crate) struct Attempt;
 
 impl Attempt {
-    pub(super) fn begin(_name: Option<&LockName>, _mode: Mode) -> Self {
+    pub(super) fn begin(_name: Option<&RequestName>, _mode: Mode) -> Self {
         Self
     }
 
@@ -22,13 +22,13 @@ impl Attempt {
     }
 }
 
-pub(super) fn refused(_name: Option<&LockName>, _mode: Mode, _error: &LockError) {}
+pub(super) fn refused(_name: Option<&RequestName>, _mode: Mode, _error: &LockError) {}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold;
 
 impl Hold {
-    pub(super) fn downgraded(self, _name: Option<&LockName>) -> Self {
+    pub(super) fn downgraded(self, _name: Option<&RequestName>) -> Self {
         self
     }
 

@@ -8,14 +8,14 @@ use crate::{
     error::{LockError, Loss},
     guard::fence::FencingToken,
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
 };
 
 pub(crate) struct AttemptSpan;
 
 impl AttemptSpan {
-    pub(super) fn begin(_name: Option<&LockName>, _keys: &[LockKey], _mode: Mode) -> Self {
+    pub(super) fn begin(_name: Option<&RequestName>, _keys: &[LockKey], _mode: Mode) -> Self {
         Self
     }
 
@@ -32,7 +32,7 @@ pub(crate) struct HoldSpan;
 impl HoldSpan {
     pub(super) fn begun(
         &self,
-        _name: Option<&LockName>,
+        _name: Option<&RequestName>,
         _key: &LockKey,
         _mode: Mode,
         _fence: FencingToken,
@@ -51,7 +51,7 @@ pub(crate) struct ReleaseSpan;
 
 impl ReleaseSpan {
     pub(crate) fn begin(
-        _name: Option<&LockName>,
+        _name: Option<&RequestName>,
         _key: &LockKey,
         _mode: Mode,
         _fence: FencingToken,

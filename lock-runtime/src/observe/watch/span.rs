@@ -17,7 +17,7 @@ use crate::{
     error::{LockError, LockErrorKind, Loss},
     guard::fence::FencingToken,
     request::key::LockKey,
-    request::name::LockName,
+    request::name::RequestName,
     request::spec::Mode,
     shell::sync::lock,
 };
@@ -32,7 +32,7 @@ pub(crate) struct AttemptSpan {
 }
 
 impl AttemptSpan {
-    pub(super) fn begin(name: Option<&LockName>, keys: &[LockKey], mode: Mode) -> Self {
+    pub(super) fn begin(name: Option<&RequestName>, keys: &[LockKey], mode: Mode) -> Self {
         let span = debug_span!(
             "lock.acquire",
             lock.name = name.map(|name| &**name),
@@ -117,7 +117,7 @@ enum Hold {
 impl HoldSpan {
     pub(super) fn begun(
         &self,
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: &LockKey,
         mode: Mode,
         fence: FencingToken,
@@ -185,7 +185,7 @@ pub(crate) struct ReleaseSpan(Span);
 
 impl ReleaseSpan {
     pub(crate) fn begin(
-        name: Option<&LockName>,
+        name: Option<&RequestName>,
         key: &LockKey,
         mode: Mode,
         fence: FencingToken,

@@ -16,8 +16,7 @@ use crate::{
     request::key::LockKey,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, HANDOFF_LEASE, PollReply, RenewReply, Renewal, StoreError,
-        StoreErrorKind, Token,
+        AcquireReply, Grant, PollReply, RenewReply, Renewal, StoreError, StoreErrorKind, Token,
     },
 };
 
@@ -226,7 +225,7 @@ impl Session {
     ) -> Step {
         let acquisition = &mut self.acquisitions[id];
         let terms = acquisition.terms;
-        let ttl = grant.ttl.min(HANDOFF_LEASE).min(terms.lease);
+        let ttl = grant.ttl.min(Grant::HANDOFF_LEASE).min(terms.lease);
         let mut lease = Lease::granted(terms.lease, true, as_of, ttl, cx.fraction());
         lease.hurry(cx.now + CONFIRM_WITHIN);
         // With less validity than a renewal may take, the lock would be lost at once.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     request::key::LockKey,
-    request::spec::{MAX_LEASE, Mode, Terms, Wait},
+    request::spec::{LockSpec, Mode, Terms, Wait},
     shell::time::Instant,
     store::{Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
 };
@@ -144,7 +144,7 @@ impl Acquisition {
     }
 
     /// Returns the instant by which a waiting task calls again: the end of its wait, which is at
-    /// most [`MAX_LEASE`] away, or before.
+    /// most [`LockSpec::MAX_LEASE`] away, or before.
     fn wakes(&self, at: Instant) -> Step {
         Step::Wait(self.until.map_or(at, |until| until.min(at)))
     }
@@ -344,7 +344,7 @@ impl Session {
             Ok(false) => {
                 let acquisition = &self.acquisitions[id];
                 cx.debug(|| Note::Behind(acquisition.key.clone()));
-                Ok(acquisition.wakes(cx.now + MAX_LEASE))
+                Ok(acquisition.wakes(cx.now + LockSpec::MAX_LEASE))
             }
             Err(refused) => {
                 self.acquisitions.remove(id);
@@ -390,7 +390,7 @@ impl Session {
             };
             let queue = &mut self.queues[queue_id];
             if queue.head != Some(id) {
-                return acquisition.wakes(cx.now + MAX_LEASE);
+                return acquisition.wakes(cx.now + LockSpec::MAX_LEASE);
             }
             if let Some(handoff) = queue.handoff.take() {
                 match self.take(id, handoff, cx) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::{Call, Cx, DueRenewal, Effect, Job, Session};
 use crate::{
-    request::spec::{MIN_LEASE, call_timeout},
+    request::spec::{LockSpec, call_timeout},
     shell::time::Instant,
 };
 
@@ -71,7 +71,7 @@ impl Session {
             }
         }
         if is_late {
-            next = next.min(now + pause.max(call_timeout(MIN_LEASE)));
+            next = next.min(now + pause.max(call_timeout(LockSpec::MIN_LEASE)));
         }
         self.look_at = Some(next);
         match is_late {

@@ -7,7 +7,7 @@ use crate::{
     guard::fence::FencingToken,
     request::spec::{Mode, Terms},
     shell::time::Instant,
-    store::{Grant, POLL_INTERVAL, Token},
+    store::{Grant, Token, Waiter},
 };
 
 /// The first pause between two acquire attempts on a store that keeps no wait queue.
@@ -153,10 +153,10 @@ impl QueueEntry {
         // At most half a lease, so that a pushed grant has validity left, and no later than the
         // holder's expiry, since the other processes may miss it.
         // Spread, so that waiters do not poll in step.
-        let mut longest = POLL_INTERVAL.min(self.lease / 2);
+        let mut longest = Waiter::POLL_INTERVAL.min(self.lease / 2);
         if cx.polls {
             longest = longest.min(self.poll_pause);
-            self.poll_pause = self.poll_pause.saturating_mul(2).min(POLL_INTERVAL);
+            self.poll_pause = self.poll_pause.saturating_mul(2).min(Waiter::POLL_INTERVAL);
         }
         let poll = longest.mul_f64(0.75 + 0.25 * cx.fraction());
         self.ask_at = cx.now + holder_ttl.map_or(poll, |ttl| poll.min(past_expiry(ttl)));

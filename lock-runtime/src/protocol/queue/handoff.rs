@@ -7,7 +7,7 @@ use super::super::held::lease::Lease;
 use crate::{
     guard::fence::FencingToken,
     shell::time::Instant,
-    store::{HANDOFF_LEASE, Hold},
+    store::{Grant, Hold},
 };
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.
@@ -64,7 +64,7 @@ impl Handoff {
         mut budget: Budget,
         now: Instant,
     ) -> Option<Self> {
-        let enough = lease.length().min(HANDOFF_LEASE) / 2;
+        let enough = lease.length().min(Grant::HANDOFF_LEASE) / 2;
         if budget.left == 0 || budget.until <= now || lease.validity(now) < enough {
             return None;
         }

@@ -42,7 +42,7 @@ pub(crate) use self::{
 use super::Abandonment;
 use crate::{
     shell::time::Instant,
-    store::{HANDOFF_LEASE, Hold, StoreError, StoreErrorKind, StoreEvent, Token},
+    store::{Grant, Hold, StoreError, StoreErrorKind, StoreEvent, Token},
 };
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
@@ -329,7 +329,7 @@ impl Session {
             Pushed::Unwanted if self.requests.len() >= MOST_REQUESTS => {}
             Pushed::Unwanted => {
                 let alias = AbandonedAlias::of_vote(server, hold.token);
-                let lease = grant.ttl.min(HANDOFF_LEASE);
+                let lease = grant.ttl.min(Grant::HANDOFF_LEASE);
                 let keep_until = self.keep_until(server, hold.token, cx.now);
                 self.end_alias(&alias, hold, (lease, keep_until), cx);
             }

@@ -10,7 +10,7 @@ use super::{
     exchange::time_out::majority_timeout,
 };
 use crate::{
-    request::spec::MAX_LEASE,
+    request::spec::LockSpec,
     shell::time::Instant,
     store::{RenewReply, Renewal, StoreError, Token},
 };
@@ -38,7 +38,7 @@ impl Session {
         let (sent, servers) = (cx.now, self.servers.len());
         let mut tallies = Vec::with_capacity(renewals.len());
         let mut batches: Vec<(Vec<_>, Vec<_>)> = vec![Default::default(); servers];
-        let mut shortest = MAX_LEASE;
+        let mut shortest = LockSpec::MAX_LEASE;
         for (number, renewal) in renewals.iter().enumerate() {
             let Renewal { hold, lease, .. } = renewal;
             let mut tally = Renewed::new(servers, hold.token.stem());

@@ -14,17 +14,8 @@ use crate::{
     observe::text::Short,
 };
 
-/// The shortest lease.
-pub const MIN_LEASE: Duration = Duration::from_millis(100);
-/// The longest lease.
-pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest `max_hold`, so that its end can be represented as an `Instant`.
 const LONGEST_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The default lease: long enough to survive a slow network, short enough to end soon after a
-/// crash.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// The default time for which a request waits.
-pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 
 /// How a lock is shared among its holders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -228,6 +219,16 @@ macro_rules! constructors_and_setters {
 }
 
 impl LockSpec {
+    /// The shortest lease.
+    pub const MIN_LEASE: Duration = Duration::from_millis(100);
+    /// The longest lease.
+    pub const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+    /// The default lease: long enough to survive a slow network, short enough to end soon after a
+    /// crash.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+    /// The default time for which a request waits.
+    pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
+
     crate::__lock_options!(constructors_and_setters);
 
     const fn new(mode: Mode) -> Self {
@@ -261,7 +262,7 @@ impl LockSpec {
     /// ```
     #[must_use]
     pub fn wait_at_most(self, limit: Duration) -> Self {
-        match self.wait.unwrap_or(Wait::AtMost(DEFAULT_WAIT)) {
+        match self.wait.unwrap_or(Wait::AtMost(LockSpec::DEFAULT_WAIT)) {
             Wait::AtMost(wait) if limit < wait => self.wait(limit),
             _ => self,
         }
@@ -340,8 +341,8 @@ impl LockSpec {
         let filled = self.clone().or(defaults);
         let terms = Terms {
             mode: filled.mode,
-            lease: filled.lease.unwrap_or(DEFAULT_LEASE),
-            wait: filled.wait.unwrap_or(Wait::AtMost(DEFAULT_WAIT)),
+            lease: filled.lease.unwrap_or(LockSpec::DEFAULT_LEASE),
+            wait: filled.wait.unwrap_or(Wait::AtMost(LockSpec::DEFAULT_WAIT)),
             renew: filled.renew.unwrap_or(true),
             strict_order: filled.strict_order.unwrap_or(false),
             reentrant: filled.reentrant.unwrap_or(false),
@@ -400,15 +401,15 @@ impl Terms {
             Wait::No => None,
             Wait::AtMost(wait) => Some(wait),
         };
-        if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
+        if !(LockSpec::MIN_LEASE..=LockSpec::MAX_LEASE).contains(&lease) {
             let lease = Short(lease);
             let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
             return Some(message);
         }
         let a_year = "365 days, or leave it out (in a layer: `no_max_hold`) for no limit";
         for (option, length, longest, remedy) in [
-            ("wait", wait, MAX_LEASE, "24 h"),
-            ("min_hold", min_hold, MAX_LEASE, "24 h"),
+            ("wait", wait, LockSpec::MAX_LEASE, "24 h"),
+            ("min_hold", min_hold, LockSpec::MAX_LEASE, "24 h"),
             ("max_hold", max_hold, LONGEST_HOLD, a_year),
         ] {
             if let Some(length) = length.filter(|length| *length > longest) {
@@ -470,7 +471,7 @@ mod tests {
         let (open, milli) = (LockSpec::exclusive, Duration::from_millis(1));
         for (spec, word) in [
             (open().lease(milli * 99), "lease"),
-            (open().lease(MAX_LEASE + milli), "lease"),
+            (open().lease(LockSpec::MAX_LEASE + milli), "lease"),
             (open().wait(SECOND * 90_000), "wait"),
             (open().min_hold(SECOND * 90_000), "min_hold"),
             (open().max_hold(Duration::ZERO), "max_hold"),
@@ -485,7 +486,7 @@ mod tests {
                 assert!(error.to_string().contains(word), "{error}");
             }
         }
-        for lease in [MIN_LEASE, MAX_LEASE] {
+        for lease in [LockSpec::MIN_LEASE, LockSpec::MAX_LEASE] {
             assert!(open().lease(lease).terms(&open()).is_ok());
         }
         let patient = LockSpec::shared().min_hold(SECOND * 2);

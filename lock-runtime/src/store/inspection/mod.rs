@@ -146,8 +146,8 @@ pub struct Waiter {
     )]
     pub lease: Duration,
     /// The time since its last call. The entry is skipped after
-    /// [`ENTRY_STALE_AFTER`](super::ENTRY_STALE_AFTER) and removed after
-    /// [`ENTRY_TTL`](super::ENTRY_TTL).
+    /// [`Waiter::STALE_AFTER`](super::Waiter::STALE_AFTER) and removed after
+    /// [`Waiter::TTL`](super::Waiter::TTL).
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -173,6 +173,15 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// The time after which the queue entry of a silent waiter is skipped.
+    pub const STALE_AFTER: Duration = Duration::from_secs(3);
+    /// The time after which the queue entry of a silent waiter is removed.
+    pub const TTL: Duration = Duration::from_secs(10);
+    /// The longest pause between two polls of a waiter. If a store knows that a lock may be free
+    /// before its waiters poll again, it sends them
+    /// [`StoreEvent::FreeIn`](super::StoreEvent::FreeIn).
+    pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
     /// Creates an entry whose waiter called last `silent` ago.
     pub fn new(mode: Mode, lease: Duration, silent: Duration, client: Identity) -> Self {
         Self {

@@ -26,14 +26,15 @@ use super::{
     },
 };
 use crate::{
+    guard::fence::FencingToken,
     observe::health::{self, Health},
     request::{key::LockKey, spec::LockKind},
     shell::{sync::lock, time::Instant},
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, FENCES_KEPT_FOR, Hold,
-        HolderId, IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page,
-        PollReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
-        RevokeScope, Store, StoreError, StoreEvent, Token,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, HolderId, IfBusy,
+        Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, Release,
+        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+        StoreError, StoreEvent, Token,
         remote::outage::InOutage,
         table::{Step, Table, acquire_all},
     },
@@ -91,7 +92,7 @@ impl RecordStore {
             clients: Mutex::default(),
             confirms: AtomicBool::new(false),
             presence: Presence::default(),
-            kept_for: AtomicU64::new(FENCES_KEPT_FOR.as_secs()),
+            kept_for: AtomicU64::new(FencingToken::KEPT_FOR.as_secs()),
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);
@@ -101,7 +102,7 @@ impl RecordStore {
     /// Sets whether the store is asked about each grant that a message announces, as
     /// [`LockClientBuilder::confirm_grants`](crate::LockClientBuilder::confirm_grants) describes.
     #[must_use]
-    pub fn confirming_grants(self, confirms: bool) -> Self {
+    pub fn confirm_grants(self, confirms: bool) -> Self {
         self.0.confirms.store(confirms, Ordering::Relaxed);
         self
     }
@@ -110,8 +111,8 @@ impl RecordStore {
     /// [`LockClientBuilder::keep_fences_for`](crate::LockClientBuilder::keep_fences_for) describes;
     /// a minute to a day.
     #[must_use]
-    pub fn keeping_fences_for(self, time: Duration) -> Self {
-        let time = time.clamp(Duration::from_secs(60), FENCES_KEPT_FOR);
+    pub fn keep_fences_for(self, time: Duration) -> Self {
+        let time = time.clamp(Duration::from_secs(60), FencingToken::KEPT_FOR);
         self.0.kept_for.store(time.as_secs(), Ordering::Relaxed);
         self
     }
@@ -121,7 +122,7 @@ impl RecordStore {
     /// describes, 100 ms to a day. A reply is any that is not `Unavailable`.
     #[must_use]
     pub fn unavailable_after(self, after: impl Into<Option<Duration>>) -> Self {
-        let limits = Duration::from_millis(100)..=crate::MAX_LEASE;
+        let limits = Duration::from_millis(100)..=crate::LockSpec::MAX_LEASE;
         let after = after.into();
         let after = after.map(|after| after.clamp(*limits.start(), *limits.end()));
         self.0.presence.set_unavailable_after(after);
@@ -154,7 +155,7 @@ impl Inbox for Shared {
 impl Shared {
     /// The part of the usual life of a record that is left out.
     pub(super) fn kept_shorter_by(&self) -> Duration {
-        FENCES_KEPT_FOR - Duration::from_secs(self.kept_for.load(Ordering::Relaxed))
+        FencingToken::KEPT_FOR - Duration::from_secs(self.kept_for.load(Ordering::Relaxed))
     }
 
     fn knows(&self, token: Token) {

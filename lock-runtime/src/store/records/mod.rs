@@ -43,9 +43,6 @@ use crate::{guard::fence::FencingToken, observe::health::Health};
 
 pub use self::{adapter::RecordStore, name::RecordName};
 
-/// The longest [`Message`], in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 4096;
-
 /// A database of small records with versions, which all clients share. [`RecordStore`] makes it a
 /// [`Store`](super::Store) of locks. The guide has a [page](crate::guide::stores) about it.
 ///
@@ -341,11 +338,14 @@ impl Version {
 pub struct Message {
     /// The addressee.
     pub to: ClientId,
-    /// The content, at most [`MAX_MESSAGE_BYTES`].
+    /// The content, at most [`MAX_BYTES`](Self::MAX_BYTES).
     pub body: Vec<u8>,
 }
 
 impl Message {
+    /// The longest content, in bytes.
+    pub const MAX_BYTES: usize = 4096;
+
     /// Creates a message.
     pub fn new(to: ClientId, body: Vec<u8>) -> Self {
         Self { to, body }

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, ClientId, MAX_MESSAGE_BYTES, Message, RecordName, Timestamp,
+    Change, ClientId, Message, RecordName, Timestamp,
     step::{body::StoredMode, clock::Reading},
 };
 use crate::{
     guard::fence::FencingToken,
     shell::time::Instant,
-    store::{Grant, HANDOFF_LEASE, Hold, MOST_RESERVED, StoreEvent, Token},
+    store::{Grant, Hold, MOST_RESERVED, StoreEvent, Token},
 };
 
 /// A message. Its times are by the clock of the database.
@@ -70,7 +70,7 @@ pub(super) fn message(
         record: None,
     };
     let body = postcard::to_allocvec(&letter).ok()?;
-    (body.len() <= MAX_MESSAGE_BYTES).then(|| Message::new(to, body))
+    (body.len() <= Message::MAX_BYTES).then(|| Message::new(to, body))
 }
 
 /// Reads a message.
@@ -89,7 +89,7 @@ pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
         } => {
             let (key, _) = name.lock()?;
             // Longer if the reading is older than a step of the clock.
-            let ttl = left(expires).min(HANDOFF_LEASE);
+            let ttl = left(expires).min(Grant::HANDOFF_LEASE);
             let grant = Grant::new(FencingToken::new(fence)?, ttl);
             let grant = grant.reserved(reserved.min(MOST_RESERVED));
             StoreEvent::Granted {

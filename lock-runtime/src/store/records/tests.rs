@@ -18,8 +18,8 @@ use crate::{
     shell::sync::lock,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, HANDOFF_LEASE, Hold, IfBusy, KeyRequest, Listener, Release,
-        RenewReply, Renewal, Store, StoreEvent, Token,
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, Listener, Release, RenewReply, Renewal,
+        Store, StoreEvent, Token,
     },
 };
 
@@ -250,7 +250,7 @@ async fn a_grant_ends_with_its_record_however_old_the_reading_of_the_clock() {
     let [pushed] = grants[..] else {
         panic!("{grants:?}");
     };
-    assert!(pushed.ttl <= HANDOFF_LEASE - ahead, "{pushed:?}");
+    assert!(pushed.ttl <= Grant::HANDOFF_LEASE - ahead, "{pushed:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,7 +314,7 @@ async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
         (false, Duration::from_secs(3600), 0),
     ] {
         let database = Database::new();
-        let store = database.store(Duration::ZERO).confirming_grants(confirms);
+        let store = database.store(Duration::ZERO).confirm_grants(confirms);
         let grants = Arc::new(Grants::default());
         let listener: Arc<dyn Listener> = grants.clone();
         store.listen(Arc::downgrade(&listener));
@@ -326,7 +326,7 @@ async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
         let fence = crate::FencingToken::new(now.later(ahead).micros()).unwrap();
         let event = StoreEvent::Granted {
             hold: waiter.hold.clone(),
-            grant: Grant::new(fence, HANDOFF_LEASE),
+            grant: Grant::new(fence, Grant::HANDOFF_LEASE),
             is_named: false,
             next: None,
         };

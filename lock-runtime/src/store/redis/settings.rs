@@ -16,7 +16,7 @@ use crate::store::remote::pem::{Certificates, Pem};
 use crate::{
     client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
-    request::spec::{DEFAULT_LEASE, LockSpec},
+    request::spec::LockSpec,
 };
 
 /// Options for connections to Redis, in addition to the URL. See
@@ -205,7 +205,7 @@ impl RedisOptions {
 
     /// Returns the longest lease of a request over several servers.
     pub(crate) fn longest_lease_or_default(&self) -> Duration {
-        self.longest_lease.unwrap_or(DEFAULT_LEASE)
+        self.longest_lease.unwrap_or(LockSpec::DEFAULT_LEASE)
     }
 
     /// Returns whether a message only announces a grant. Without the replicas it does not count.

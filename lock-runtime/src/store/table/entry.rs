@@ -10,10 +10,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
-    store::{
-        ENTRY_STALE_AFTER, ENTRY_TTL, Grant, HANDOFF_LEASE, Heir, Hold, NextHolder, POLL_INTERVAL,
-        StoreEvent, Token,
-    },
+    store::{Grant, Heir, Hold, NextHolder, StoreEvent, Token, Waiter},
 };
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until
@@ -65,11 +62,11 @@ impl Place {
     }
 
     fn is_live(&self, now: Instant) -> bool {
-        self.silence(now) < ENTRY_STALE_AFTER
+        self.silence(now) < Waiter::STALE_AFTER
     }
 
     pub(crate) fn is_queued(&self, now: Instant) -> bool {
-        self.silence(now) < ENTRY_TTL
+        self.silence(now) < Waiter::TTL
     }
 
     /// The number of permits is part of their name.
@@ -207,7 +204,7 @@ impl Entry {
                     false => self.free_in(place.mode, now),
                 };
                 if step.frees
-                    && let Some(ttl) = free_in().filter(|ttl| *ttl < POLL_INTERVAL)
+                    && let Some(ttl) = free_in().filter(|ttl| *ttl < Waiter::POLL_INTERVAL)
                 {
                     let (key, kind) = (key.clone(), place.mode.kind());
                     step.events.push(StoreEvent::FreeIn { key, kind, ttl });
@@ -215,12 +212,12 @@ impl Entry {
                 break;
             }
             let (mode, mut request) = (place.mode, place.request);
-            request.lease = request.lease.min(HANDOFF_LEASE);
+            request.lease = request.lease.min(Grant::HANDOFF_LEASE);
             self.line.remove(index);
             let grant = self.hold(mode, request, step);
             // A dead process does not renew its short lease, which may end before the next waiter
             // polls.
-            step.frees |= request.lease < POLL_INTERVAL;
+            step.frees |= request.lease < Waiter::POLL_INTERVAL;
             if !is_caller {
                 let hold = Hold::new(key.clone(), mode, request.token);
                 let next = self
@@ -241,7 +238,7 @@ impl Entry {
 
     /// Grants a free lock to the acquisition that its releaser has named, and notifies its client.
     pub(crate) fn grant_heir(&mut self, key: &LockKey, mut heir: NextHolder, step: &mut Step<'_>) {
-        heir.lease = heir.lease.min(HANDOFF_LEASE);
+        heir.lease = heir.lease.min(Grant::HANDOFF_LEASE);
         self.line.retain(|place| place.request.token != heir.token);
         let grant = self.hold(Mode::Exclusive, heir, step);
         step.events.push(StoreEvent::Granted {
@@ -290,7 +287,7 @@ impl Entry {
             }
             // The holders admit the request, but this waiter is before it, and is skipped unless
             // it polls.
-            Some(next) if self.admits(mode) => Some(next.seen + ENTRY_STALE_AFTER - now),
+            Some(next) if self.admits(mode) => Some(next.seen + Waiter::STALE_AFTER - now),
             _ => self.free_in(mode, now),
         }
     }

@@ -2,7 +2,7 @@
 
 #![cfg(test)]
 
-use lock_runtime::{FencingToken, LockClient, MIN_LEASE, fencing};
+use lock_runtime::{FencingToken, LockClient, LockSpec, fencing};
 use lock_tests::shared_postgres;
 use sqlx::PgPool;
 
@@ -19,7 +19,10 @@ async fn a_late_holder_is_refused_and_the_next_one_is_not() -> Result<(), sqlx::
     sqlx::raw_sql(table).execute(&pool).await?;
 
     let locks = LockClient::in_memory();
-    let late = locks.exclusive("account:7").lease(MIN_LEASE).no_renew();
+    let late = locks
+        .exclusive("account:7")
+        .lease(LockSpec::MIN_LEASE)
+        .no_renew();
     let late = late.acquire().await.unwrap();
     let next = locks.exclusive("account:7").acquire().await.unwrap();
     withdraw(&pool, 10, next.fence()).await?;

@@ -175,7 +175,10 @@ async fn the_lease_is_the_one_that_is_written() {
     with_client(async |locks| {
         assert_eq!(lease(locks).await.unwrap(), Duration::from_secs(65));
         assert_eq!(lease_expression(locks).await.unwrap(), LEASE * 2);
-        assert_eq!(defaults(locks).await.unwrap(), lock_runtime::DEFAULT_LEASE);
+        assert_eq!(
+            defaults(locks).await.unwrap(),
+            lock_runtime::LockSpec::DEFAULT_LEASE
+        );
     })
     .await;
 }
@@ -193,7 +196,7 @@ async fn it_waits_as_long_as_is_written_and_not_at_all_with_no_wait() {
                 && start.elapsed() < Duration::from_millis(400)
         );
         assert_eq!(defaults(locks).await.unwrap_err().kind(), WOULD_WAIT[1]);
-        assert!(start.elapsed() >= lock_runtime::DEFAULT_WAIT);
+        assert!(start.elapsed() >= lock_runtime::LockSpec::DEFAULT_WAIT);
         // Places in line are given up in the background.
         sleep(Duration::from_millis(1)).await;
         guard.release().await.unwrap();

@@ -128,7 +128,7 @@ async fn without_a_client_it_says_how_to_install_one() {
     let words = [
         "returns::own_error`",
         "let locks = LockClient::connect(",
-        "locks.clone().install()?",
+        "locks.install()?",
         "shutdown().await",
     ];
     for word in words.into_iter().chain(["client = "]) {

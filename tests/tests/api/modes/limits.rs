@@ -286,7 +286,7 @@ async fn an_extension_out_of_range_is_refused(place: Place) {
     for lease in [
         Duration::ZERO,
         Duration::from_millis(99),
-        lock_runtime::MAX_LEASE + Duration::from_nanos(1),
+        lock_runtime::LockSpec::MAX_LEASE + Duration::from_nanos(1),
     ] {
         assert_eq!(
             guard.extend(lease).await.unwrap_err().kind(),

@@ -205,11 +205,21 @@ async fn a_downgraded_lock_is_renewed(place: Place) {
 
 async fn what_cannot_be_downgraded_is_released(place: Place) {
     let locks = place.client().await;
-    let reader = locks.shared("a").acquire().await.unwrap();
+    let reader = locks.shared("a").name("look").acquire().await.unwrap();
+    let view = reader.held();
+    let error = reader.downgrade().await.unwrap_err();
     assert_eq!(
-        reader.downgrade().await.unwrap_err().kind(),
-        LockErrorKind::ModeMismatch
+        (error.kind(), error.name()),
+        (LockErrorKind::ModeMismatch, Some("look"))
     );
+    // The errors of a view, and of a lock that was released, have the name as well.
+    eventually("the lock is released", async || view.validity().is_zero()).await;
+    let error = view.verify().await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.name()),
+        (LockErrorKind::Released, Some("look"))
+    );
+    assert!(!view.is_lost());
     if place.has_permits() {
         let permit = locks
             .permits("a", 2.try_into().unwrap())

@@ -1,6 +1,6 @@
 //! The script of the page on fencing.
 
-use lock_runtime::{FencingToken, MIN_LEASE};
+use lock_runtime::{FencingToken, LockSpec};
 use lock_tests::{
     RedisServer,
     place::{LONG, Place, in_time},
@@ -82,7 +82,10 @@ async fn a_holder_whose_lease_has_ended_is_refused() {
     in_time(async {
         let (place, data) = (Place::redis().await, Data::new().await);
         let locks = place.client().await;
-        let late = locks.exclusive("account").lease(MIN_LEASE).no_renew();
+        let late = locks
+            .exclusive("account")
+            .lease(LockSpec::MIN_LEASE)
+            .no_renew();
         let late = late.acquire().await.unwrap();
         let next = locks.exclusive("account").wait(LONG);
         let next = next.acquire().await.unwrap();

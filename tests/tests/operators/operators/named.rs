@@ -6,7 +6,7 @@ use lock_runtime::store::{AcquireReply, Hold, KeyRequest, MemoryStore};
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, Mode, RedisOptions,
     operator::Identity,
-    store::{IDENTITY_TTL, Instant, Token},
+    store::{Instant, Token},
 };
 use lock_tests::{
     FaultyStore, RedisServer,
@@ -159,7 +159,7 @@ async fn each_reader_and_each_permit_shows_for_how_long_it_is_held(place: Place)
         let ages = [1500, 0, 1500, 0].map(Duration::from_millis);
         let grants: Vec<_> = holders.iter().map(|it| it.id).zip(ages).collect();
         let store = place.store().await;
-        let introduced = store.introduce(id, "reader", &grants, IDENTITY_TTL);
+        let introduced = store.introduce(id, "reader", &grants, Identity::TTL);
         introduced.await.unwrap();
     }
     for seen in [locks.inspect("a").await, locks.inspect("a").permits().await] {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lock_conformance::Model;
-use lock_runtime::store::{ENTRY_STALE_AFTER, MemoryStore, Store, redis::RedisStore};
+use lock_runtime::store::{MemoryStore, Store, Waiter, redis::RedisStore};
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation};
 use tokio::time::sleep;
 
@@ -43,7 +43,7 @@ async fn server_of_a_quorum_answers_as_memory_does() {
 async fn a_waiter_that_polls_too_late_is_no_mismatch() {
     let store = FaultyStore::new(Arc::new(MemoryStore::new()), |call| async move {
         if matches!(call.operation, Operation::Poll(_)) && call.nth % 50 == 0 {
-            sleep(ENTRY_STALE_AFTER + Duration::from_millis(100)).await;
+            sleep(Waiter::STALE_AFTER + Duration::from_millis(100)).await;
         }
         call.execute().await
     });

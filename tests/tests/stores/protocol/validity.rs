@@ -11,7 +11,7 @@ use std::{
 };
 
 use lock_runtime::{
-    LockClient, LockErrorKind, LockGuard, LockKind, MAX_LEASE,
+    LockClient, LockErrorKind, LockGuard, LockKind, LockSpec,
     store::{MemoryStore, QuorumMember, QuorumStore, Store, StoreError, StoreErrorKind},
 };
 use lock_tests::{
@@ -48,7 +48,8 @@ fn behind<F: Future<Output = Outcome> + Send + 'static>(
         return (memory, faulty);
     }
     let (memories, faulty): (Vec<_>, Vec<_>) = (0..3).map(server).unzip();
-    let majority = |servers| QuorumStore::new(servers, MAX_LEASE).expect("three are an odd number");
+    let majority =
+        |servers| QuorumStore::new(servers, LockSpec::MAX_LEASE).expect("three are an odd number");
     (Arc::new(majority(memories)), Arc::new(majority(faulty)))
 }
 
@@ -76,7 +77,7 @@ impl Slow {
     /// Checks that the holder relies on its lock for no longer than the store keeps it, less the
     /// margin. Returns for how long that is.
     async fn check(&self, how: &str, guard: &LockGuard) -> Duration {
-        let mut left = MAX_LEASE;
+        let mut left = LockSpec::MAX_LEASE;
         for (key, _) in guard.fences() {
             let seen = self.direct.inspect(key, LockKind::Lock).await.unwrap();
             let ends = seen.holders.iter().filter_map(|holder| holder.ttl);

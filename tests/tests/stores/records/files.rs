@@ -18,7 +18,7 @@ use std::{
 use futures_util::TryStreamExt as _;
 use lock_runtime::store::Instant;
 use lock_runtime::{
-    LockClient, LockErrorKind, LockKey, LockKind, Loss, MAX_KEY_BYTES, MIN_LEASE, Mode,
+    LockClient, LockErrorKind, LockKey, LockKind, LockSpec, Loss, Mode,
     operator::RevokeReply,
     store::{
         AcquireAllReply, Hold, KeyRequest, RecordStore, Records, Store, StoreErrorKind, Token,
@@ -133,7 +133,7 @@ async fn a_lock_that_is_not_granted_has_no_new_fencing_token() {
     let store = place.store();
     let request = |key: &str, token: Token| {
         let hold = Hold::new(LockKey::new(key).unwrap(), Mode::Exclusive, token);
-        KeyRequest::new(hold, MIN_LEASE, Instant::now() + LONG).queued()
+        KeyRequest::new(hold, LockSpec::MIN_LEASE, Instant::now() + LONG).queued()
     };
     let free = request("free", Token::random());
     store.acquire(&free).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_lock_that_is_not_granted_has_no_new_fencing_token() {
             .await
             .unwrap();
     }
-    sleep(MIN_LEASE * 2).await;
+    sleep(LockSpec::MIN_LEASE * 2).await;
     // The request lets the waiter of one lock have it, and acquires none of them.
     let both = ["busy", "free"].map(|key| request(key, Token::random()));
     let reply = store.acquire_all(&both).await.unwrap();
@@ -182,7 +182,7 @@ async fn a_page_may_end_among_the_permits() {
 async fn any_name_of_a_lock_is_its_own() {
     let place = Place::new();
     let (locks, others) = (place.client(), place.client());
-    let longest = "\u{e9}".repeat(MAX_KEY_BYTES / 2);
+    let longest = "\u{e9}".repeat(LockKey::MAX_BYTES / 2);
     let hostile = [
         "../lock",
         "/",

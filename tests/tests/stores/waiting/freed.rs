@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockGuard, LockKey, LockRequest, Mode,
     future::AcquireFuture,
-    store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token},
+    store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token, Waiter},
 };
 use lock_tests::{
     Proxy,
@@ -52,7 +52,6 @@ const RESERVED: Duration = Duration::from_millis(400);
 /// The accepted delay of a grant on a busy machine.
 const LATE: Duration = Duration::from_millis(250);
 /// The time without a poll after which a queue entry is passed over.
-const ENTRY_STALE_AFTER: Duration = lock_runtime::store::ENTRY_STALE_AFTER;
 const KEY: &str = "a";
 
 /// Three live processes, and the store of one that dies.
@@ -407,7 +406,7 @@ async fn a_dead_writer_in_the_queue_is_passed_over_on_time(place: Place) {
     let mut readers = Vec::new();
     for key in KEYS {
         readers.push(acquired(scene.here.shared(key)).await);
-        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + ENTRY_STALE_AFTER;
+        let free = scene.dies_waiting(key, Mode::Exclusive, LONG).await + Waiter::STALE_AFTER;
         let waiting = scene.waits_for(scene.there.shared(key), key, 1).await;
         // A majority may grant the lock without the server that has queued the dead process.
         granted.push(waiting.granted_by(free));
@@ -496,7 +495,7 @@ async fn a_dead_waiter_for_a_permit_is_passed_over_on_time(place: Place) {
         );
     }
     // The dead waiters are passed over by then.
-    sleep(ENTRY_STALE_AFTER + RESERVED).await;
+    sleep(Waiter::STALE_AFTER + RESERVED).await;
     let free = Instant::now();
     join_all(held.into_iter().map(released)).await;
     let granted = join_all(waiting.into_iter().map(|waiting| waiting.granted_at(free))).await;

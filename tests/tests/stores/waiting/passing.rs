@@ -193,7 +193,7 @@ async fn who_has_passed_a_lock_on_has_released_it(place: Place) {
     assert_eq!(held.validity(), Duration::ZERO);
     assert_eq!(
         held.verify().await.unwrap_err().kind(),
-        LockErrorKind::Lost(Loss::Taken)
+        LockErrorKind::Released
     );
     assert!(next.fence() > held.fence());
     // A future that still runs in the frame of the previous guard does not own the lock.

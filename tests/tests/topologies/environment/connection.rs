@@ -75,14 +75,10 @@ async fn acquire_uses_one_connection_and_one_subscription() {
         .map(|number| tokio::spawn(locks.exclusive(format!("k{number}")).wait(HOUR).acquire()))
         .collect();
     locks.inspect("k0").await.unwrap();
-    let list: String = server.query(&["CLIENT", "LIST"]).await;
-    let ours: Vec<_> = list
-        .lines()
-        .filter(|line| !line.contains("cmd=client|list"))
-        .collect();
-    assert_eq!(ours.len(), 1, "{list}");
+    let ours = server.clients().await;
+    assert_eq!(ours.len(), 1, "{ours:?}");
     // The channel of the client, and that of the namespace for revocations.
-    assert!(ours[0].contains(" sub=2 psub=0 ssub=0 "), "{list}");
+    assert!(ours[0].contains(" sub=2 psub=0 ssub=0 "), "{ours:?}");
     drop(guards);
     for guard in waiting {
         guard.await.unwrap().unwrap().release().await.unwrap();

@@ -1,6 +1,6 @@
 //! Invalid input of callers: names, leases, numbers of permits, namespaces, URLs.
 
-use lock_runtime::{LockClient, LockErrorKind, LockSpec, MAX_LEASE};
+use lock_runtime::{LockClient, LockErrorKind, LockSpec};
 use lock_tests::{shared_server, unique};
 
 use super::{Duration, assert_says, permits, within};
@@ -88,7 +88,7 @@ async fn a_lease_out_of_range_is_refused_with_the_range() {
         for lease in [
             Duration::ZERO,
             Duration::from_millis(99),
-            MAX_LEASE + Duration::from_millis(1),
+            LockSpec::MAX_LEASE + Duration::from_millis(1),
             Duration::MAX,
         ] {
             let words = [name.as_str(), "lease", "100 ms to 24 h"];
@@ -115,7 +115,7 @@ async fn a_lease_out_of_range_is_refused_with_the_range() {
                 .holders
                 .is_empty()
         );
-        for lease in [Duration::from_millis(100), MAX_LEASE] {
+        for lease in [Duration::from_millis(100), LockSpec::MAX_LEASE] {
             drop(
                 locks
                     .exclusive(name.as_str())
@@ -153,7 +153,7 @@ async fn acquire_in_another_mode_reports_the_lock_as_held() {
             .await
             .unwrap_err();
         assert_says(&error, LockErrorKind::Contended, &[&name, "holds it"]);
-        assert!(error.retry_after().is_some());
+        assert!(error.free_in().is_some());
         assert_says(
             &reader.downgrade().await.unwrap_err(),
             LockErrorKind::ModeMismatch,

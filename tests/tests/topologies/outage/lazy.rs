@@ -37,7 +37,7 @@ async fn every_form_of_url_is_checked_at_once() {
         assert!(is_early, "{url}: {error}");
     }
     let builder = LockClient::builder;
-    let (second, day) = (Duration::from_secs(1), lock_runtime::MAX_LEASE);
+    let (second, day) = (Duration::from_secs(1), lock_runtime::LockSpec::MAX_LEASE);
     for (builder, url) in [
         (builder().namespace("a:b"), "redis://127.0.0.1:1"),
         (

@@ -112,6 +112,7 @@ impl Member {
                 grant,
                 is_named,
                 next,
+                ..
             } => Pushed {
                 token: hold.token,
                 grant,

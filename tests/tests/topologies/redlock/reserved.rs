@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use lock_runtime::{
-    LockClient, MAX_LEASE,
+    LockClient, LockSpec,
     store::{MemoryStore, QuorumMember, QuorumStore, Store, StoreError, StoreErrorKind},
 };
 use lock_tests::{
@@ -37,7 +37,7 @@ impl Three {
         let members = self.0.iter().enumerate();
         let members = members
             .map(|(number, store)| (number.to_string(), store.clone() as Arc<dyn QuorumMember>));
-        Arc::new(QuorumStore::new(members, MAX_LEASE).expect("three are an odd number"))
+        Arc::new(QuorumStore::new(members, LockSpec::MAX_LEASE).expect("three are an odd number"))
     }
 
     pub(super) fn client(&self) -> LockClient {

@@ -15,7 +15,7 @@ use lock_tests::{
     Captured,
     place::{eventually, in_time},
 };
-use lock_tower::{DEFAULT_MAX_HOLD, HoldUntil, LockLayer, LockPolicies, Policy, PolicyLayer};
+use lock_tower::{HoldUntil, LockLayer, LockPolicies, Policy, PolicyLayer};
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -96,7 +96,7 @@ macro_rules! by_layer_and_file {
                 let layer = layer(&locks).hold_until($hold_until);
                 let app = Router::new().route("/orders/{id}", post(handler).layer(layer));
                 let _caller = calls(&locks, app, $request).await;
-                is_held_for(&locks, DEFAULT_MAX_HOLD).await;
+                is_held_for(&locks, Policy::DEFAULT_MAX_HOLD).await;
             })
             .await;
         }
@@ -108,7 +108,7 @@ macro_rules! by_layer_and_file {
                 let app = Router::new().route("/orders/{id}", post(handler));
                 let app = app.layer(policies(&locks, $field));
                 let _caller = calls(&locks, app, $request).await;
-                is_held_for(&locks, DEFAULT_MAX_HOLD).await;
+                is_held_for(&locks, Policy::DEFAULT_MAX_HOLD).await;
             })
             .await;
         }
@@ -132,7 +132,7 @@ async fn a_caller_does_not_hold_the_lock_longer_where_a_loss_is_ignored() {
         let layer = layer(&locks).hold_until(HoldUntil::Body).on_lost(on_lost);
         let app = Router::new().route("/orders/{id}", post(handler).layer(layer));
         let _caller = calls(&locks, app, WHOLE).await;
-        is_held_for(&locks, DEFAULT_MAX_HOLD).await;
+        is_held_for(&locks, Policy::DEFAULT_MAX_HOLD).await;
         tokio::time::resume();
     }
 }

@@ -13,7 +13,7 @@ use super::super::{
 };
 use crate::{
     request::key::LockKey,
-    request::spec::{LockKind, MAX_LEASE},
+    request::spec::{LockKind, LockSpec},
     shell::time::Instant,
     store::{
         ConvertReply, Hold, Inspection, ReleaseReply, RevokeReply, RevokeScope, StoreError, Token,
@@ -69,7 +69,13 @@ impl Session {
     fn ask_all(&mut self, request: &ServerRequest, count: Count, cx: &mut Cx<'_>) -> RequestId {
         let call = |server| (server, request.clone(), Purpose::Broadcast);
         let calls = (0..self.servers.len()).map(call);
-        self.broadcast(count, majority_timeout(MAX_LEASE), None, calls, cx)
+        self.broadcast(
+            count,
+            majority_timeout(LockSpec::MAX_LEASE),
+            None,
+            calls,
+            cx,
+        )
     }
 
     /// Begins a request to several servers.

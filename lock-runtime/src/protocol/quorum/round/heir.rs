@@ -5,9 +5,9 @@
 //! *name*: the alias in the coordinator's wait queue. So the heir has a majority as soon as the
 //! push messages arrive, without a call.
 //!
-//! No server can have granted the lock to the name before the request was sent that queued it. So
-//! a vote that was passed on lasts at least until min(lease, [`HANDOFF_LEASE`]) after that moment,
-//! however late its push message arrives.
+//! No server can have granted the lock to the name before the request was sent that queued it. So a
+//! vote that was passed on lasts at least until min(lease, [`Grant::HANDOFF_LEASE`]) after that
+//! moment, however late its push message arrives.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     guard::fence::FencingToken,
     request::spec::{Mode, call_timeout},
     shell::time::Instant,
-    store::{Grant, HANDOFF_LEASE, Heir, Token},
+    store::{Grant, Heir, Token},
 };
 
 /// The time for which the next waiter is considered alive after the coordinator has reported it.
@@ -187,7 +187,7 @@ impl Round {
             return Pushed::Unwanted;
         }
         let until = if cx.breaks(Mutation::CountsFromPush) {
-            cx.now + self.lease.min(HANDOFF_LEASE)
+            cx.now + self.lease.min(Grant::HANDOFF_LEASE)
         } else {
             until
         };

@@ -8,7 +8,7 @@ use crate::{
     protocol::held::lease::{Correction, drift},
     request::spec::Mode,
     shell::time::Instant,
-    store::{AcquireReply, Grant, HANDOFF_LEASE, StoreError, Token},
+    store::{AcquireReply, Grant, StoreError, Token},
 };
 
 /// The state of a round at one server.
@@ -107,7 +107,7 @@ impl VoteState {
 /// The time until which a vote lasts at least that was passed on to a name. No server can have
 /// granted the lock to it before the request was sent that queued it.
 pub(super) fn passed_until(asked_since: Instant, lease: Duration) -> Instant {
-    let lease = lease.min(HANDOFF_LEASE);
+    let lease = lease.min(Grant::HANDOFF_LEASE);
     asked_since + lease.saturating_sub(drift(lease))
 }
 

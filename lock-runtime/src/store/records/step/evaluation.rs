@@ -12,7 +12,7 @@ use crate::{
     request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
     store::{
-        ClientId, ENTRY_TTL, FENCES_KEPT_FOR, POLL_INTERVAL, StoreError, StoreEvent, Token,
+        ClientId, StoreError, StoreEvent, Token, Waiter,
         table::{Fences, Step, Table, entry::Entry},
     },
 };
@@ -21,7 +21,8 @@ use crate::{
 /// next renewal that the lock is not theirs, and not why. Each takes 16 bytes in the record.
 const REVOKED: usize = 100;
 /// A change is not written if all it does is to renew queue entries by less than this.
-const POLLED_AGAIN: Duration = Duration::from_millis(POLL_INTERVAL.as_millis() as u64 * 3 / 4);
+const POLLED_AGAIN: Duration =
+    Duration::from_millis(Waiter::POLL_INTERVAL.as_millis() as u64 * 3 / 4);
 
 /// A lock and the name of its record.
 #[derive(Clone, Debug)]
@@ -288,8 +289,8 @@ impl Body {
         let places = self
             .queue
             .iter()
-            .map(|place| place.seen.saturating_add(ENTRY_TTL.as_micros() as u64));
+            .map(|place| place.seen.saturating_add(Waiter::TTL.as_micros() as u64));
         let last = slots.chain(places).fold(now.micros(), u64::max);
-        Timestamp::from_micros(last).later(FENCES_KEPT_FOR)
+        Timestamp::from_micros(last).later(FencingToken::KEPT_FOR)
     }
 }

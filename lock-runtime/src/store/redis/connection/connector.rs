@@ -37,9 +37,10 @@ use super::{
     pushes::Pushes,
 };
 use crate::{
+    guard::fence::FencingToken,
     observe::log,
     shell::{sync::lock, time::Instant},
-    store::{FENCES_KEPT_FOR, StoreError, StoreErrorKind, Token},
+    store::{StoreError, StoreErrorKind, Token},
 };
 
 /// The time limit of one attempt. A call fails after two of them.
@@ -101,7 +102,7 @@ impl Connector {
             accepted: Arc::default(),
             listens: true,
             unavailable_after: None,
-            fences_kept_for: FENCES_KEPT_FOR,
+            fences_kept_for: FencingToken::KEPT_FOR,
         }
     }
 
@@ -110,7 +111,7 @@ impl Connector {
     pub(crate) fn with(self, settings: &RedisOptions) -> Self {
         Self {
             unavailable_after: settings.unavailable_after,
-            fences_kept_for: settings.fences_kept_for.unwrap_or(FENCES_KEPT_FOR),
+            fences_kept_for: settings.fences_kept_for.unwrap_or(FencingToken::KEPT_FOR),
             ..self
         }
     }
@@ -148,7 +149,7 @@ impl Connector {
         self.membership = Some(Membership {
             longest_lease,
             settings,
-            question: marker.by_text(FENCES_KEPT_FOR),
+            question: marker.by_text(FencingToken::KEPT_FOR),
             latest: Arc::default(),
             runs: runs.clone(),
         });

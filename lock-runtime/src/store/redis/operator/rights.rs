@@ -7,7 +7,7 @@ use super::{
     super::script::{self, Call},
     acl::AclLine,
 };
-use crate::store::FENCES_KEPT_FOR;
+use crate::guard::fence::FencingToken;
 
 /// The arguments of each command whose right is checked; `@` stands for a key or a channel. They
 /// must be valid: Redis 7.0 ends if it looks for keys beyond the last argument.
@@ -152,7 +152,7 @@ pub(crate) fn question(acl: &AclLine, namespace: &str) -> Cmd {
     let call = keys.fold(call, |call, (_, key)| call.arg(key));
     let commands = rights.commands.iter();
     let call = commands.fold(call, |call, (_, arguments)| call.arg(arguments));
-    call.by_text(FENCES_KEPT_FOR)
+    call.by_text(FencingToken::KEPT_FOR)
 }
 
 /// The missing rights, by the reply to the [`question`]. `None` if the server did not answer it.

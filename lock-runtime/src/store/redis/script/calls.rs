@@ -30,7 +30,7 @@ use crate::{
     observe::health::Health,
     request::{
         key::LockKey,
-        spec::{DEFAULT_LEASE, LockKind, Mode, call_timeout},
+        spec::{LockKind, LockSpec, Mode, call_timeout},
     },
     shell::call::within,
     store::{
@@ -315,7 +315,7 @@ impl RedisStore {
             let call = self.on_all(&script::INSPECT, key, kind).kind(kind);
             let call = call.arg(key.as_str()).arg(part);
             let call = call.number(skipped).number(from);
-            let mut reply = within(call_timeout(DEFAULT_LEASE), self.run(call)).await?;
+            let mut reply = within(call_timeout(LockSpec::DEFAULT_LEASE), self.run(call)).await?;
             if reply.word() != "holders" {
                 return Err(self.foreign(key, kind, &reply));
             }

@@ -22,9 +22,10 @@ use smallvec::SmallVec;
 
 use self::names::Names;
 use crate::{
+    guard::fence::FencingToken,
     request::spec::{LockKind, Mode},
     shell::sync::lock,
-    store::{FENCES_KEPT_FOR, Hold, KeyPart, Token},
+    store::{Hold, KeyPart, Token},
 };
 
 /// The script of an operation.
@@ -128,7 +129,7 @@ scripts! {
 impl Script {
     /// The text that keeps fencing tokens for this long after their grants.
     fn keeping(&self, fences: Duration) -> &Text {
-        if fences == FENCES_KEPT_FOR {
+        if fences == FencingToken::KEPT_FOR {
             return &self.text;
         }
         let mut others = lock(&self.others);
@@ -136,7 +137,7 @@ impl Script {
         if let Some((_, text)) = known {
             return text;
         }
-        let [usual, other] = [FENCES_KEPT_FOR, fences].map(|it| {
+        let [usual, other] = [FencingToken::KEPT_FOR, fences].map(|it| {
             let (seconds, millis) = (it.as_secs(), it.as_millis());
             [format!("'EX', {seconds})"), format!(", {millis})")]
         });
@@ -352,10 +353,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{
-        ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE, MAX_PROPOSAL_SKEW, MOST_RESERVED,
-        POLL_INTERVAL,
-    };
+    use crate::store::{Grant, MAX_PROPOSAL_SKEW, MOST_RESERVED, Waiter};
 
     /// Each place in which a script has the usual time.
     #[test]
@@ -381,7 +379,7 @@ mod tests {
             assert!(other.body.contains("60)") || other.body.contains("60000)"));
             assert_ne!(usual.digest, other.digest);
             assert!(std::ptr::eq(other, script.keeping(minute)));
-            assert!(std::ptr::eq(usual, script.keeping(FENCES_KEPT_FOR)));
+            assert!(std::ptr::eq(usual, script.keeping(FencingToken::KEPT_FOR)));
         }
         for script in [&super::RENEW, &super::INTRODUCE, &super::FREE] {
             assert!(!script.text.body.contains("86400"), "{}", script.operation);
@@ -391,10 +389,13 @@ mod tests {
     #[test]
     fn the_line_keeps_the_times_of_the_contract() {
         let [stale_after, ttl, handoff] =
-            [ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE].map(|time| time.as_millis());
+            [Waiter::STALE_AFTER, Waiter::TTL, Grant::HANDOFF_LEASE].map(|time| time.as_millis());
         let names = "ENTRY_STALE_AFTER, ENTRY_TTL, HANDOFF_LEASE";
         let times = format!("local {names} = {stale_after}, {ttl}, {handoff}\n");
-        let poll_interval = format!("local POLL_INTERVAL = {}\n", POLL_INTERVAL.as_millis());
+        let poll_interval = format!(
+            "local POLL_INTERVAL = {}\n",
+            Waiter::POLL_INTERVAL.as_millis()
+        );
         let reserved = format!("local MOST_RESERVED = {MOST_RESERVED}\n");
         for line in [times, poll_interval, reserved] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");

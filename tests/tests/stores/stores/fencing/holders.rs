@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use lock_runtime::{FencingToken, LockGuard, MIN_LEASE, fencing};
+use lock_runtime::{FencingToken, LockGuard, LockSpec, fencing};
 use lock_tests::{
     chain,
     place::{LONG, Place, in_time},
@@ -17,7 +17,7 @@ const ACCOUNT: &str = "account:7";
 /// The guard of a holder that was paused until its lease had ended, and that of the next holder.
 async fn late_and_next(place: Place) -> (LockGuard, LockGuard) {
     let (one, other) = (place.client().await, place.client().await);
-    let late = one.exclusive(ACCOUNT).lease(MIN_LEASE).no_renew();
+    let late = one.exclusive(ACCOUNT).lease(LockSpec::MIN_LEASE).no_renew();
     let late = late.acquire().await.unwrap();
     let next = other.exclusive(ACCOUNT).wait(LONG).acquire().await.unwrap();
     late.lost().await;

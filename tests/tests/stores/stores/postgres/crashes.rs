@@ -10,7 +10,7 @@ use lock_runtime::{
     LockClient, LockKey, LockKind, Mode,
     operator::Inspection,
     store::{
-        AcquireReply, ClientId, Grant, Hold, IDENTITY_TTL, KeyRequest, PollReply, Release,
+        AcquireReply, ClientId, Grant, Hold, Identity, KeyRequest, PollReply, Release,
         ReleaseReply, RenewReply, Renewal, RevokeScope, Store, Token,
         postgres::{PostgresOptions, PostgresRecords},
     },
@@ -296,7 +296,9 @@ mod lost {
         in_time(async {
             let mut case = Case::new().await;
             let client = ClientId::random();
-            let introduced = case.store.introduce(client, "somewhere", &[], IDENTITY_TTL);
+            let introduced = case
+                .store
+                .introduce(client, "somewhere", &[], Identity::TTL);
             introduced.await.unwrap();
             let named = async |case: &Case| {
                 let names = case.store.names_of(&[client]).await.unwrap();

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{join, join_all};
-use lock_runtime::{FencingToken, LockClient, LockErrorKind, LockGuard, Loss, MIN_LEASE};
+use lock_runtime::{FencingToken, LockClient, LockErrorKind, LockGuard, LockSpec, Loss};
 use lock_tests::{
     FencedResource, PostgresServer, Proxy, chain,
     place::{HANGS, LONG, Stopwatch, begun, eventually, in_time},
@@ -483,7 +483,7 @@ async fn a_hundred_processes_take_turns_also_while_the_server_is_killed() {
         waiters(&clients[0], "a", 99).await;
         guard.release().await.unwrap();
         while resource.report().value < 30 {
-            sleep(MIN_LEASE / 10).await;
+            sleep(LockSpec::MIN_LEASE / 10).await;
         }
         server.restart().await;
         while let Some(ended) = tasks.join_next().await {

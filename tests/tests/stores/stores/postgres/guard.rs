@@ -2,9 +2,7 @@
 
 use std::{num::NonZeroU32, pin::pin, time::Duration};
 
-use lock_runtime::{
-    FencingToken, LockClient, LockGuard, MIN_LEASE, fencing, operator::RevokeReply,
-};
+use lock_runtime::{FencingToken, LockClient, LockGuard, LockSpec, fencing, operator::RevokeReply};
 use lock_tests::{
     place::{LONG, Stopwatch, begun, eventually, in_time},
     postgres,
@@ -35,7 +33,7 @@ async fn two() -> (LockClient, LockClient, Client) {
 
 /// Takes a lock whose lease ends soon.
 async fn for_a_moment(locks: &LockClient) -> LockGuard {
-    let request = locks.exclusive(KEY).lease(MIN_LEASE).no_renew();
+    let request = locks.exclusive(KEY).lease(LockSpec::MIN_LEASE).no_renew();
     request.acquire().await.unwrap()
 }
 
@@ -66,7 +64,7 @@ async fn a_held_lock_is_guarded_under_its_own_names() {
         let transaction = db.transaction().await.unwrap();
         fencing::guard(&transaction, &guard.held()).await.unwrap();
         guard.lost().await;
-        sleep(MIN_LEASE).await;
+        sleep(LockSpec::MIN_LEASE).await;
         for key in ["a", "b"] {
             let granted = other.exclusive(key).try_acquire().await.unwrap();
             assert!(granted.is_none(), "{key}");
@@ -234,7 +232,11 @@ async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() 
             reserved.release().await.unwrap();
             refused_as_not_held(&mut db, isolation, fence).await;
 
-            let late = other.exclusive(KEY).wait(LONG).lease(MIN_LEASE).no_renew();
+            let late = other
+                .exclusive(KEY)
+                .wait(LONG)
+                .lease(LockSpec::MIN_LEASE)
+                .no_renew();
             let late = late.acquire().await.unwrap();
             eventually("the lease has ended", async || {
                 one.inspect(KEY).await.unwrap().holders.is_empty()
@@ -636,10 +638,14 @@ async fn a_counter_is_exact_while_leases_end_at_random() {
                 let mut db = postgres::connect(&url).await;
                 let mut counted = 0;
                 for _ in 0..15 {
-                    let request = locks.exclusive("counter").lease(MIN_LEASE).no_renew();
+                    let request = locks
+                        .exclusive("counter")
+                        .lease(LockSpec::MIN_LEASE)
+                        .no_renew();
                     let guard = request.wait(LONG).acquire().await.unwrap();
                     // Some holders are paused until their leases have ended.
-                    let pause = rand::random_range(0..3) * MIN_LEASE.as_millis() as u64 / 2;
+                    let pause =
+                        rand::random_range(0..3) * LockSpec::MIN_LEASE.as_millis() as u64 / 2;
                     let transaction = db.transaction().await.unwrap();
                     let half = rand::random_range(0..=pause);
                     sleep(Duration::from_millis(half)).await;

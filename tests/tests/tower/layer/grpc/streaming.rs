@@ -2,7 +2,7 @@
 
 use lock_examples::inventory::Place;
 use lock_runtime::LockClient;
-use lock_tower::{DEFAULT_MAX_HOLD, HoldUntil, LockLayer};
+use lock_tower::{HoldUntil, LockLayer, Policy};
 use tokio::time::{Instant, pause};
 use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
@@ -138,7 +138,7 @@ async fn a_stream_that_goes_on_for_a_minute_ends_with_aborted() {
     assert_eq!(status.code(), Code::Aborted, "{status:?}");
     let took = since.elapsed();
     assert!(
-        DEFAULT_MAX_HOLD - PROMPTLY < took && took < DEFAULT_MAX_HOLD + PROMPTLY,
+        Policy::DEFAULT_MAX_HOLD - PROMPTLY < took && took < Policy::DEFAULT_MAX_HOLD + PROMPTLY,
         "{took:?}"
     );
     assert!(counting.places.is_closed(), "the stream is dropped");

@@ -193,7 +193,7 @@ fn a_key_is_never_longer_than_a_key_may_be() {
         let long = written.key();
         match runtime.block_on(served(&locks, &written, &choices)) {
             Ok(key) => {
-                prop_assert!(key.len() <= lock_runtime::MAX_KEY_BYTES);
+                prop_assert!(key.len() <= lock_runtime::LockKey::MAX_BYTES);
                 prop_assert_eq!(key, long.unwrap().to_string());
             }
             Err(code) => prop_assert_eq!((code.as_str(), long.is_err()), ("invalid_key", true)),

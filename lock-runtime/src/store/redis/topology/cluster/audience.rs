@@ -11,7 +11,7 @@ use super::slots::{Address, Slot};
 use crate::{
     request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
-    store::{ENTRY_TTL, Hold, Token},
+    store::{Hold, Token, Waiter},
 };
 
 /// The time for which a channel outlives its last waiter.
@@ -134,7 +134,7 @@ impl Audience {
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(Slot, Address)> {
         let mut left = Vec::new();
         self.seats.retain(|slot, seat| {
-            let is_recent = |heard| now.saturating_duration_since(heard) < ENTRY_TTL;
+            let is_recent = |heard| now.saturating_duration_since(heard) < Waiter::TTL;
             seat.waiting.retain(|_, (_, heard)| is_recent(*heard));
             if !seat.waiting.is_empty() {
                 return true;
@@ -256,7 +256,7 @@ mod tests {
     fn who_was_not_heard_of_for_long_keeps_no_channel() {
         let mut room = Room::new();
         room.waits(&hold(), "a");
-        room.now += ENTRY_TTL;
+        room.now += Waiter::TTL;
         assert!(room.sweep().is_empty());
         room.now += LINGER;
         assert_eq!(room.sweep(), [(SLOT, node("a"))]);

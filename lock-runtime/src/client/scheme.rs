@@ -1,0 +1,81 @@
+//! The schemes of URLs. Their case does not matter.
+
+use crate::error::{LockError, LockErrorKind};
+
+/// Returns the scheme of a URL, and the rest with its colon.
+fn parts(url: &str) -> (&str, &str) {
+    url.split_at(url.find(':').unwrap_or(url.len()))
+}
+
+fn is_of(url: &str, schemes: &[&str]) -> bool {
+    let (scheme, _) = parts(url);
+    schemes.iter().any(|it| scheme.eq_ignore_ascii_case(it))
+}
+
+/// Returns whether the URL is that of a new in-memory store.
+///
+/// # Errors
+/// `InvalidUrl` if it has more than a scheme.
+pub(super) fn is_in_memory(url: &str) -> Result<bool, LockError> {
+    match parts(url).1 {
+        _ if !is_of(url, &["memory"]) => Ok(false),
+        "" | ":" | "://" => Ok(true),
+        _ => {
+            let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
+                           that of a Redis server is redis://user:password@host:6379/0";
+            Err(LockError::new(LockErrorKind::InvalidUrl, message))
+        }
+    }
+}
+
+/// Returns whether the URL is that of a PostgreSQL database.
+pub(super) fn is_postgres(url: &str) -> bool {
+    is_of(url, &["postgres", "postgresql"]) && parts(url).1.starts_with("://")
+}
+
+/// Returns whether the URL names a server.
+pub(super) fn names_a_server(url: &str) -> bool {
+    url.contains("://") && !is_of(url, &["memory"])
+}
+
+/// Returns whether the URL names Redis servers with TLS, or several URLs one of which does.
+pub(super) fn is_tls_of_redis(url: &str) -> bool {
+    let urls = match is_of(url, &["redlock"]) {
+        true => parts(url).1.trim_start_matches(':'),
+        false => url,
+    };
+    let is_tls = |url: &str| {
+        let base = parts(url).0.split('+').next().unwrap_or_default();
+        is_of(base, &["rediss", "valkeys"])
+    };
+    urls.split(',').any(|url| is_tls(url.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_case_of_a_scheme_does_not_matter() {
+        assert!(is_in_memory("MEMORY:").unwrap() && is_in_memory("memory").unwrap());
+        assert!(is_in_memory("Memory://host").is_err());
+        assert!(!names_a_server("Memory://") && names_a_server("redis://host"));
+        assert!(is_postgres("PostgreSQL://host/db") && !is_postgres("postgres"));
+        for tls in [
+            "REDISS://host",
+            "valkeys+cluster://host",
+            "rediss+sentinel://a,b/name",
+            "Redlock:redis://a,Rediss://b,redis://c",
+        ] {
+            assert!(is_tls_of_redis(tls), "{tls}");
+        }
+        for plain in [
+            "redis://rediss-host",
+            "redis://a:rediss@host",
+            "memory:",
+            "redlock",
+        ] {
+            assert!(!is_tls_of_redis(plain), "{plain}");
+        }
+    }
+}
