@@ -8,12 +8,15 @@ use super::query::Format;
 /// but could use up the streams of events and the reads of the store. It may link to the views.
 ///
 /// Browsers send these headers to services that they reach over HTTPS or on this machine, and no
-/// page can change them. Without them, the request is answered. A view that a page of any site
-/// fetches in advance has no site, as if the viewer had entered its address, but a purpose.
+/// page can change them. Without them, the request is answered, unless it has an origin: a page of
+/// the inspector sends none with a view, and a WebSocket of another page has no other header. A view
+/// that a page of any site fetches in advance has no site, as if the viewer had entered its address,
+/// but a purpose.
 pub(super) fn may_show(parts: &Parts, format: Format) -> bool {
     let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
     match header("sec-fetch-site") {
-        None | Some(b"same-origin") => true,
+        None => header("origin").is_none(),
+        Some(b"same-origin") => true,
         Some(_) => {
             let is_link = header("sec-fetch-mode") == Some(b"navigate")
                 && header("sec-fetch-dest") == Some(b"document")
@@ -56,8 +59,10 @@ mod tests {
                     assert!(!shows(site, mode, dest, format), "{site} {mode} {dest}");
                 }
             }
-            let plain = Request::get("/").body(()).unwrap().into_parts().0;
-            assert!(may_show(&plain, format));
+            let plain = || Request::get("/");
+            assert!(may_show(&plain().body(()).unwrap().into_parts().0, format));
+            let socket = plain().header("origin", "http://other.example");
+            assert!(!may_show(&socket.body(()).unwrap().into_parts().0, format));
         }
     }
 }

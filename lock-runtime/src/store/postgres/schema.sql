@@ -64,7 +64,7 @@ begin
   -- Processes that execute this at once follow one another.
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 5 then
+  if installed > 6 then
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -271,7 +271,8 @@ begin
   -- A caller that is no holder must keep no row: the server waits for a caller that does not read a
   -- message, and undoes nothing meanwhile. Therefore no message is sent but errors, and a statement
   -- that locks or inserts a row fails by itself, by a division by zero, so that the session cannot
-  -- be ended in between.
+  -- be ended in between. It selects the row by its name alone: the row may have changed once it is
+  -- locked, and one that another condition does not fit any more would stay locked.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
     set client_min_messages = error as $f$
@@ -281,6 +282,7 @@ begin
     found_body bytea;
     live_body bytea;
     is_live boolean;
+    one int;
   begin
     if lock_name is null or token is null then
       raise exception 'guard() needs the name of a lock and a fencing token' using errcode = 'null_value_not_allowed';
@@ -305,7 +307,7 @@ begin
       if not is_live then
         begin
           perform 1 / (locked.version - locked.version) from (select r.version from lock_runtime.record r
-            where r.name = lock_name and r.since <= token and token <= r.fence for no key update) locked;
+            where r.name = lock_name for no key update) locked;
         exception when division_by_zero then
           null;
         end;
@@ -317,8 +319,13 @@ begin
       end if;
       if is_live then
         live_body := found_body;
-        select r.body into found_body from lock_runtime.record r
-          where r.name = lock_name and r.since <= token and token <= r.fence for key share;
+        begin
+          select locked.body, 1 / (locked.since <= token and token <= locked.fence)::int into found_body, one
+            from (select r.body, r.since, r.fence from lock_runtime.record r
+              where r.name = lock_name for key share) locked;
+        exception when division_by_zero then
+          found_body := null;
+        end;
         -- A call that meets the release keeps no more than it could have kept a moment earlier.
         if found_body = live_body or found_body is not null and lock_runtime.is_held(found_body) then
           return;
@@ -382,6 +389,6 @@ begin
       || pg_catalog.quote_ident(known);
   end loop;
 
-  delete from lock_runtime.format where version < 5;
-  insert into lock_runtime.format select 5, 1 where not exists (select from lock_runtime.format);
+  delete from lock_runtime.format where version < 6;
+  insert into lock_runtime.format select 6, 1 where not exists (select from lock_runtime.format);
 end $install$;

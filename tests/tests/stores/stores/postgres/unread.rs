@@ -96,6 +96,51 @@ async fn a_refused_guard_keeps_no_free_lock_while_its_error_is_unread() {
     .await;
 }
 
+/// A call that waits for a grant in progress locks the row that comes of it, which its token does
+/// not fit any more.
+#[tokio::test]
+async fn a_guard_that_meets_the_next_grant_keeps_no_row_while_its_error_is_unread() {
+    in_time(async {
+        let (url, locks, mut admin) = client_of_new_database().await;
+        for is_held in [false, true] {
+            let guard = locks.exclusive("order:42").acquire().await.unwrap();
+            let token = i64::from(guard.fence());
+            if !is_held {
+                guard.release().await.unwrap();
+            }
+            let caller = caller_of_guard(&admin).await;
+            let as_caller = url_as(&caller, &url).await;
+            let grant = admin.transaction().await.unwrap();
+            let granted = format!(
+                "select from lock_runtime.record where name = '{NAME}' for update; \
+                 update lock_runtime.record set version = version + 1, since = since + 5, \
+                 fence = fence + 5 where name = '{NAME}'"
+            );
+            grant.batch_execute(&granted).await.unwrap();
+            let statement = format!("select lock_runtime.guard('{NAME}', {token})");
+            let unread = execute_unread(&as_caller, &statement).await;
+            let waiting = format!(
+                "select count(*) from pg_stat_activity \
+                 where usename = '{caller}' and wait_event_type = 'Lock'"
+            );
+            let other = lock_tests::postgres::connect(&url).await;
+            eventually("it waits for the grant", async || {
+                number(&other, &waiting).await == 1
+            })
+            .await;
+            grant.commit().await.unwrap();
+            sends_in_vain(&admin, &caller).await;
+            let locked = format!(
+                "select count(*) from (select from lock_runtime.record \
+                 where name = '{NAME}' for update nowait) locked"
+            );
+            assert_eq!(number(&admin, &locked).await, 1, "is_held: {is_held}");
+            drop(unread);
+        }
+    })
+    .await;
+}
+
 /// The messages that the server sends during a call of `guard` that it refuses.
 async fn said_by_guard(url: &str, isolation: &str, name: &str, token: i64) -> Vec<String> {
     let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
