@@ -4,6 +4,8 @@
 # in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL, and installs it. More arguments go to cargo, and
 # select the tests:
 # tests/run.sh -p lock-tests --test operators fixture
+# `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
+# installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -84,8 +86,29 @@ command -v cargo >/dev/null || fail 'cargo is missing; install Rust from https:/
 command -v redis-server >/dev/null || install_redis
 command -v prometheus >/dev/null || unpack_prometheus
 
+install_go() {
+    on_debian golang-go go
+    as_root golang-go env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends golang-go
+    command -v go >/dev/null || fail 'apt-get has installed golang-go, but go is not in the PATH'
+}
+
+# judge ARGUMENT...: runs the storms, and judges their histories. That of the planted fault has to be rejected.
+judge() {
+    history=$tools/history
+    rm -rf "$history"
+    mkdir -p "$history"
+    LOCK_TESTS_HISTORY=$history cargo test --all-features --locked -p lock-tests --test topologies topologies::modes "$@"
+    (cd tests/judge && go build -o "$tools/porcupine" .)
+    cargo build --release --locked -p lock-tests-model --bin judge
+    for judge in "$tools/porcupine" "${CARGO_TARGET_DIR:-target}/release/judge"; do
+        "$judge" "$history/planted.jsonl" && fail "$judge has not found the planted fault"
+        find "$history" -name '*.jsonl' ! -name planted.jsonl -exec "$judge" {} +
+    done
+}
+
 with_browser=
 with_stores=
+with_judges=
 while :; do
     case ${1-} in
     --browser)
@@ -96,10 +119,19 @@ while :; do
         with_stores=1
         has_postgresql || install_postgresql
         ;;
+    --judge)
+        with_judges=1
+        has_postgresql || install_postgresql
+        command -v go >/dev/null || install_go
+        ;;
     *) break ;;
     esac
     shift
 done
+if [ -n "$with_judges" ]; then
+    judge "$@"
+    exit
+fi
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser

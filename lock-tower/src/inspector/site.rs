@@ -9,9 +9,9 @@ use super::query::Format;
 ///
 /// Browsers send these headers to services that they reach over HTTPS or on this machine, and no
 /// page can change them. Without them, the request is answered, unless it has an origin: a page of
-/// the inspector sends none with a view, and a WebSocket of another page has no other header. A view
-/// that a page of any site fetches in advance has no site, as if the viewer had entered its address,
-/// but a purpose.
+/// the inspector sends none with a view, and a WebSocket of another page has no other header. A
+/// view that a page of any site fetches in advance has no site, as if the viewer had entered its
+/// address, but a purpose.
 pub(super) fn may_show(parts: &Parts, format: Format) -> bool {
     let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
     match header("sec-fetch-site") {

@@ -37,7 +37,9 @@ use tokio::{
 
 use self::task::Task;
 pub use self::{
-    chronicle::{Chronicle, Fault, Gap, HANDOVER, Nanos, RECOVERY, TokenViolations, in_nanos},
+    chronicle::{
+        Chronicle, Fault, Gap, HANDOVER, Nanos, Operation, RECOVERY, TokenViolations, in_nanos,
+    },
     history::{Grant, History, Violation},
     record::{Ask, Event, Kind, Record},
     report::Report,

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Chronicle, Gap, TokenViolations};
+use super::{Chronicle, Gap, Operation, TokenViolations};
 use crate::subject::promise;
 
 /// The results of a storm. Its text contains all of them.
@@ -20,6 +20,8 @@ pub struct Report {
     late: Vec<String>,
     extensions: usize,
     short_extensions: Vec<String>,
+    /// See [`Chronicle::operations`].
+    pub operations: Vec<Operation>,
 }
 
 impl Report {
@@ -41,6 +43,7 @@ impl Report {
             late: chronicle.late_answers(),
             extensions: chronicle.extensions(),
             short_extensions: chronicle.short_extensions(),
+            operations: chronicle.operations(),
         }
     }
 

@@ -26,7 +26,8 @@ mod processes;
 mod server;
 
 use std::{
-    env,
+    env, fs,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -38,7 +39,8 @@ use futures_util::TryStreamExt as _;
 use futures_util::future::{OptionFuture, join_all};
 use lock_runtime::{LockClient, RedisOptions, operator::Inspection, store::MemoryStore};
 use lock_tests::{
-    Proxy, RedisServer, SentinelSet,
+    FaultyStore, Proxy, RedisServer, SentinelSet,
+    faulty_store::Operation,
     place::{LONG, cluster_url, eventually, times_as_long},
     shared_cluster, shared_postgres, shared_sentinels,
     storm::{Chronicle, HANDOVER, KEYS, Plan, RECOVERY, Report, nanos},
@@ -58,6 +60,8 @@ const WORKER: &str = env!("CARGO_BIN_EXE_lock-worker");
 /// that both builds work together.
 const OLD_WORKER: &str = "LOCK_TESTS_OLD_WORKER";
 const SEED: &str = "LOCK_TESTS_SEED";
+/// The variable with a directory for the histories of the storms, which `tests/judge` reads.
+const HISTORY: &str = "LOCK_TESTS_HISTORY";
 
 const LEASE: Duration = Duration::from_secs(1);
 /// The longest lease of any client. A restarted server of a quorum is quarantined for this time.
@@ -83,6 +87,17 @@ fn seed() -> u64 {
     let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
     println!("{SEED}={seed}");
     seed
+}
+
+/// Writes the history of a storm, an operation in each line.
+fn keep(report: &Report, name: &str) {
+    let Some(directory) = env::var_os(HISTORY) else {
+        return;
+    };
+    let lines = report.operations.iter().map(serde_json::to_string);
+    let lines: Vec<_> = lines.collect::<Result<_, _>>().unwrap();
+    let file = Path::new(&directory).join(format!("{}.jsonl", name.replace(' ', "-")));
+    fs::write(file, lines.join("\n")).unwrap();
 }
 
 /// A store, and the connections of each client to it.
@@ -296,6 +311,7 @@ impl Site {
         };
         let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
         println!("{report}");
+        keep(&report, &self.name());
         report
     }
 
@@ -340,6 +356,7 @@ async fn in_memory() {
         .map(|_| LockClient::with_store(store.clone()))
         .collect();
     let report = storm_of(&clients, (CALM + STRUCK) / 2 * times_as_long() as u32).await;
+    keep(&report, "memory");
     report.assert_all();
     for key in KEYS {
         let free = async || {
@@ -350,6 +367,29 @@ async fn in_memory() {
         };
         eventually(&format!("{key} is free, and no request waits for it"), free).await;
     }
+}
+
+/// A store that now and then asks another one, which knows no holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_grants_a_lock_twice_is_found() {
+    let forgetful: Arc<MemoryStore> = Arc::default();
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
+        let forgetful = forgetful.clone();
+        async move {
+            match call.operation {
+                Operation::Acquire(_) if call.nth % 20 == 19 => {
+                    call.operation.execute(&*forgetful).await
+                }
+                _ => call.execute().await,
+            }
+        }
+    });
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| LockClient::with_store(store.clone()))
+        .collect();
+    let report = storm_of(&clients, CALM).await;
+    keep(&report, "planted");
+    assert!(!report.overlaps.is_empty(), "{report}");
 }
 
 /// Runs a storm with clients of this process only, and without faults.

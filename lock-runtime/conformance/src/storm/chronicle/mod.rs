@@ -1,6 +1,7 @@
 //! The records of all processes of a storm, and the conditions that they must meet.
 
 mod gaps;
+mod operations;
 mod request;
 
 use std::{
@@ -9,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::gaps::Gap;
 use self::request::{Lock, Request};
+pub use self::{gaps::Gap, operations::Operation};
 use super::{Event, Grant, History, Kind, PERMITS, Record, TICK, Violation};
 
 /// The longest time for which a lock may be free while a request waits for it and nothing fails.
