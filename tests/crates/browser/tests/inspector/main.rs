@@ -277,12 +277,13 @@ async fn a_page_of_another_site_may_only_link_to_a_view() {
         page.goto(&evil).await.unwrap();
         let open = "const [url, done] = arguments;
             new EventSource(`${url}?format=events`);
+            new WebSocket(url.replace('http', 'ws'));
             const ask = (query) => fetch(`${url}?${query}`, { mode: 'no-cors' });
             const asked = ['format=events', 'format=json', 'view=health'].map(ask);
             Promise.allSettled(asked).then(done)";
         page.execute_async(open, vec![json!(url)]).await.unwrap();
         // Those of the script, and the one that the browser makes in advance.
-        for _ in 0..5 {
+        for _ in 0..6 {
             let (uri, status) = timeout(LONG, answers.recv()).await.unwrap().unwrap();
             assert_eq!(status, 403, "{uri}");
         }
