@@ -1,8 +1,8 @@
 //! The history of a lock on real servers, judged by stateright's tester of linearizability.
 //!
 //! The tester tries all orders, so it judges a few holds at a time: those with consecutive fencing
-//! tokens, and the earlier ones that may not have ended before. `tests/judge` judges whole histories
-//! with another checker.
+//! tokens, and the earlier ones that may not have ended before. `tests/judge` judges whole
+//! histories with another checker.
 
 use std::collections::BTreeMap;
 
