@@ -34,6 +34,7 @@ pub(super) fn is_postgres(url: &str) -> bool {
 }
 
 /// Returns whether the URL names a server.
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub(super) fn names_a_server(url: &str) -> bool {
     url.contains("://") && !is_of(url, &["memory"])
 }
@@ -59,6 +60,7 @@ mod tests {
     fn the_case_of_a_scheme_does_not_matter() {
         assert!(is_in_memory("MEMORY:").unwrap() && is_in_memory("memory").unwrap());
         assert!(is_in_memory("Memory://host").is_err());
+        #[cfg(any(feature = "redis", feature = "postgres"))]
         assert!(!names_a_server("Memory://") && names_a_server("redis://host"));
         assert!(is_postgres("PostgreSQL://host/db") && !is_postgres("postgres"));
         for tls in [

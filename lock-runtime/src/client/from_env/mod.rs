@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
-use super::{
-    LockClient, LockClientBuilder,
-    scheme::{is_tls_of_redis, names_a_server},
-};
+#[cfg(any(feature = "redis", feature = "postgres"))]
+use super::scheme::names_a_server;
+use super::{LockClient, LockClientBuilder, scheme::is_tls_of_redis};
 use crate::{
     error::{LockError, LockErrorKind},
     request::spec::{LockSpec, OnLost, parse_duration},
