@@ -97,7 +97,7 @@ judge() {
     history=$tools/history
     rm -rf "$history"
     mkdir -p "$history"
-    LOCK_TESTS_HISTORY=$history cargo test --all-features --locked -p lock-tests --test topologies topologies::modes "$@"
+    LOCK_TESTS_HISTORY=$history cargo test --workspace --all-features --locked --test topologies topologies::modes "$@"
     (cd tests/judge && go build -o "$tools/porcupine" .)
     cargo build --release --locked -p lock-tests-model --bin judge
     for judge in "$tools/porcupine" "${CARGO_TARGET_DIR:-target}/release/judge"; do
