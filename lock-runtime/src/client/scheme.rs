@@ -41,15 +41,18 @@ pub(super) fn names_a_server(url: &str) -> bool {
 
 /// Returns whether the URL names Redis servers with TLS, or several URLs one of which does.
 pub(super) fn is_tls_of_redis(url: &str) -> bool {
-    let urls = match is_of(url, &["redlock"]) {
-        true => parts(url).1.trim_start_matches(':'),
-        false => url,
-    };
     let is_tls = |url: &str| {
         let base = parts(url).0.split('+').next().unwrap_or_default();
         is_of(base, &["rediss", "valkeys"])
     };
-    urls.split(',').any(|url| is_tls(url.trim()))
+    match is_of(url, &["redlock"]) {
+        true => parts(url)
+            .1
+            .trim_start_matches(':')
+            .split(',')
+            .any(|url| is_tls(url.trim())),
+        false => is_tls(url),
+    }
 }
 
 #[cfg(test)]
@@ -74,6 +77,7 @@ mod tests {
         for plain in [
             "redis://rediss-host",
             "redis://a:rediss@host",
+            "redis://:a,rediss:b@host",
             "memory:",
             "redlock",
         ] {

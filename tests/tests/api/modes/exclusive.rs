@@ -55,9 +55,9 @@ async fn a_lock_in_use_is_contended_for_those_who_do_not_wait(place: Place) {
         let error = client.exclusive("a").no_wait().acquire().await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Contended);
         assert_eq!(error.key().unwrap().as_str(), "a");
-        let retry_after = error.free_in().unwrap();
+        let free_in = error.free_in().unwrap();
         assert!(
-            retry_after <= lock_runtime::LockSpec::DEFAULT_LEASE && !retry_after.is_zero(),
+            free_in <= lock_runtime::LockSpec::DEFAULT_LEASE && !free_in.is_zero(),
             "{retry_after:?}"
         );
     }
