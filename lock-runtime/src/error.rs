@@ -89,8 +89,8 @@ pub enum LockErrorKind {
     ForeignKey,
     /// The key is invalid.
     InvalidKey,
-    /// The spec or another setting is invalid, is beyond the [`Limits`](crate::store::Limits) of the
-    /// store, or asks for what the store does not offer.
+    /// The spec or another setting is invalid, is beyond the [`Limits`](crate::store::Limits) of
+    /// the store, or asks for what the store does not offer.
     InvalidSpec,
     /// No client is installed for the macro.
     NoClient,

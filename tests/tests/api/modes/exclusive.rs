@@ -58,7 +58,7 @@ async fn a_lock_in_use_is_contended_for_those_who_do_not_wait(place: Place) {
         let free_in = error.free_in().unwrap();
         assert!(
             free_in <= lock_runtime::LockSpec::DEFAULT_LEASE && !free_in.is_zero(),
-            "{retry_after:?}"
+            "{free_in:?}"
         );
     }
     guard.release().await.unwrap();
