@@ -37,7 +37,11 @@ use std::{
 
 use futures_util::TryStreamExt as _;
 use futures_util::future::{OptionFuture, join_all};
-use lock_runtime::{LockClient, RedisOptions, operator::Inspection, store::MemoryStore};
+use lock_runtime::{
+    LockClient, RedisOptions,
+    operator::Inspection,
+    store::{AcquireReply, MemoryStore},
+};
 use lock_tests::{
     FaultyStore, Proxy, RedisServer, SentinelSet,
     faulty_store::Operation,
@@ -369,19 +373,19 @@ async fn in_memory() {
     }
 }
 
-/// A store that now and then asks another one, which knows no holder.
+/// A store that grants some of the requests that it has refused: a store without holders answers
+/// them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_grants_a_lock_twice_is_found() {
-    let forgetful: Arc<MemoryStore> = Arc::default();
-    let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call| {
-        let forgetful = forgetful.clone();
-        async move {
-            match call.operation {
-                Operation::Acquire(_) if call.nth % 20 == 19 => {
-                    call.operation.execute(&*forgetful).await
-                }
-                _ => call.execute().await,
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), async |call| {
+        let reply = call.execute().await?;
+        match (&call.operation, reply.downcast_ref::<AcquireReply>()) {
+            (Operation::Acquire(_), Some(AcquireReply::Granted(_))) => Ok(reply),
+            (Operation::Acquire(request), Some(_)) if call.nth % 4 == 0 => {
+                call.inner.abandon(&request.hold).await?;
+                call.operation.execute(&MemoryStore::new()).await
             }
+            _ => Ok(reply),
         }
     });
     let clients: Vec<_> = (0..CLIENTS)
