@@ -393,7 +393,7 @@ impl Connector {
         }
         // A server under two names has the settings of one of them, which gets its vote.
         if settings != membership.settings {
-            membership.runs.forget(&self.target.to_string());
+            membership.runs.leave(&self.target.to_string());
             let (namespace, ours) = (&self.pushes.namespace, &membership.settings);
             return Err(error::other_settings(namespace, &settings, ours));
         }

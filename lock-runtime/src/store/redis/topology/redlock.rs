@@ -74,7 +74,7 @@ pub(crate) fn connect_lazy(
     longest_lease: Duration,
     settings: &RedisOptions,
 ) -> Result<QuorumStore, LockError> {
-    let servers = connecting(urls, namespace, settings)?;
+    let (servers, _) = connecting(urls, namespace, settings)?;
     QuorumStore::new(each(servers, namespace), longest_lease)
 }
 
@@ -84,8 +84,8 @@ pub(crate) async fn members(
     namespace: &str,
     settings: &RedisOptions,
 ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
-    let servers = connecting(urls, namespace, settings)?;
-    stand(&servers).await?;
+    let (servers, runs) = connecting(urls, namespace, settings)?;
+    stand(&servers, &runs).await?;
     Ok(each(servers, namespace))
 }
 
@@ -94,7 +94,7 @@ fn connecting(
     urls: &[&str],
     namespace: &str,
     settings: &RedisOptions,
-) -> Result<Vec<(String, Arc<Connection>)>, LockError> {
+) -> Result<(Vec<(String, Arc<Connection>)>, Runs), LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
     // Each connection is established in a task of its own.
@@ -115,10 +115,11 @@ fn connecting(
         let pushes = Pushes::of_quorum(namespace, channel).confirming(settings.confirms());
         Connection::member(server, pushes, place, &runs, settings)
     };
-    let endpoints = (1..).zip(endpoints);
-    Ok(endpoints
+    let servers = (1..)
+        .zip(endpoints)
         .map(|(number, (name, server))| (name, connection(server, (number, urls.len()))))
-        .collect())
+        .collect();
+    Ok((servers, runs))
 }
 
 /// A store for each server.
@@ -138,7 +139,7 @@ fn each(
 }
 
 /// Waits until a majority is connected.
-async fn stand(servers: &[(String, Arc<Connection>)]) -> Result<(), LockError> {
+async fn stand(servers: &[(String, Arc<Connection>)], runs: &Runs) -> Result<(), LockError> {
     let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
         (index, server.ready().await)
     };
@@ -162,6 +163,9 @@ async fn stand(servers: &[(String, Arc<Connection>)]) -> Result<(), LockError> {
             Some(Ok(())) => format!("{name}: answers"),
             // A permanent error is better reported at the start.
             Some(Err(error)) if error.kind() != StoreErrorKind::Unavailable => {
+                // The second name of a server has other settings than the first one, whichever
+                // name registers first.
+                let error = runs.check(name).err().unwrap_or(error);
                 return Err(cannot_keep_locks(name, error));
             }
             Some(Err(error)) => {
