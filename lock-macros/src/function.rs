@@ -290,7 +290,7 @@ impl Function {
         let mistakes = self
             .check_captures(args, &arguments)
             .chain(self.check_room(args))
-            .chain(arguments.check_guard(args));
+            .chain(arguments.check_held(args));
         let mistakes = mistakes.reduce(|mut all, one| {
             all.combine(one);
             all
@@ -431,13 +431,13 @@ impl Bindings {
         })
     }
 
-    fn check_guard(&self, args: &Args) -> Option<syn::Error> {
-        let guard = args
-            .guard
+    fn check_held(&self, args: &Args) -> Option<syn::Error> {
+        let held = args
+            .held
             .as_ref()
-            .filter(|guard| self.has(&guard.unraw().to_string()))?;
-        let message = format!("`guard = {guard}` hides the argument `{guard}`: take another name");
-        Some(syn::Error::new(guard.span(), message))
+            .filter(|held| self.has(&held.unraw().to_string()))?;
+        let message = format!("`held = {held}` hides the argument `{held}`: take another name");
+        Some(syn::Error::new(held.span(), message))
     }
 }
 

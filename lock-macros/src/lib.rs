@@ -75,7 +75,7 @@ mod spec;
 /// | `spec = self.config.lock` | a `LockSpec`; other options override it, a mode is refused | |
 /// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
 /// | `name = "checkout"` | the name in metrics, traces and errors | the path of the function |
-/// | `guard = lock` | the name of the lock in the body, a `&HeldLock` | |
+/// | `held = lock` | the name of the lock in the body, a `&HeldLock` | |
 /// | `on_busy = skip` | return `Ok(Default::default())`, `None` or `()` if it is held | the error |
 /// | `on_busy = expr` | return this value if the lock is held | the error |
 /// | `on_lost = error` | if the lock is lost, run the body to its end, then fail | `cancel` |
@@ -85,7 +85,7 @@ mod spec;
 ///
 /// - A lease is 100 ms to 24 h, and a live holder renews it. `wait` and `min_hold` are at most
 ///   24 h, `max_hold` at most 365 days. After `max_hold`, the lock is lost.
-/// - `guard` gives access to the fencing token, the validity and the loss of the lock.
+/// - `held` gives access to the fencing token, the validity and the loss of the lock.
 /// - `on_busy` applies to `Contended` and `WaitTimeout` only: not to `Blocked`, which says nothing
 ///   about a holder.
 /// - `on_lost` also accepts an expression of type `OnLost`. A loss is traced as a warning, and a

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// The name in metrics, traces and errors; the path of the function if not given.
     pub(crate) name: Option<LitStr>,
     /// The name of the lock in the body.
-    pub(crate) guard: Option<Ident>,
+    pub(crate) held: Option<Ident>,
     pub(crate) on_busy: Option<OnBusy>,
     pub(crate) map_err: Option<Expr>,
     /// The path of lock-runtime; `::lock_runtime` if not given.
@@ -93,7 +93,7 @@ struct Draft {
     base: Option<(Ident, Base)>,
     options: Vec<(Ident, Setting)>,
     name: Option<LitStr>,
-    guard: Option<Ident>,
+    held: Option<Ident>,
     on_busy: Option<OnBusy>,
     map_err: Option<Expr>,
     runtime: Option<Path>,
@@ -173,7 +173,7 @@ impl Draft {
                 self.set_base(name, Base::Permits(permits))?;
             }
             "name" => self.name = Some(value::name(&name, input)?),
-            "guard" => self.guard = Some(value::binding(&name, input)?),
+            "held" => self.held = Some(value::binding(&name, input)?),
             "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
             "on_lost" => {
                 let on_lost = value::on_lost(&name, input)?;
@@ -252,7 +252,7 @@ impl Draft {
                     options: self.options,
                 },
                 name: self.name,
-                guard: self.guard,
+                held: self.held,
                 on_busy: self.on_busy,
                 map_err: self.map_err,
                 runtime: self.runtime,

@@ -26,7 +26,7 @@ pub(super) const KNOWN: [&str; 27] = [
     "max_waiters",
     "spec",
     "client",
-    "guard",
+    "held",
     "on_busy",
     "on_lost",
     "map_err",
@@ -37,7 +37,7 @@ pub(super) const KNOWN: [&str; 27] = [
 const MODES: [&str; 2] = ["exclusive", "shared"];
 
 /// Names of the same arguments in other libraries.
-const ALIASES: [(&str, &str); 15] = [
+const ALIASES: [(&str, &str); 16] = [
     ("id", "key"),
     ("ttl", "lease"),
     ("expiry", "lease"),
@@ -51,6 +51,7 @@ const ALIASES: [(&str, &str); 15] = [
     ("lock_at_least_for", "min_hold"),
     ("fair", "strict_order"),
     ("constant", "global"),
+    ("guard", "held"),
     ("locks", "client"),
     ("skip", "on_busy"),
 ];

@@ -55,7 +55,7 @@ fn every_argument_is_read() {
         max_hold = limit(),
         max_waiters = 100,
         client = self.locks,
-        guard = lock,
+        held = lock,
         on_busy = Ok(None),
         on_lost = ignore,
         map_err = |error| error.code(),
@@ -79,7 +79,7 @@ fn every_argument_is_read() {
             "on_lost=Ignore",
         ]
     );
-    assert!(text(args.client.unwrap().expr) == "self.locks" && args.guard.unwrap() == "lock");
+    assert!(text(args.client.unwrap().expr) == "self.locks" && args.held.unwrap() == "lock");
     assert!(matches!(args.on_busy, Some(OnBusy::Return(value)) if text(&value) == "Ok(None)"));
     assert!(matches!(args.map_err, Some(Expr::Closure(_))));
     assert_eq!(text(args.runtime), "app::locks");
@@ -91,7 +91,7 @@ fn a_key_alone_leaves_everything_open() {
         keys,
         client,
         spec,
-        guard,
+        held,
         on_busy,
         map_err,
         runtime,
@@ -100,7 +100,7 @@ fn a_key_alone_leaves_everything_open() {
     assert!(matches!(keys, Keys::One(Key::Expr(_))));
     assert!(
         client.is_none()
-            && guard.is_none()
+            && held.is_none()
             && on_busy.is_none()
             && map_err.is_none()
             && runtime.is_none()
@@ -287,10 +287,10 @@ fn each_mistake_says_what_to_write() {
             quote!(key = k, exclusive, spec = s),
             "drop `spec` and keep `exclusive`",
         ),
-        (quote!(key = k, guard), "write `guard = lock`"),
-        (quote!(key = k, guard = _), "write `guard = lock`"),
-        (quote!(key = k, guard = "lock"), "write `guard = lock`"),
-        (quote!(key = k, guard = a.b), "write `guard = lock`"),
+        (quote!(key = k, held), "write `held = lock`"),
+        (quote!(key = k, held = _), "write `held = lock`"),
+        (quote!(key = k, held = "lock"), "write `held = lock`"),
+        (quote!(key = k, held = a.b), "write `held = lock`"),
         (quote!(key = k, on_busy), "write `on_busy = skip`"),
         (quote!(key = k, on_lost = finish), "`on_lost = ignore`"),
         (quote!(key = k, on_lost = "error"), "`on_lost = error`"),
@@ -314,6 +314,7 @@ fn each_mistake_says_what_to_write() {
         (quote!(key = k, skip), "did you mean `on_busy`?"),
         (quote!(key = k, leese = "3s"), "did you mean `lease`?"),
         (quote!(key = k, ttl = "3s"), "did you mean `lease`?"),
+        (quote!(key = k, guard = lock), "did you mean `held`?"),
         (quote!(key = k, nowait), "did you mean `no_wait`?"),
         (quote!(key = k, read), "did you mean `shared`?"),
         (quote!(key = k, write), "did you mean `exclusive`?"),

@@ -291,9 +291,9 @@ pub(super) fn name(name: &Ident, input: ParseStream<'_>) -> syn::Result<LitStr> 
 
 /// Parses a name that the body can use.
 pub(super) fn binding(name: &Ident, input: ParseStream<'_>) -> syn::Result<Ident> {
-    equals(name, "guard = lock", input)?;
+    equals(name, "held = lock", input)?;
     let expected =
-        "the body needs a name for its lock: write `guard = lock`, and use `lock.fence()` in it";
+        "the body needs a name for its lock: write `held = lock`, and use `lock.fence()` in it";
     let binding = input
         .parse::<Ident>()
         .map_err(|error| syn::Error::new(error.span(), expected))?;

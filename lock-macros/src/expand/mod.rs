@@ -112,7 +112,7 @@ impl Expansion {
         let client = self.client(function);
         let request = self.request();
         let name = self.name();
-        let (held, guard) = self.guard();
+        let (held, named) = self.held();
         let anchor = returned.anchor();
         // Captures the whole argument. If the body used only a field of it, or a `Copy` part, the
         // block would capture only that, and the rest would be dropped after the release.
@@ -136,7 +136,7 @@ impl Expansion {
         });
         // The user's own span: the compiler does not name the variables of a macro's block.
         let open = brace.span.open();
-        let mut outer = Group::new(Delimiter::Brace, quote!(#guard #used #anchor #block));
+        let mut outer = Group::new(Delimiter::Brace, quote!(#named #used #anchor #block));
         outer.set_span(open);
         let future = quote_spanned!(open=> async move #outer);
         let import = self.runtime.import();
@@ -216,23 +216,23 @@ impl Expansion {
 
     /// Expands to the body's name for its lock: a statement in front of the body, and one at its
     /// start.
-    fn guard(&self) -> (TokenStream, TokenStream) {
-        let Some(guard) = &self.args.guard else {
+    fn held(&self) -> (TokenStream, TokenStream) {
+        let Some(name) = &self.args.held else {
             return Default::default();
         };
         let span = Span::mixed_site();
         let rt = self.runtime.at(span);
         // The same name, for errors that mention it, unless it is the only other name here.
-        let mut held = if guard == "__entered" {
-            Ident::new("__held", guard.span())
+        let mut held = if name == "__entered" {
+            Ident::new("__held", name.span())
         } else {
-            guard.clone()
+            name.clone()
         };
-        held.set_span(located_at(guard.span()));
-        let borrow = quote_spanned!(guard.span()=> &#held);
+        held.set_span(located_at(name.span()));
+        let borrow = quote_spanned!(name.span()=> &#held);
         (
             quote_spanned!(span=> let #held = __entered.held();),
-            quote_spanned!(span=> let #guard: &#rt::HeldLock = #borrow;),
+            quote_spanned!(span=> let #name: &#rt::HeldLock = #borrow;),
         )
     }
 

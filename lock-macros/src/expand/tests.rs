@@ -43,7 +43,7 @@ fn a_method_with_values_that_are_not_known_while_compiling() {
             spec = self.config.lock,
             lease = self.lease,
             wait = "1m 30s",
-            guard = lock,
+            held = lock,
             crate = crate::locks,
         ),
         quote! {
@@ -115,7 +115,7 @@ fn a_method_of_async_trait() {
 #[test]
 fn a_guard_may_be_called_as_the_expansion_calls_its_own() {
     let text = squeezed(
-        quote!(key = k, guard = __entered),
+        quote!(key = k, held = __entered),
         quote!(
             async fn f() -> Res {}
         ),
@@ -271,7 +271,7 @@ fn an_item_with_a_mistake_stands_beside_the_error() {
             "`f` returns nothing",
         ),
         (
-            quote!(key = k, guard = order),
+            quote!(key = k, held = order),
             quote!(
                 async fn f(order: u64) -> Res<()> {}
             ),
@@ -339,7 +339,7 @@ fn mistakes_in_arguments_and_function_are_shown_together() {
     .to_string();
     assert_eq!(tokens.matches("compile_error").count(), 2, "{tokens}");
     let tokens = expand(
-        quote!(key = "{a}:{b}:{c}", guard = c),
+        quote!(key = "{a}:{b}:{c}", held = c),
         quote!(
             async fn f(c: u64) {}
         ),

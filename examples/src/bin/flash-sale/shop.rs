@@ -70,7 +70,7 @@ async fn buy(State(shop): State<Shop>, Path(item): Path<String>) -> Result<Sale,
 
 /// All customers want the same item, so all of them wait in one queue. The wait is that of a
 /// patient customer.
-#[distributed_lock(key = "stock:{item}", wait = "60s", client = locks, guard = lock)]
+#[distributed_lock(key = "stock:{item}", wait = "60s", client = locks, held = lock)]
 async fn sell(locks: &LockClient, stock: &Stock, item: &str) -> Result<Sale, Refusal> {
     match (stock, lock) {
         // PostgreSQL refuses a sale whose lock was lost.

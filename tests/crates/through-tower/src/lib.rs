@@ -32,7 +32,7 @@ impl Shop {
         client = self.locks,
         spec = self.spec,
         lease = Duration::from_secs(7),
-        guard = lock,
+        held = lock,
         on_busy = Ok(None),
         on_lost = ignore,
         map_err = kind,

@@ -13,7 +13,7 @@ async fn one_kib(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
     Ok(id + u64::from(argument[0]))
 }
 
-#[distributed_lock(keys("order:{id}", "shop:{id}"), guard = lock, on_busy = Ok(0), on_lost = ignore)]
+#[distributed_lock(keys("order:{id}", "shop:{id}"), held = lock, on_busy = Ok(0), on_lost = ignore)]
 async fn everything(id: u64, argument: [u8; KIB]) -> Result<u64, LockError> {
     yield_now().await;
     Ok(id + u64::from(argument[0]) + lock.fences().count() as u64)
@@ -35,7 +35,7 @@ async fn exclusive(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-#[distributed_lock(key = "order:{id}", client = locks, shared, guard = lock, on_busy = Ok(0))]
+#[distributed_lock(key = "order:{id}", client = locks, shared, held = lock, on_busy = Ok(0))]
 async fn shared(locks: &LockClient, id: u64) -> Result<u64, LockError> {
     Ok(id + u64::from(lock.is_lost()))
 }

@@ -137,7 +137,7 @@ async fn a_dropped_call_ends_the_body_at_each_of_its_await_points() {
     .await;
 }
 
-#[distributed_lock(key = "a", global, on_lost = ignore, guard = lock)]
+#[distributed_lock(key = "a", global, on_lost = ignore, held = lock)]
 async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
     locks.revoke("a").await?;
     lock.lost().await;
@@ -153,7 +153,7 @@ async fn finishing(locks: &LockClient) -> Result<bool, LockError> {
     Ok(lock.is_lost())
 }
 
-#[distributed_lock(key = "a", global, on_lost = cancel, guard = lock)]
+#[distributed_lock(key = "a", global, on_lost = cancel, held = lock)]
 async fn cancelled(locks: &LockClient, reached: &Cell<bool>) -> Result<(), LockError> {
     locks.revoke("a").await?;
     let own: HeldLock = lock.clone();
@@ -228,39 +228,39 @@ mod outliving {
 
     type Paid = Result<u32, PayError>;
 
-    #[distributed_lock(key = "a", global, guard = lock)]
+    #[distributed_lock(key = "a", global, held = lock)]
     pub(super) async fn cancelled(paid: Paid) -> Paid {
         outlive(lock);
         paid
     }
 
-    #[distributed_lock(key = "a", global, guard = lock, on_lost = error)]
+    #[distributed_lock(key = "a", global, held = lock, on_lost = error)]
     pub(super) async fn refused(paid: Paid) -> Paid {
         outlive(lock);
         yield_now().await;
         paid
     }
 
-    #[distributed_lock(key = "a", global, guard = lock, on_lost = ignore)]
+    #[distributed_lock(key = "a", global, held = lock, on_lost = ignore)]
     pub(super) async fn ignored(paid: Paid) -> Paid {
         outlive(lock);
         yield_now().await;
         paid
     }
 
-    #[distributed_lock(key = "a", global, guard = lock, on_lost = OnLost::Error, on_busy = skip)]
+    #[distributed_lock(key = "a", global, held = lock, on_lost = OnLost::Error, on_busy = skip)]
     pub(super) async fn of_expression(paid: Paid) -> Result<u32, PayError> {
         outlive(lock);
         paid
     }
 
-    #[distributed_lock(key = "a", global, guard = lock, map_err = |error| Err(error.into()))]
+    #[distributed_lock(key = "a", global, held = lock, map_err = |error| Err(error.into()))]
     pub(super) async fn mapped(paid: Paid) -> Paid {
         outlive(lock);
         paid
     }
 
-    #[distributed_lock(key = "a", global, guard = lock, spec = LockSpec::exclusive().on_lost(OnLost::Error))]
+    #[distributed_lock(key = "a", global, held = lock, spec = LockSpec::exclusive().on_lost(OnLost::Error))]
     pub(super) fn boxed(paid: Paid) -> Pin<Box<dyn Future<Output = Paid> + Send>> {
         Box::pin(async move {
             outlive(lock);
@@ -268,7 +268,7 @@ mod outliving {
         })
     }
 
-    #[distributed_lock(key = "a", global, guard = lock)]
+    #[distributed_lock(key = "a", global, held = lock)]
     pub(super) async fn generic<T, E: From<LockError>>(paid: Result<T, E>) -> Result<T, E> {
         outlive(lock);
         paid
@@ -302,13 +302,13 @@ async fn a_body_that_ends_after_the_loss_returns_no_success_but_its_own_error() 
     locks.as_default(calls).await;
 }
 
-#[distributed_lock(key = "a", global, guard = lock, map_err = |error| error.code())]
+#[distributed_lock(key = "a", global, held = lock, map_err = |error| error.code())]
 async fn no_result() -> &'static str {
     outlive(lock);
     "done"
 }
 
-#[distributed_lock(key = "a", global, guard = lock)]
+#[distributed_lock(key = "a", global, held = lock)]
 async fn response(status: StatusCode) -> Response {
     outlive(lock);
     status.into_response()

@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use super::{holders, with_client};
 
-#[distributed_lock(key = "order:{id}", reentrant, guard = lock)]
+#[distributed_lock(key = "order:{id}", reentrant, held = lock)]
 async fn charge(id: u64) -> Result<FencingToken, LockError> {
     yield_now().await;
     Ok(lock.fence())
@@ -22,7 +22,7 @@ async fn charge_once(id: u64) -> Result<u64, LockError> {
     Ok(id)
 }
 
-#[distributed_lock(key = "order:{id}", guard = lock)]
+#[distributed_lock(key = "order:{id}", held = lock)]
 async fn pay(id: u64) -> Result<(FencingToken, FencingToken), LockError> {
     Ok((lock.fence(), charge(id).await?))
 }
@@ -74,7 +74,7 @@ async fn functions_side_by_side_are_strangers() {
     .await;
 }
 
-#[distributed_lock(key = "order:{id}", guard = lock, client = locks)]
+#[distributed_lock(key = "order:{id}", held = lock, client = locks)]
 async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
     // A spawned task has neither the client of the scope nor the lock.
     let error = tokio::spawn(charge(id)).await.unwrap().unwrap_err();
@@ -102,7 +102,7 @@ async fn a_spawned_task_is_a_stranger_unless_it_is_told() {
     .await;
 }
 
-#[distributed_lock(key = "order:{id}", guard = lock, client = locks)]
+#[distributed_lock(key = "order:{id}", held = lock, client = locks)]
 async fn leaving_a_child(
     locks: LockClient,
     id: u64,

@@ -244,7 +244,7 @@ struct Transaction<'a> {
     log: Watched<'a>,
 }
 
-#[distributed_lock(key = "a", global, guard = lock)]
+#[distributed_lock(key = "a", global, held = lock)]
 async fn using_parts(
     transaction: Transaction<'_>,
     (copied, _): (u64, Watched<'_>),

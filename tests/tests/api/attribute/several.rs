@@ -19,7 +19,7 @@ fn held(id: u64) -> bool {
     is_held(&Account { id }.lock_key())
 }
 
-#[distributed_lock(keys("account:{from}", "account:{to}"), guard = lock)]
+#[distributed_lock(keys("account:{from}", "account:{to}"), held = lock)]
 async fn transfer(from: u64, to: u64) -> Result<usize, LockError> {
     assert!(held(from) && held(to));
     yield_now().await;
@@ -32,7 +32,7 @@ async fn mixed(from: &Account, to: &Account) -> Result<(), LockError> {
     Ok(())
 }
 
-#[distributed_lock(keys = accounts.iter().map(Account::lock_key), guard = lock, shared)]
+#[distributed_lock(keys = accounts.iter().map(Account::lock_key), held = lock, shared)]
 async fn sum(accounts: &[Account]) -> Result<usize, LockError> {
     assert!(accounts.iter().all(|account| held(account.id)));
     Ok(lock.fences().count())

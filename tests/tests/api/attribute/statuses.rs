@@ -21,7 +21,7 @@ trait Stock {
 
 #[async_trait::async_trait]
 impl Stock for Inventory {
-    #[distributed_lock(key("sku:{}", request.get_ref()), client = self.locks.clone(), no_wait, guard = lock)]
+    #[distributed_lock(key("sku:{}", request.get_ref()), client = self.locks.clone(), no_wait, held = lock)]
     async fn reserve(&self, request: Request<String>) -> Result<Response<u64>, Status> {
         let fence = lock.fence().number();
         match request.into_inner().as_str() {

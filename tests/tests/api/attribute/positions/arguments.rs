@@ -121,7 +121,7 @@ async fn configured(#[cfg(any())] gone: u64, #[allow(unused)] id: u64) -> Result
 }
 
 /// Arguments with the names that the expansion uses do not conflict with it.
-#[distributed_lock(key = "{__client}:{__a0}", guard = lock)]
+#[distributed_lock(key = "{__client}:{__a0}", held = lock)]
 #[expect(clippy::too_many_arguments, reason = "there are as many names")]
 async fn names_of_the_expansion(
     __client: u64,

@@ -90,8 +90,8 @@ async fn inner_attributes(id: u64) -> Result<u64, LockError> {
 }
 
 /// Two locks; the lower one is acquired first.
-#[distributed_lock(key = "order:{id}", guard = order)]
-#[distributed_lock(key = "shop:{shop}", guard = at_shop)]
+#[distributed_lock(key = "order:{id}", held = order)]
+#[distributed_lock(key = "shop:{shop}", held = at_shop)]
 async fn twice(id: u64, shop: u64) -> Result<u64, LockError> {
     visit("order:7").await;
     assert_eq!(
@@ -141,7 +141,7 @@ mod strict {
         #[distributed_lock(
             keys("order:{id}", key("shop:{}", id + 1)),
             client = self.locks,
-            guard = lock,
+            held = lock,
             lease = "10s",
             wait = "1s",
             on_busy = Ok(None),

@@ -68,7 +68,7 @@ struct Service {
 
 #[async_trait]
 impl Dynamic for Service {
-    #[distributed_lock(key = "order:{id}", guard = lock)]
+    #[distributed_lock(key = "order:{id}", held = lock)]
     async fn by_reference(&self, id: u64) -> Result<u64, LockError> {
         visit("order:7").await;
         assert_eq!((lock.key().as_str(), self.id), ("order:7", id));
@@ -136,7 +136,7 @@ impl Local for Service {
 /// The return type that `#[async_trait]` generates, written by hand.
 type Boxed<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-#[distributed_lock(key = "order:{id}", guard = lock)]
+#[distributed_lock(key = "order:{id}", held = lock)]
 fn by_hand(id: u64) -> Boxed<'static, Result<u64, LockError>> {
     Box::pin(async move {
         visit("order:7").await;

@@ -234,7 +234,7 @@ proptest! {
     }
 }
 
-#[distributed_lock(key = "order:{id}:{tenant}-{part}x{kind}", client = locks, guard = lock)]
+#[distributed_lock(key = "order:{id}:{tenant}-{part}x{kind}", client = locks, held = lock)]
 async fn by_attribute(
     locks: &LockClient,
     id: &str,

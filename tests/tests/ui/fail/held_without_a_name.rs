@@ -1,6 +1,6 @@
 use lock_runtime::{LockError, distributed_lock};
 
-#[distributed_lock(key = "order:{order_id}", guard = _)]
+#[distributed_lock(key = "order:{order_id}", held)]
 async fn pay(order_id: u64) -> Result<u64, LockError> {
     Ok(order_id)
 }

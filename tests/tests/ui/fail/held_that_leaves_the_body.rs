@@ -1,6 +1,6 @@
 use lock_runtime::{HeldLock, LockError, distributed_lock};
 
-#[distributed_lock(key = "order:{order_id}", guard = lock)]
+#[distributed_lock(key = "order:{order_id}", held = lock)]
 async fn pay<'a>(order_id: u64) -> Result<&'a HeldLock, LockError> {
     Ok(lock)
 }
