@@ -195,7 +195,7 @@ async fn one_server_has_one_vote() {
     for third in [servers[0].url(), again] {
         let urls = format!("redlock:{},{},{third}", servers[0].url(), servers[1].url());
         // Once a majority is connected, the others have 300 ms to report an error. On a busy
-        // machine that may be too short, and the client leaves its list of servers in the namespace.
+        // machine that may be too short, and the client leaves its settings in the namespace.
         let error = in_time(async {
             loop {
                 let builder = LockClient::builder().namespace(unique("ns"));
