@@ -100,6 +100,8 @@ struct Bench {
     entropy: Numbers,
     /// The acquisitions that were woken.
     woken: Vec<AcquireId>,
+    /// How often the keeper was woken.
+    watched: usize,
     /// A rule that is switched off.
     mutation: Option<Mutation>,
     /// The store sends no events.
@@ -117,6 +119,7 @@ impl Bench {
             now: Instant::now(),
             entropy: Numbers(0, 0.5),
             woken: Vec::new(),
+            watched: 0,
             mutation: None,
             polls: false,
         }
@@ -133,11 +136,13 @@ impl Bench {
             mutation: self.mutation,
         };
         let output = input(&mut self.session, &mut cx);
-        self.woken
-            .extend(out.into_iter().filter_map(|effect| match effect {
-                Effect::Wake(id) => Some(id),
-                _ => None,
-            }));
+        for effect in out {
+            match effect {
+                Effect::Wake(id) => self.woken.push(id),
+                Effect::Watch => self.watched += 1,
+                _ => {}
+            }
+        }
         output
     }
 
@@ -1184,6 +1189,27 @@ fn a_late_answer_to_a_call_that_was_repeated_ends_nothing_else() {
     bench.job_reply(*second, released());
     bench.job_reply(first, released());
     assert_eq!(bench.endings(), [Ended::Abandoned(next)]);
+}
+
+/// As clients that hand a lock to each other do.
+#[test]
+fn a_client_that_is_idle_for_a_moment_does_not_wake_the_keeper_again() {
+    let mut bench = Bench::new();
+    for _ in 0..100 {
+        let held = bench.holds(0, LEASE);
+        let (release, _) = bench.releases(held).unwrap();
+        bench.release_reply(release, ReleaseReply::Released);
+        // The keeper was woken by another client.
+        let look = bench.session.look(bench.now);
+        assert!(matches!(look, Look::Calm(_)), "{look:?}");
+        bench.now += MILLI;
+    }
+    assert_eq!(bench.watched, 1);
+    bench.now += Duration::from_secs(1);
+    assert_eq!(bench.session.look(bench.now), Look::Idle);
+    assert!(!bench.session.is_looked_at());
+    bench.holds(0, LEASE);
+    assert_eq!(bench.watched, 2);
 }
 
 #[test]

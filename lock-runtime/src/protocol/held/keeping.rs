@@ -49,11 +49,17 @@ impl Session {
         self.look_at.is_some()
     }
 
-    /// Finds out whether work is late. Reads all leases, so it is called a few times a second.
+    /// Finds out whether work is late, unless the next look is not due: it reads all leases.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
+        let not_due = self.look_at.filter(|at| *at > now);
+        let not_due = not_due.map(|at| at.min(now + LONGEST_PAUSE));
         if !self.needs_driver() {
-            self.look_at = None;
-            return Look::Idle;
+            // A client that is idle for a moment does not wake the keeper with its next lock.
+            self.look_at = not_due;
+            return not_due.map_or(Look::Idle, Look::Calm);
+        }
+        if let Some(next) = not_due {
+            return Look::Calm(next);
         }
         let held = self.held.values().filter(|held| held.loss.is_none());
         let leases = held.map(|held| (held.lease.late_at(), held.lease.length()));

@@ -16,7 +16,9 @@ mod tests;
 
 use std::{
     future::Future,
+    num::NonZeroU64,
     ops::{Add, AddAssign, Sub, SubAssign},
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -25,24 +27,39 @@ use tokio::time::{Sleep, Timeout};
 #[cfg(unix)]
 pub use self::suspension::{suspended, uptime};
 
+/// The first look at the time.
+static FIRST: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+/// Its number, which leaves 146 years before it and 438 after it.
+const FIRST_NANOS: NonZeroU64 = NonZeroU64::new(1 << 62).unwrap();
+
 /// An instant of the time by which a process judges its locks. It goes on while the machine is
 /// suspended, where the system has such a clock ([`guide::limits`](crate::guide::limits#time)
 /// names the others), and follows a clock of Tokio that a test has paused.
 ///
 /// Instants of one process can be compared. Another process has its own.
+// Nanoseconds, as arithmetic with the instants of `std` takes as long as the reading of a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Instant(tokio::time::Instant);
+pub struct Instant(NonZeroU64);
 
 impl Instant {
     /// Returns the current time. It never goes back.
     pub fn now() -> Self {
         // In this order, as the readings may be apart: see `suspended_at`.
         #[cfg(unix)]
-        let uptime = uptime();
-        let now = tokio::time::Instant::now();
+        let uptime = suspension::uptime_nanos();
+        let awake = Self::awake_at(tokio::time::Instant::now().into_std());
         #[cfg(unix)]
-        let now = now + suspension::suspended_at(uptime, now.into_std());
-        Self(now)
+        let awake = Self((awake.0).saturating_add(suspension::suspended_at(uptime, awake)));
+        awake
+    }
+
+    /// Returns the instant without suspended time.
+    fn awake_at(now: std::time::Instant) -> Self {
+        let first = *FIRST;
+        match now.checked_duration_since(first) {
+            Some(later) => Self(FIRST_NANOS) + later,
+            None => Self(FIRST_NANOS) - first.saturating_duration_since(now),
+        }
     }
 
     /// Returns the time that has passed since this instant.
@@ -52,55 +69,69 @@ impl Instant {
 
     /// Returns the time since `earlier`; zero if this instant is the earlier one.
     pub fn saturating_duration_since(self, earlier: Self) -> Duration {
-        self.0.saturating_duration_since(earlier.0)
+        Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     /// Returns the time since `earlier`; `None` if this instant is the earlier one.
     pub fn checked_duration_since(self, earlier: Self) -> Option<Duration> {
-        self.0.checked_duration_since(earlier.0)
+        let nanos = self.0.get().checked_sub(earlier.0.get());
+        nanos.map(Duration::from_nanos)
     }
 
     /// Returns the instant `duration` later; `None` if it is too late to be represented.
     pub fn checked_add(self, duration: Duration) -> Option<Self> {
-        self.0.checked_add(duration).map(Self)
+        self.0.checked_add(nanos(duration)?).map(Self)
     }
 
     /// Returns the instant `duration` earlier; `None` if it is too early to be represented.
     pub fn checked_sub(self, duration: Duration) -> Option<Self> {
-        self.0.checked_sub(duration).map(Self)
+        let earlier = self.0.get().checked_sub(nanos(duration)?)?;
+        NonZeroU64::new(earlier).map(Self)
     }
 
     /// Returns this instant for a timer of Tokio, which is right until the next suspension.
     pub fn for_timer(self) -> tokio::time::Instant {
-        self.0 - suspended()
+        let first = tokio::time::Instant::from_std(*FIRST);
+        let awake = self - suspended();
+        match awake.checked_duration_since(Self(FIRST_NANOS)) {
+            Some(later) => first + later,
+            None => first - (Self(FIRST_NANOS) - awake),
+        }
     }
 }
 
+fn nanos(duration: Duration) -> Option<u64> {
+    let seconds = duration.as_secs().checked_mul(1_000_000_000)?;
+    seconds.checked_add(duration.subsec_nanos().into())
+}
+
+/// The last instant that can be represented if the sum is later.
 impl Add<Duration> for Instant {
     type Output = Self;
 
     fn add(self, duration: Duration) -> Self {
-        Self(self.0 + duration)
+        Self(self.0.saturating_add(nanos(duration).unwrap_or(u64::MAX)))
     }
 }
 
 impl AddAssign<Duration> for Instant {
     fn add_assign(&mut self, duration: Duration) {
-        self.0 += duration;
+        *self = *self + duration;
     }
 }
 
+/// The first instant that can be represented if the difference is earlier.
 impl Sub<Duration> for Instant {
     type Output = Self;
 
     fn sub(self, duration: Duration) -> Self {
-        Self(self.0 - duration)
+        self.checked_sub(duration).unwrap_or(Self(NonZeroU64::MIN))
     }
 }
 
 impl SubAssign<Duration> for Instant {
     fn sub_assign(&mut self, duration: Duration) {
-        self.0 -= duration;
+        *self = *self - duration;
     }
 }
 

@@ -10,13 +10,15 @@ use std::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Delays between readings that are no suspension.
-const APART: Duration = Duration::from_millis(1);
+use super::Instant;
+
+/// Delays between readings that are no suspension, in nanoseconds.
+const APART: u64 = 1_000_000;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UPTIME: ClockId = ClockId::Boottime;
@@ -29,21 +31,26 @@ static CLOCKS: LazyLock<Clocks> = LazyLock::new(Clocks::new);
 /// Returns the time of the system's clock that counts suspension, where it has one. It is the same
 /// in all processes of the system.
 pub fn uptime() -> Duration {
+    Duration::from_nanos(uptime_nanos())
+}
+
+/// The same in nanoseconds.
+pub(super) fn uptime_nanos() -> u64 {
     let time = clock_gettime(UPTIME);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    (time.tv_sec as u64).saturating_mul(1_000_000_000) + time.tv_nsec as u64
 }
 
 /// Returns for how long the machine was suspended since this process first asked. It never
 /// decreases.
 pub fn suspended() -> Duration {
-    CLOCKS.look()
+    Duration::from_nanos(CLOCKS.look())
 }
 
-/// The same as of `uptime`, and `monotonic` which was read thereafter. The second one may be
-/// that of a clock that a test has paused.
-pub(super) fn suspended_at(uptime: Duration, monotonic: Instant) -> Duration {
+/// The same in nanoseconds, as of `uptime` and `awake`, which was read thereafter. The second one
+/// may be that of a clock that a test has paused.
+pub(super) fn suspended_at(uptime: u64, awake: Instant) -> u64 {
     let seen = CLOCKS.seen();
-    match CLOCKS.ahead(uptime, monotonic) > seen + APART {
+    match CLOCKS.ahead(uptime, awake) > seen.saturating_add(APART) {
         true => CLOCKS.look(),
         false => seen,
     }
@@ -52,10 +59,9 @@ pub(super) fn suspended_at(uptime: Duration, monotonic: Instant) -> Duration {
 /// Both clocks.
 #[derive(Debug)]
 struct Clocks {
-    /// Their times at the first look. The second one was read later, for the same reason for which
-    /// it is read first from then on.
-    monotonic: Instant,
-    uptime: Duration,
+    /// The difference between them at the first look, in nanoseconds. That of `std` was read first,
+    /// for the same reason for which it is read last from then on.
+    difference: u64,
     /// The longest suspension that was seen, in nanoseconds.
     suspended: AtomicU64,
 }
@@ -63,41 +69,46 @@ struct Clocks {
 impl Clocks {
     fn new() -> Self {
         let read = || {
-            let monotonic = Instant::now();
-            let uptime = uptime();
-            (monotonic.elapsed(), monotonic, uptime)
+            let awake = Instant::awake_at(std::time::Instant::now());
+            let uptime = uptime_nanos();
+            let later = Instant::awake_at(std::time::Instant::now());
+            (later - awake, difference(uptime, awake))
         };
         // The readings with the shortest delay.
-        let (_, monotonic, uptime) = read().min(read()).min(read());
+        let (_, difference) = read().min(read()).min(read());
         Self {
-            monotonic,
-            uptime,
+            difference,
             suspended: AtomicU64::new(0),
         }
     }
 
-    fn look(&self) -> Duration {
-        let uptime = uptime();
-        let ahead = self.ahead(uptime, Instant::now());
-        if ahead > self.seen() + APART {
-            let nanos = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
+    fn look(&self) -> u64 {
+        let uptime = uptime_nanos();
+        let ahead = self.ahead(uptime, Instant::awake_at(std::time::Instant::now()));
+        if ahead > self.seen().saturating_add(APART) {
             // Relaxed, because no other memory depends on this number.
-            self.suspended.fetch_max(nanos, Ordering::Relaxed);
+            self.suspended.fetch_max(ahead, Ordering::Relaxed);
         }
         self.seen()
     }
 
-    fn ahead(&self, uptime: Duration, monotonic: Instant) -> Duration {
-        let awake = monotonic.saturating_duration_since(self.monotonic);
-        uptime.saturating_sub(self.uptime).saturating_sub(awake)
+    fn ahead(&self, uptime: u64, awake: Instant) -> u64 {
+        let ahead = difference(uptime, awake).wrapping_sub(self.difference);
+        // Negative if the second clock was read late, or is ahead.
+        u64::try_from(ahead.cast_signed()).unwrap_or(0)
     }
 
-    fn seen(&self) -> Duration {
-        let seen = Duration::from_nanos(self.suspended.load(Ordering::Relaxed));
+    fn seen(&self) -> u64 {
+        let seen = self.suspended.load(Ordering::Relaxed);
         #[cfg(test)]
-        let seen = seen + injected::INJECTED.get();
+        let seen = seen + u64::try_from(injected::INJECTED.get().as_nanos()).unwrap_or(u64::MAX);
         seen
     }
+}
+
+/// Wraps around, as the clocks have no common beginning.
+fn difference(uptime: u64, awake: Instant) -> u64 {
+    uptime.wrapping_sub(awake.0.get())
 }
 
 /// Suspensions of the tests of one thread.
