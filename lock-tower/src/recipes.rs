@@ -77,7 +77,7 @@
 //! use axum::{
 //!     Router,
 //!     body::Body,
-//!     http::{Request, header::COOKIE},
+//!     http::{HeaderMap, Request, header::COOKIE},
 //!     routing::post,
 //! };
 //! use lock_tower::{
@@ -86,23 +86,32 @@
 //! };
 //! # use tower::ServiceExt;
 //!
-//! fn cart(request: &Request<Body>) -> Result<LockKey, KeyError> {
-//!     let cookies = request.headers().get_all(COOKIE);
-//!     let cart = cookies
-//!         .iter()
+//! /// For the key and for the handler: of two cookies with one name, parsers take different ones.
+//! fn cart(headers: &HeaderMap) -> Option<u64> {
+//!     let cookies = headers.get_all(COOKIE).iter();
+//!     let mut carts = cookies
 //!         .filter_map(|cookies| cookies.to_str().ok())
 //!         .flat_map(|cookies| cookies.split(';'))
-//!         .find_map(|cookie| cookie.trim().strip_prefix("cart="))
-//!         .filter(|cart| !cart.is_empty())
-//!         .ok_or_else(|| KeyError::bad_request("The cookie \"cart\" is missing."))?;
+//!         .filter_map(|cookie| cookie.trim().strip_prefix("cart="));
+//!     let cart = carts.next()?.parse().ok()?;
+//!     carts.next().is_none().then_some(cart)
+//! }
+//!
+//! fn key(request: &Request<Body>) -> Result<LockKey, KeyError> {
+//!     let cart = cart(request.headers())
+//!         .ok_or_else(|| KeyError::bad_request("One cookie \"cart\" with a number is needed."))?;
 //!     Ok(KeyWriter::new().lit("cart:").arg(format_args!("{cart}")).finish()?)
+//! }
+//!
+//! async fn checkout(headers: HeaderMap) -> String {
+//!     format!("{:?}", cart(&headers))
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockClient::in_memory();
-//! let lock = LockLayer::with_key(locks.clone(), cart).no_wait();
-//! let app: Router = Router::new().route("/checkout", post(async || "done").layer(lock));
+//! let lock = LockLayer::with_key(locks.clone(), key).no_wait();
+//! let app: Router = Router::new().route("/checkout", post(checkout).layer(lock));
 //! # let request = || {
 //! #     Request::post("/checkout").header(COOKIE, "theme=dark; cart=7").body(Body::empty())
 //! # };
@@ -110,7 +119,11 @@
 //! # let guard = locks.exclusive("cart:7").acquire().await?;
 //! # assert_eq!(app.clone().oneshot(request()?).await?.status(), 409);
 //! # let without = Request::post("/checkout").body(Body::empty())?;
-//! # assert_eq!(app.oneshot(without).await?.status(), 400);
+//! # assert_eq!(app.clone().oneshot(without).await?.status(), 400);
+//! # for twice in ["cart=7; cart=8", "cart=x", "cart=7%38"] {
+//! #     let request = Request::post("/checkout").header(COOKIE, twice).body(Body::empty())?;
+//! #     assert_eq!(app.clone().oneshot(request).await?.status(), 400);
+//! # }
 //! # guard.release().await?;
 //! # Ok(()) }
 //! ```

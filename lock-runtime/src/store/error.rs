@@ -3,6 +3,7 @@
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use super::KeyPart;
+use crate::observe::text::visible;
 
 /// The reason why a store could not execute a call.
 #[derive(Clone, Debug)]
@@ -73,9 +74,16 @@ impl StoreError {
     /// Creates an error. The message states the failure, its cause and, if there is one, the
     /// remedy.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
+        let message: Arc<str> = message.into();
+        // It may contain text of a server, and be printed by an application as it is.
+        let is_plain = message.bytes().all(|it| (b' '..0x7f).contains(&it));
         Self {
             kind,
-            message: message.into(),
+            message: if is_plain {
+                message
+            } else {
+                visible(&message).into()
+            },
             unsent: false,
             timed_out: false,
             ends_waits: false,

@@ -76,14 +76,15 @@ impl Table {
             return true;
         }
         let is_explicit = |found: &Found<'_, '_>| !found.entry.route.path.contains("{*");
-        if found.is_some_and(is_explicit) {
-            return false;
-        }
+        let explicit = found.filter(|found| is_explicit(found));
         let other = path
             .strip_suffix('/')
             .map_or(format!("{path}/"), str::to_owned);
         let other = self.find(method, &other);
-        other.is_some_and(|other| is_explicit(&other) && other.lock().is_some())
+        other.is_some_and(|other| {
+            let is_nearer = explicit.is_none_or(|found| names_more(&other, found));
+            is_nearer && is_explicit(&other) && other.lock().is_some()
+        })
     }
 
     /// Returns the most specific route for a request: literal text precedes parameters, and of
@@ -98,6 +99,18 @@ impl Table {
             values: found.params,
         })
     }
+}
+
+/// Returns whether a segment is literal in the route of `one` and a parameter in that of `other`.
+fn names_more(one: &Found<'_, '_>, other: &Found<'_, '_>) -> bool {
+    let segments = |found: &Found<'_, '_>| {
+        let path = found.entry.route.path.trim_end_matches('/');
+        path.split('/')
+            .map(|it| it.contains('{'))
+            .collect::<Vec<_>>()
+    };
+    let mut both = segments(one).into_iter().zip(segments(other));
+    both.any(|(one, other)| !one && other)
 }
 
 /// Builds the router of the routes that a request of the method can reach. Of two routes that

@@ -8,7 +8,7 @@ use tokio_postgres::{Row, types::Type};
 use super::{connection::pool::Pool, failure::Failure, statements::field};
 use crate::{
     observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
-    observe::text::brief,
+    observe::text::{brief, in_line},
     shell::time::Instant,
     store::{StoreError, StoreErrorKind, records::Timestamp},
 };
@@ -64,14 +64,15 @@ const MAY_BLOCK: &str = "with free as materialized ( \
 /// transactions. A brief one only inherits the age of another.
 const HORIZON: &str = "select h.age::int8, h.owner from ( \
         select pg_catalog.age(a.backend_xmin), \
-            pg_catalog.format('the transaction of process %s of %s', a.pid, coalesce(a.usename::text, 'the server')) as owner \
+            pg_catalog.format('the transaction of process %s of %s', a.pid, \
+            coalesce(pg_catalog.quote_ident(a.usename::text), 'the server')) as owner \
         from pg_catalog.pg_stat_activity a \
         where a.backend_xmin is not null and coalesce(a.datname = pg_catalog.current_database(), true) \
         and (a.application_name || ' ') like 'lock-runtime %' is not true \
         and coalesce(a.xact_start < pg_catalog.clock_timestamp() - interval '2 s', false) \
         union all select pg_catalog.age(s.xmin), pg_catalog.format('the replication slot %s', s.slot_name) \
         from pg_catalog.pg_replication_slots s where s.xmin is not null \
-        union all select pg_catalog.age(p.transaction), pg_catalog.format('the prepared transaction %s', p.gid) \
+        union all select pg_catalog.age(p.transaction), pg_catalog.format('the prepared transaction %I', p.gid) \
         from pg_catalog.pg_prepared_xacts p where p.database = pg_catalog.current_database() \
     ) h order by 1 desc limit 1";
 /// The age from which on each change of a busy lock takes twice as long, or longer.
@@ -173,13 +174,22 @@ fn session(row: &Row) -> Result<String, StoreError> {
     let age: Option<f64> = field(row, 4)?;
     let age = age.and_then(|age| std::time::Duration::try_from_secs_f64(age).ok());
     let details = [
-        role.map(|role| format!("of {role}")),
-        program.filter(|program| !program.is_empty()),
+        role.map(|role| format!("of {}", in_list(&role))),
+        (program.filter(|it| !it.is_empty())).map(|program| in_list(&program)),
         state,
         age.map(|age| format!("for {}", brief(age))),
     ];
     let details: Vec<_> = details.into_iter().flatten().collect();
     Ok(format!("process {process} ({})", details.join(", ")))
+}
+
+/// A name of another session, which may imitate the text around it.
+fn in_list(name: &str) -> String {
+    let shown = in_line(name).to_string();
+    match shown.contains([',', '(', ')']) && !shown.starts_with('"') {
+        true => format!("\"{shown}\""),
+        false => shown,
+    }
 }
 
 fn facts(row: &Row) -> Result<(i64, String, Option<String>), StoreError> {

@@ -59,7 +59,7 @@ pub use self::settings::PostgresOptions;
 pub const MIGRATION: &str = include_str!("schema.sql");
 
 /// The version of [`MIGRATION`].
-const VERSION: i32 = 6;
+const VERSION: i32 = 7;
 /// The records in one page of a list.
 const PAGE: i64 = 500;
 

@@ -64,7 +64,7 @@ begin
   -- Processes that execute this at once follow one another.
   lock table lock_runtime.format in share update exclusive mode;
   select version into installed from lock_runtime.format;
-  if installed > 6 then
+  if installed > 7 then
     raise notice 'the schema lock_runtime has version % already, which this one would not improve', installed;
     return;
   end if;
@@ -269,13 +269,14 @@ begin
   -- than that of the caller, as a token lets its bearer keep the lock from others.
   --
   -- A caller that is no holder must keep no row: the server waits for a caller that does not read a
-  -- message, and undoes nothing meanwhile. Therefore no message is sent but errors, and a statement
+  -- message, and undoes nothing meanwhile. Therefore no message is sent but errors, an error does
+  -- not end the session before it is undone (exit_on_error), and a statement
   -- that locks or inserts a row fails by itself, by a division by zero, so that the session cannot
   -- be ended in between. It selects the row by its name alone: the row may have changed once it is
   -- locked, and one that another condition does not fit any more would stay locked.
   create or replace function lock_runtime.guard(lock_name text, token bigint) returns void
     language plpgsql volatile parallel unsafe security definer set search_path = pg_catalog, pg_temp
-    set client_min_messages = error as $f$
+    set client_min_messages = error set exit_on_error = off as $f$
   declare
     earliest bigint;
     latest bigint;
@@ -389,6 +390,6 @@ begin
       || pg_catalog.quote_ident(known);
   end loop;
 
-  delete from lock_runtime.format where version < 6;
-  insert into lock_runtime.format select 6, 1 where not exists (select from lock_runtime.format);
+  delete from lock_runtime.format where version < 7;
+  insert into lock_runtime.format select 7, 1 where not exists (select from lock_runtime.format);
 end $install$;

@@ -14,7 +14,7 @@ use super::{client_of_new_database, held, number, once};
 pub(super) const FORMAT: &str = "select version::bigint from lock_runtime.format";
 
 /// The version of the schema that this version of the library creates.
-pub(super) const CURRENT: i32 = 6;
+pub(super) const CURRENT: i32 = 7;
 
 async fn set_format(admin: &Client, version: i32, since: i32) {
     let update = "update lock_runtime.format set version = $1, since = $2";

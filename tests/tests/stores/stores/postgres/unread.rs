@@ -191,6 +191,33 @@ async fn guard_sends_no_message_while_it_has_a_row() {
     .await;
 }
 
+/// The session would end, and send its error, while `guard` has a row.
+#[tokio::test]
+async fn guard_ends_no_session_at_an_error_of_its_own() {
+    in_time(async {
+        let (url, locks, admin) = client_of_new_database().await;
+        let guard = held(&locks, "order:42").await;
+        let latest = i64::from(guard.fence());
+        guard.release().await.unwrap();
+        let caller = caller_of_guard(&admin).await;
+        let session = lock_tests::postgres::connect(&url_as(&caller, &url).await).await;
+        for isolation in ["read committed", "repeatable read", "serializable"] {
+            for (name, token) in [(NAME, latest), ("lock:unknown", 1)] {
+                let set = format!(
+                    "set exit_on_error = on; set default_transaction_isolation = '{isolation}'"
+                );
+                session.batch_execute(&set).await.unwrap();
+                let call = format!("select lock_runtime.guard('{name}', {token})");
+                let error = session.batch_execute(&call).await.unwrap_err();
+                let error = error.as_db_error().unwrap();
+                assert_eq!(error.code().code(), "LK001", "{isolation}: {error}");
+                assert_eq!(error.severity(), "ERROR", "{isolation}: {error}");
+            }
+        }
+    })
+    .await;
+}
+
 /// The lock of the table is taken before the rights to it are checked.
 #[tokio::test]
 async fn an_upgrade_that_a_stranger_delays_is_left_for_later() {

@@ -591,3 +591,27 @@ async fn policy_file_refuses_a_path_whose_lock_depends_on_a_slash_at_its_end() {
         "none"
     );
 }
+
+/// Also where the file has a route for each of the two, but only one of them by a parameter.
+#[tokio::test]
+async fn policy_file_refuses_a_path_that_is_literal_in_another_route() {
+    let text = r#"
+        [routes]
+        "/api/" = { key = "api", global = true }
+        "/{page}" = { key = "page:{page}" }
+        "/svc" = { key = "svc", global = true }
+        "/{org}/" = { key = "org:{org}" }
+    "#;
+    let server = serve(&LockClient::in_memory(), text).await;
+    for path in ["/api", "/svc/"] {
+        assert_eq!(server.post(path).await.status, 400, "{path}");
+    }
+    for (path, key) in [
+        ("/api/", "api"),
+        ("/svc", "svc"),
+        ("/x", "page:x"),
+        ("/x/", "org:x"),
+    ] {
+        assert_eq!(server.post(path).await.body, key, "{path}");
+    }
+}
