@@ -32,11 +32,19 @@ pub(super) struct Entry {
     pub(super) at: usize,
     /// `None` if the route has `skip = true`.
     pub(super) lock: Option<(KeyTemplate, Arc<Policy>)>,
+    /// Another route, of which the path differs by a slash at the end, has text where this one has
+    /// a parameter.
+    pub(super) has_literal_twin: bool,
 }
 
 impl Table {
     /// Builds the routers. Entries that no request can reach are mistakes.
-    pub(super) fn new(entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
+    pub(super) fn new(mut entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
+        let paths: Vec<_> = entries.iter().map(|it| it.route.path.clone()).collect();
+        for entry in &mut entries {
+            let is_twin = |path: &Box<str>| is_literal_twin(path, &entry.route.path);
+            entry.has_literal_twin = paths.iter().any(is_twin);
+        }
         let mut named: HashSet<_> = entries
             .iter()
             .flat_map(|entry| &entry.route.methods)
@@ -77,13 +85,18 @@ impl Table {
         }
         let is_explicit = |found: &Found<'_, '_>| !found.entry.route.path.contains("{*");
         let explicit = found.filter(|found| is_explicit(found));
+        if explicit.is_some_and(|found| !found.entry.has_literal_twin) {
+            return false;
+        }
         let other = path
             .strip_suffix('/')
             .map_or(format!("{path}/"), str::to_owned);
         let other = self.find(method, &other);
         other.is_some_and(|other| {
-            let is_nearer = explicit.is_none_or(|found| names_more(&other, found));
-            is_nearer && is_explicit(&other) && other.lock().is_some()
+            let is_twin = |found: &Found<'_, '_>| {
+                is_literal_twin(&other.entry.route.path, &found.entry.route.path)
+            };
+            is_explicit(&other) && other.lock().is_some() && explicit.is_none_or(is_twin)
         })
     }
 
@@ -101,16 +114,16 @@ impl Table {
     }
 }
 
-/// Returns whether a segment is literal in the route of `one` and a parameter in that of `other`.
-fn names_more(one: &Found<'_, '_>, other: &Found<'_, '_>) -> bool {
-    let segments = |found: &Found<'_, '_>| {
-        let path = found.entry.route.path.trim_end_matches('/');
-        path.split('/')
-            .map(|it| it.contains('{'))
-            .collect::<Vec<_>>()
-    };
-    let mut both = segments(one).into_iter().zip(segments(other));
-    both.any(|(one, other)| !one && other)
+/// Returns whether the path of a route has text where that of `other` has a parameter, and both
+/// match paths that differ by a slash at the end only.
+fn is_literal_twin(path: &str, other: &str) -> bool {
+    let [(one, ends_one), (two, ends_two)] =
+        [path, other].map(|it| it.strip_suffix('/').map_or((it, false), |it| (it, true)));
+    let is_parameter = |segment: &str| segment.contains('{');
+    let mut both = one.split('/').zip(two.split('/'));
+    ends_one != ends_two
+        && one.split('/').count() == two.split('/').count()
+        && both.any(|(one, two)| !is_parameter(one) && is_parameter(two))
 }
 
 /// Builds the router of the routes that a request of the method can reach. Of two routes that

@@ -145,6 +145,7 @@ impl Reader<'_> {
                 route: route?,
                 at: begin,
                 lock: None,
+                has_literal_twin: false,
             });
         }
         let group = said
@@ -167,6 +168,7 @@ impl Reader<'_> {
             route: route?,
             at: begin,
             lock: Some((key?, Arc::new(policy))),
+            has_literal_twin: false,
         })
     }
 

@@ -66,7 +66,7 @@ impl Written {
             }
         };
         let global = self.global.then(|| "global".to_owned());
-        let guard = self.guard.as_ref().map(|guard| format!("guard = {guard}"));
+        let guard = self.guard.as_ref().map(|guard| format!("held = {guard}"));
         let runtime = self.runtime.map(|path| format!("crate = {path}"));
         let mut arguments: Vec<String> = global.into_iter().chain(guard).chain(runtime).collect();
         arguments.insert(if self.key_last { arguments.len() } else { 0 }, key);
