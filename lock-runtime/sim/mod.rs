@@ -30,6 +30,7 @@ mod records;
 mod schedule;
 mod search;
 mod server;
+mod shell;
 mod small;
 mod stories;
 mod world;

@@ -22,6 +22,8 @@ use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
 pub use self::release::ReleaseFuture;
+#[cfg(test)]
+use crate::shell::simulated::{Planted, planted};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::fence::FencingToken,
@@ -293,6 +295,10 @@ impl Entry {
         let (id, call) = begun.map_err(refused)?;
         self.has_left = true;
         let given_up = OnDrop::new(|| {
+            #[cfg(test)]
+            if planted(Planted::ForgetsDroppedDowngrade) {
+                return;
+            }
             core.visit(|state, cx| state.session.convert_dropped(id, cx));
         });
         let answer = perform(&*core.store, &call).await;
@@ -317,6 +323,10 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if planted(Planted::KeepsDroppedGuard) {
+            return;
+        }
         if !self.has_left {
             let View { core, id, .. } = &*self.view;
             core.visit(|state, cx| state.session.guard_dropped(*id, cx));

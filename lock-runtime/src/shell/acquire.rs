@@ -15,6 +15,8 @@ use std::{
 use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
 
+#[cfg(test)]
+use crate::shell::simulated::{Planted, planted};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::owner,
@@ -219,8 +221,15 @@ impl Acquiring<'_> {
         let times = (self.since, patience);
         let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, times, cx));
         let (together, mut requests) = begun.map_err(refused)?;
-        let cancels =
-            OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
+        let cancels = OnDrop::new(|| {
+            core.visit(|state, cx| {
+                #[cfg(test)]
+                if planted(Planted::CancelsNoKeys) {
+                    return;
+                }
+                state.session.cancel_all(&together, cx);
+            })
+        });
         let outcome = loop {
             self.attempt();
             let reply = core.store.acquire_all(&requests);
@@ -339,7 +348,15 @@ impl Pending<'_> {
 
     /// Ends a request whose future is dropped before its end.
     fn cancel(&self) {
+        #[cfg(test)]
+        if planted(Planted::CancelsNothing) {
+            return;
+        }
         self.acquiring.core.visit(|state, cx| {
+            #[cfg(test)]
+            if planted(Planted::CancelsNoneThatIsWoken) && !state.has_waker(self.id) {
+                return;
+            }
             state.discard_waker(self.id);
             state.session.cancel(self.id, cx);
         });
@@ -371,6 +388,10 @@ impl Pending<'_> {
             loop {
                 match self.resume(cx) {
                     Step::Wait(at) => {
+                        #[cfg(test)]
+                        if planted(Planted::RearmsNoTimer) && alarm.is_elapsed() {
+                            return Poll::Pending;
+                        }
                         let at = at.for_timer();
                         if alarm.deadline() != at {
                             alarm.as_mut().reset(at);

@@ -14,6 +14,8 @@ use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::Notify};
 
+#[cfg(test)]
+use crate::shell::simulated::{Planted, planted};
 use crate::{
     client::clients::ClientNames,
     error::{LockError, LockErrorKind, Loss},
@@ -27,6 +29,7 @@ use crate::{
     request::spec::{LockKind, LockSpec},
     shell::driver,
     shell::keeper,
+    shell::random::random,
     shell::sync::lock,
     shell::time::Instant,
     store::{ClientId, KeyPart, Limits, Listener, Store, StoreError, Token},
@@ -90,7 +93,7 @@ impl Entropy for ThreadEntropy {
     }
 
     fn fraction(&mut self) -> f64 {
-        rand::random()
+        random()
     }
 }
 
@@ -177,7 +180,11 @@ impl Core {
         let (mut has_work, mut is_watched) = (false, false);
         for effect in effects {
             match effect {
+                #[cfg(test)]
+                Effect::Wake(_) if planted(Planted::LosesWakeUp) => {}
                 Effect::Wake(id) => wakers.extend(state.wakers.remove(id)),
+                #[cfg(test)]
+                Effect::Rouse if planted(Planted::RousesNobody) => {}
                 Effect::Rouse => has_work = true,
                 Effect::Watch => is_watched = true,
                 Effect::Note(note) => notes.push(note),
@@ -195,11 +202,19 @@ impl Core {
                 }
                 Effect::Lost(held, loss) => {
                     if let Some(view) = state.views.remove(held) {
-                        wakers.extend(view.lost(loss));
+                        let told = view.lost(loss);
+                        #[cfg(test)]
+                        let told = told.into_iter().filter(|_| !planted(Planted::TellsNoLoss));
+                        wakers.extend(told);
                         ended.push((view, Some(loss)));
                     }
                 }
                 Effect::Released(held) => {
+                    #[cfg(test)]
+                    let held = match planted(Planted::EndsWrongView) {
+                        true => state.views.keys().last().unwrap_or(held),
+                        false => held,
+                    };
                     if let Some(view) = state.views.remove(held) {
                         view.released();
                         ended.push((view, None));
@@ -231,6 +246,8 @@ impl Core {
         if is_watched {
             keeper::watch(self.clone());
         }
+        #[cfg(test)]
+        let is_closed = is_closed && !planted(Planted::TellsNoEnd);
         if is_closed {
             self.changed.notify_waiters();
         }
@@ -319,6 +336,10 @@ impl State {
     /// Adds the view of a lock that was just granted.
     pub(crate) fn add_view(&mut self, view: View) -> Arc<View> {
         let view = Arc::new(view);
+        #[cfg(test)]
+        if planted(Planted::ForgetsView) {
+            return view;
+        }
         self.views.insert(view.id, view.clone());
         view
     }
@@ -348,9 +369,16 @@ impl State {
     /// Registers a waiting request to be woken.
     pub(crate) fn set_waker(&mut self, id: AcquireId, waker: &Waker) {
         match self.wakers.get_mut(id) {
+            #[cfg(test)]
+            Some(_) if planted(Planted::KeepsFirstWaker) => {}
             Some(old) if old.will_wake(waker) => {}
             _ => self.discarded.extend(self.wakers.insert(id, waker.clone())),
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_waker(&self, id: AcquireId) -> bool {
+        self.wakers.contains_key(id)
     }
 
     /// Removes the waker of a request whose wait has ended: it would keep its task alive.

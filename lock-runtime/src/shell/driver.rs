@@ -17,6 +17,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+#[cfg(test)]
+use crate::shell::simulated::{self, Planted, planted};
 use crate::{
     error::LockErrorKind,
     observe::log,
@@ -71,7 +73,9 @@ pub(crate) fn start(core: &Arc<Core>) {
             calls: Calls::new(core.clone()),
             ended: false,
         };
-        runtime.spawn(task.run());
+        let _driver = runtime.spawn(task.run());
+        #[cfg(test)]
+        simulated::started(_driver.abort_handle());
     }
 }
 
@@ -144,6 +148,10 @@ impl State {
 
 /// Records that the last clone of the client is gone.
 pub(crate) fn orphan(core: &Core) {
+    #[cfg(test)]
+    if planted(Planted::StaysWithoutClient) {
+        return;
+    }
     core.with_state(|state| state.orphaned = true);
     core.work.notify_one();
 }
@@ -159,7 +167,7 @@ struct Task {
 struct Calls {
     core: Arc<Core>,
     /// The renewals to send, by server: a silent server must not delay the leases of the others.
-    servers: HashMap<u64, Renewals>,
+    servers: BTreeMap<u64, Renewals>,
     jobs_in_flight: usize,
     in_flight: FuturesUnordered<BoxFuture<'static, Done>>,
 }
@@ -188,10 +196,18 @@ impl Drop for Task {
         // ending, would be dropped again, and so on without end.
         core.visit(|state, cx| {
             state.introduce_by(cx.now);
+            #[cfg(test)]
+            if planted(Planted::ForgetsCallsInFlight) {
+                return;
+            }
             state.session.driver_died(cx);
         });
         // A lock that is granted from now on starts the driver itself.
         let runtimes = core.with_state(|state| {
+            #[cfg(test)]
+            if planted(Planted::CountsAsRunning) {
+                return HashMap::new();
+            }
             state.driver_runs = false;
             let runtimes = state.views().filter_map(|view| view.runtime.as_ref());
             let by_id: HashMap<_, _> = runtimes.map(|it| (it.id(), it.clone())).collect();
@@ -212,10 +228,14 @@ impl Task {
     async fn run(mut self) {
         let core = self.calls.core.clone();
         while let Some(check_at) = self.begin_work() {
+            // In this order, so that a simulation can repeat it. It starves nothing: each turn of
+            // the loop does all that the other two branches ask for, while answers of calls would
+            // wait as long as there is new work if they came last.
             tokio::select! {
+                biased;
+                true = self.calls.answered() => {}
                 () = core.work.notified() => {}
                 () = sleep_until(check_at) => {}
-                true = self.calls.answered() => {}
             }
         }
         self.ended = true;
@@ -266,7 +286,7 @@ impl Calls {
     fn new(core: Arc<Core>) -> Self {
         Self {
             core,
-            servers: HashMap::new(),
+            servers: BTreeMap::new(),
             jobs_in_flight: 0,
             in_flight: FuturesUnordered::new(),
         }
@@ -317,6 +337,10 @@ impl Calls {
             Done::Introduction => {}
             Done::Job => self.jobs_in_flight -= 1,
             Done::Batch(server) => {
+                #[cfg(test)]
+                if planted(Planted::CountsAnsweredBatch) {
+                    return true;
+                }
                 if let Some(renewals) = self.servers.get_mut(&server) {
                     renewals.batches_in_flight -= 1;
                     if renewals.batches_in_flight == 0 && renewals.waiting.is_empty() {
@@ -388,6 +412,10 @@ async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration)
         batch.into_iter().map(|due| (due.held, due.renewal)).unzip();
     let sent = Instant::now();
     let replies = timeout(patience, core.store.renew(&renewals)).await;
+    #[cfg(test)]
+    if replies.is_err() && planted(Planted::ForgetsBatch) {
+        return;
+    }
     let mut replies = replies.unwrap_or_default().into_iter();
     let mut failed = None;
     let mut failures = Vec::new();

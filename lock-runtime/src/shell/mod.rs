@@ -8,7 +8,10 @@ pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod keeper;
 pub(crate) mod on_drop;
+pub(crate) mod random;
 pub mod rt;
 pub(crate) mod runtime;
+#[cfg(test)]
+pub(crate) mod simulated;
 pub(crate) mod sync;
 pub mod time;

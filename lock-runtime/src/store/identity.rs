@@ -9,6 +9,7 @@ use crate::{
     error::{LockError, LockErrorKind},
     observe::text::push_visible,
     request::key::LockKey,
+    shell::random::random,
 };
 
 /// The identifier of a client: the first 40 bits of its tokens, chosen at random.
@@ -28,7 +29,7 @@ impl ClientId {
 
     /// Generates a fresh identifier.
     pub fn random() -> Self {
-        Self::first_of(rand::random())
+        Self::first_of(random())
     }
 
     pub(super) fn bits(self) -> u64 {

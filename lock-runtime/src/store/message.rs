@@ -4,7 +4,8 @@ use std::{fmt, time::Duration};
 
 use super::identity::ClientId;
 use crate::{
-    guard::fence::FencingToken, request::key::LockKey, request::spec::Mode, shell::time::Instant,
+    guard::fence::FencingToken, request::key::LockKey, request::spec::Mode, shell::random::random,
+    shell::time::Instant,
 };
 
 /// The random 128-bit identifier of one acquisition. It is used only once, and must not be
@@ -15,7 +16,7 @@ pub struct Token(u128);
 impl Token {
     /// Generates a fresh token of no particular client.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self(random())
     }
 
     /// Generates a fresh token of `client`.
