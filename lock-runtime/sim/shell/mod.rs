@@ -72,7 +72,7 @@ async fn schedule(seed: u64, only: Option<Wrong>, is_recorded: bool) -> Arc<Worl
     let until = dice.up_to(Duration::from_secs(20));
     let world = World::new((until, faults), is_recorded, only);
     let (keys, shuts_down) = (1 + dice.below(KEYS.len()), dice.chance(300));
-    let kills = dice.one_of(&[0, 0, 20]);
+    let kills = dice.one_of(&[0, 0, 20, 200]);
     let mut tasks = Vec::new();
     let mut wires = Vec::new();
     for number in 0..2 + dice.below(3) {
@@ -165,11 +165,14 @@ fn no_schedule_of_clients_breaks_a_promise() {
     if let Some(seed) = from_environment("LOCK_EXPLORER_SEED") {
         return show(seed);
     }
-    for seed in 0..schedules(SCHEDULES) {
+    let begin = std::time::Instant::now();
+    let schedules = schedules(SCHEDULES);
+    for seed in 0..schedules {
         if run(seed, None, None, false).0.is_some() {
             show(seed);
         }
     }
+    println!("{schedules} schedules in {:?}", begin.elapsed());
 }
 
 #[test]
@@ -212,7 +215,6 @@ fn is_found(planted: Planted, wrong: Wrong) {
 found! {
     found_waiter_that_is_not_woken: LosesWakeUp => Stuck,
     found_waiter_with_the_waker_of_another_task: KeepsFirstWaker => Stuck,
-    found_waiter_without_a_second_alarm: RearmsNoTimer => Late,
     found_request_that_stays_without_its_future: CancelsNothing => Left,
     found_request_that_is_dropped_after_it_was_woken: CancelsNoneThatIsWoken => Left,
     found_request_for_all_keys_that_stays: CancelsNoKeys => Left,

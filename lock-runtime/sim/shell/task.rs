@@ -86,9 +86,7 @@ impl Task {
         let Some((request, asked, wait, keys)) = self.request() else {
             return;
         };
-        let waiting = self
-            .world
-            .waits(self.number, &keys, asked.mode.kind(), wait);
+        let waiting = self.world.waits(self.number, &keys, wait);
         let end = self.end();
         let acquired = ended(request.acquire(), end).await;
         let Some(acquired) = acquired else { return };
@@ -260,11 +258,15 @@ impl Task {
             0 => {
                 drop(held);
                 drop(guard);
+                if self.shuts_down && self.dice.chance(200) {
+                    self.shut_down().await;
+                }
             }
             1 => {
                 let body = sleep(self.dice.up_to(Duration::from_millis(1_500)));
                 let most = self.dice.up_to(Duration::from_millis(2_500));
                 self.world.listens(&held, true);
+                self.world.leaves(&held);
                 let work = Box::pin(guard.while_held(body));
                 let outcome = match timeout(most, work).await {
                     Ok(outcome) => outcome,
@@ -280,6 +282,7 @@ impl Task {
             }
             _ => {
                 let end = self.end();
+                self.world.leaves(&held);
                 let release = guard.release();
                 let view_is_checked = matches!(end, End::Awaited);
                 let released = ended(Box::pin(release), end).await;

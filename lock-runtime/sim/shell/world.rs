@@ -66,7 +66,11 @@ pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(4);
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 /// Without faults, the store has released within this time what a client gave up.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
-/// The time in which a fault may have effects.
+/// The time after a fault in which the store may keep a queue entry that is not abandoned.
+const QUEUED: Duration = Duration::from_secs(12);
+/// The time in which a renewal that failed is repeated, beside half of its lease.
+const REPEATED: Duration = Duration::from_millis(400);
+/// The time in which a fault may have other effects.
 const AFTERMATH: Duration = Duration::from_secs(6);
 /// The time after the wait of a request until its answer: calls in flight, and one for an error
 /// that names the holder.
@@ -91,6 +95,8 @@ struct Held {
     /// Its task waits for a loss.
     listens: bool,
     lost_at: Option<Instant>,
+    /// Its release has begun.
+    is_leaving: bool,
 }
 
 /// A request that waits.
@@ -98,7 +104,6 @@ struct Waiting {
     id: u64,
     client: usize,
     keys: Vec<LockKey>,
-    kind: LockKind,
     until: Instant,
 }
 
@@ -123,7 +128,7 @@ struct State {
     clients: Vec<(ClientId, Instant, bool)>,
     /// The largest fencing token of a writer, and of any holder.
     fences: BTreeMap<(LockKind, LockKey), (u64, u64)>,
-    first_fence: Option<u64>,
+    first_fence: Option<i64>,
     revoked: BTreeMap<LockKey, Instant>,
     /// When a client last held a lock or asked for it.
     used: BTreeMap<(usize, LockKey), Instant>,
@@ -196,24 +201,20 @@ impl World {
         }
     }
 
-    /// A reply, with fencing tokens that begin with 1: those of the store depend on the date.
+    /// A reply, with fencing tokens that begin with 0: those of the store depend on the date.
     pub(super) fn shown(&self, reply: &impl fmt::Debug) -> String {
+        const FENCE: &str = "FencingToken(";
         let text = format!("{reply:?}");
         let first = &mut lock(&self.state).first_fence;
-        let number = |digits: &str| match digits.parse::<u64>() {
-            Ok(number) if digits.len() > 12 => {
-                let first = *first.get_or_insert(number);
-                format!("#{}", number as i64 - first as i64)
-            }
-            _ => digits.to_owned(),
-        };
-        let mut number = number;
-        let parts = text.split_inclusive(|c: char| !c.is_ascii_digit());
-        let shown = parts.map(|part| {
-            let digits = part.trim_end_matches(|c: char| !c.is_ascii_digit());
-            format!("{}{}", number(digits), &part[digits.len()..])
-        });
-        shown.collect()
+        let mut parts = text.split(FENCE);
+        let mut shown = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (number, rest) = part.split_once(')').unwrap_or((part, ""));
+            let number: i64 = number.parse().unwrap_or_default();
+            let number = number - *first.get_or_insert(number);
+            shown.push_str(&format!("#{number}{rest}"));
+        }
+        shown
     }
 
     pub(super) fn report(&self, wrong: Wrong, what: impl FnOnce() -> String) {
@@ -242,7 +243,6 @@ impl World {
         self: &Arc<Self>,
         client: usize,
         keys: &[LockKey],
-        kind: LockKind,
         wait: Duration,
     ) -> Recorded {
         let mut state = lock(&self.state);
@@ -252,7 +252,6 @@ impl World {
             id,
             client,
             keys: keys.to_vec(),
-            kind,
             until: Instant::now() + wait,
         });
         Recorded(self.clone(), id)
@@ -291,6 +290,7 @@ impl World {
             is_renewed: asked.is_renewed,
             listens: false,
             lost_at: None,
+            is_leaving: false,
         });
         self.check_holders(&mut state);
         Recorded(self.clone(), id)
@@ -305,9 +305,22 @@ impl World {
             .for_each(|it| it.listens = listens);
     }
 
+    pub(super) fn leaves(&self, held: &Recorded) {
+        let mut state = lock(&self.state);
+        let guards = state.held.iter_mut();
+        guards
+            .filter(|it| it.id == held.1)
+            .for_each(|it| it.is_leaving = true);
+    }
+
     fn check_holders(&self, state: &mut State) {
         let mut clash = None;
-        let valid = |held: &&Held| !held.view.validity().is_zero();
+        // A holder may work on after a revocation, until the message or its next renewal.
+        let is_revoked = |held: &Held| {
+            let revoked = |key| (state.revoked.get(key)).is_some_and(|until| *until >= held.since);
+            held.view.fences().any(|(key, _)| revoked(key))
+        };
+        let valid = |held: &&Held| !held.view.validity().is_zero() && !is_revoked(held);
         let valid: Vec<_> = state.held.iter().filter(valid).collect();
         for (index, one) in valid.iter().enumerate() {
             for (key, fence) in one.view.fences() {
@@ -359,7 +372,12 @@ impl World {
             Loss::Revoked => is_revoked,
             Loss::MaxHold => guard.max_hold.is_some_and(|most| guard.since + most <= now),
             Loss::Taken => is_revoked || is_faulty || !guard.is_renewed,
-            Loss::Expired => is_revoked || is_faulty || !guard.is_renewed,
+            // A renewal that failed before has been repeated.
+            Loss::Expired => {
+                let at = guard.lost_at.unwrap_or(now);
+                let repeated = state.clients[guard.client].1 + guard.lease / 2 + REPEATED;
+                is_revoked || repeated > at || !guard.is_renewed
+            }
         };
         if !is_true {
             let (client, key, lease) = (guard.client, guard.view.key(), guard.lease);
@@ -392,7 +410,7 @@ impl World {
             let has_guard = state.held.iter().any(|it| it.client == client)
                 || state.waiting.iter().any(|it| it.client == client);
             let used = state.used.get(&(client, key.clone())).copied();
-            let is_recent = used.is_some_and(|at| at >= began);
+            let is_recent = used.is_some_and(|at| at > began);
             if is_calm && !has_guard && !is_recent && self.keeps(&state, client, &key) {
                 let what = || format!("client {client} is shut down, and {key} is held at {now:?}");
                 self.state_reports(&mut state, Wrong::Shutdown, what);
@@ -422,6 +440,11 @@ impl World {
         self.check_holders(&mut state);
         let mut wrong = None;
         for held in &mut state.held {
+            if held.view.validity().is_zero() && !held.view.is_lost() && !held.is_leaving {
+                let (client, key) = (held.client, held.view.key());
+                let what = format!("client {client} has a guard of {key}, neither held nor lost");
+                wrong = Some((Wrong::Loss, what));
+            }
             if held.view.is_lost() {
                 let lost_at = *held.lost_at.get_or_insert(now);
                 if held.listens && lost_at + TOLD_WITHIN < now {
@@ -472,7 +495,7 @@ impl World {
                 let used = state.used.get(&(client, key.clone())).copied();
                 let is_over = used.is_some_and(|at| at + GIVEN_UP_WITHIN < now);
                 if is_over
-                    && !Self::is_faulty(&state, client, now)
+                    && state.clients[client].1 + QUEUED < now
                     && self.keeps(&state, client, &key)
                 {
                     let what = format!("{key} is left to client {client}");
