@@ -40,7 +40,7 @@ use crate::{
 /// The number of schedules in which a planted fault is found.
 const FOUND_WITHIN: u64 = 10_000;
 /// The number of schedules of a test.
-const SCHEDULES: u64 = 1_000;
+const SCHEDULES: u64 = 200;
 /// The pause between two looks at the invariants.
 const LOOK: Duration = Duration::from_millis(50);
 /// The time after which all tasks have ended.

@@ -388,10 +388,6 @@ impl Pending<'_> {
             loop {
                 match self.resume(cx) {
                     Step::Wait(at) => {
-                        #[cfg(test)]
-                        if planted(Planted::RearmsNoTimer) && alarm.is_elapsed() {
-                            return Poll::Pending;
-                        }
                         let at = at.for_timer();
                         if alarm.deadline() != at {
                             alarm.as_mut().reset(at);

@@ -17,8 +17,6 @@ pub(crate) enum Planted {
     LosesWakeUp,
     /// A waiter that is polled by another task keeps the waker of the first one.
     KeepsFirstWaker,
-    /// The timer of a waiter is not set again after its first alarm.
-    RearmsNoTimer,
     /// The future of an acquire is dropped, and its request stays.
     CancelsNothing,
     /// The same if it is dropped between its wake-up and the next poll.
