@@ -28,8 +28,6 @@ pub use self::{
     list::{ListPage, ListedLock, LockList, LockPage},
     operate::{Inspect, Revoke},
 };
-#[cfg(test)]
-use crate::shell::simulated::{Planted, planted};
 use crate::{
     error::LockError,
     observe::activity::Activity,
@@ -396,10 +394,6 @@ impl LockClient {
                 // First the waiters leave their queues, so that their queue entries are abandoned
                 // below.
                 let _ = timeout(LEAVING, self.core.until(Session::is_empty)).await;
-                #[cfg(test)]
-                if planted(Planted::AwaitsNoRelease) {
-                    return;
-                }
                 self.core.until(Session::is_drained).await;
                 self.core.store.settled().await;
                 driver::dismiss(&self.core).await;

@@ -295,10 +295,6 @@ impl Entry {
         let (id, call) = begun.map_err(refused)?;
         self.has_left = true;
         let given_up = OnDrop::new(|| {
-            #[cfg(test)]
-            if planted(Planted::ForgetsDroppedDowngrade) {
-                return;
-            }
             core.visit(|state, cx| state.session.convert_dropped(id, cx));
         });
         let answer = perform(&*core.store, &call).await;

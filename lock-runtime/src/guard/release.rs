@@ -11,8 +11,6 @@ use futures_util::future::{JoinAll, join_all};
 use pin_project::{pin_project, pinned_drop};
 
 use super::{Entry, LockGuard};
-#[cfg(test)]
-use crate::shell::simulated::{Planted, planted};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::view::View,
@@ -154,10 +152,6 @@ impl PinnedDrop for Part {
     fn drop(self: Pin<&mut Self>) {
         let mut this = self.project();
         this.call.set(None);
-        #[cfg(test)]
-        if planted(Planted::ForgetsDroppedRelease) {
-            return;
-        }
         if let Some(id) = *this.in_flight {
             let core = &this.entry.view.core;
             core.visit(|state, cx| state.session.release_dropped(id, cx));

@@ -221,15 +221,8 @@ impl Acquiring<'_> {
         let times = (self.since, patience);
         let begun = core.visit(|state, cx| state.session.begin_all(keys, terms, times, cx));
         let (together, mut requests) = begun.map_err(refused)?;
-        let cancels = OnDrop::new(|| {
-            core.visit(|state, cx| {
-                #[cfg(test)]
-                if planted(Planted::CancelsNoKeys) {
-                    return;
-                }
-                state.session.cancel_all(&together, cx);
-            })
-        });
+        let cancels =
+            OnDrop::new(|| core.visit(|state, cx| state.session.cancel_all(&together, cx)));
         let outcome = loop {
             self.attempt();
             let reply = core.store.acquire_all(&requests);

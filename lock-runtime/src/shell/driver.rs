@@ -412,10 +412,6 @@ async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration)
         batch.into_iter().map(|due| (due.held, due.renewal)).unzip();
     let sent = Instant::now();
     let replies = timeout(patience, core.store.renew(&renewals)).await;
-    #[cfg(test)]
-    if replies.is_err() && planted(Planted::ForgetsBatch) {
-        return;
-    }
     let mut replies = replies.unwrap_or_default().into_iter();
     let mut failed = None;
     let mut failures = Vec::new();

@@ -21,8 +21,6 @@ pub(crate) enum Planted {
     CancelsNothing,
     /// The same if it is dropped between its wake-up and the next poll.
     CancelsNoneThatIsWoken,
-    /// The future of an acquire of all keys at once is dropped, and its request stays.
-    CancelsNoKeys,
     /// The view of a lock is not found by the effects for it.
     ForgetsView,
     /// The end of one hold ends the view of another one.
@@ -31,10 +29,6 @@ pub(crate) enum Planted {
     TellsNoLoss,
     /// A dropped guard stays.
     KeepsDroppedGuard,
-    /// A release that is dropped after its call was sent is not continued.
-    ForgetsDroppedRelease,
-    /// A downgrade that is dropped after its call was sent is not undone.
-    ForgetsDroppedDowngrade,
     /// The driver sleeps while there is work.
     RousesNobody,
     /// A driver that has died counts as running.
@@ -43,12 +37,8 @@ pub(crate) enum Planted {
     ForgetsCallsInFlight,
     /// A batch of renewals that has been answered counts as in flight.
     CountsAnsweredBatch,
-    /// The renewals of a batch that is not answered in time are not planned again.
-    ForgetsBatch,
     /// The driver stays when the last clone of its client is gone.
     StaysWithoutClient,
-    /// A shutdown does not wait for the releases.
-    AwaitsNoRelease,
     /// A shutdown is not told that the releases are over.
     TellsNoEnd,
 }
