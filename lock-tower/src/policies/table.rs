@@ -42,8 +42,8 @@ impl Table {
     pub(super) fn new(mut entries: Vec<Entry>, mistakes: &mut Mistakes<'_>) -> Self {
         let paths: Vec<_> = entries.iter().map(|it| it.route.path.clone()).collect();
         for entry in &mut entries {
-            let is_twin = |path: &Box<str>| is_literal_twin(path, &entry.route.path);
-            entry.has_literal_twin = paths.iter().any(is_twin);
+            let own = &entry.route.path;
+            entry.has_literal_twin = paths.iter().any(|path| is_literal_twin(path, own));
         }
         let mut named: HashSet<_> = entries
             .iter()

@@ -29,6 +29,9 @@ use crate::{
 /// The time that the other servers have to report an error once a majority is connected.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
+/// The servers with their names.
+type Named = Vec<(String, Arc<Connection>)>;
+
 /// The URLs in `redlock:url,url,url`; `None` for any other URL.
 ///
 /// # Errors
@@ -94,7 +97,7 @@ fn connecting(
     urls: &[&str],
     namespace: &str,
     settings: &RedisOptions,
-) -> Result<(Vec<(String, Arc<Connection>)>, Runs), LockError> {
+) -> Result<(Named, Runs), LockError> {
     check_namespace(namespace)?;
     check_count(urls.len())?;
     // Each connection is established in a task of its own.
@@ -123,10 +126,7 @@ fn connecting(
 }
 
 /// A store for each server.
-fn each(
-    servers: Vec<(String, Arc<Connection>)>,
-    namespace: &str,
-) -> Vec<(String, Arc<dyn QuorumMember>)> {
+fn each(servers: Named, namespace: &str) -> Vec<(String, Arc<dyn QuorumMember>)> {
     let servers = servers.into_iter().map(|(name, connection)| {
         let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
             servers: Servers::One(connection),
