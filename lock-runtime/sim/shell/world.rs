@@ -35,7 +35,7 @@ pub(super) enum Wrong {
     Refusal,
     /// A lock was lost, and the reason is not true.
     Loss,
-    /// A task that waits for the loss of its lock was not told.
+    /// A task that waits for the loss of its lock was not woken.
     Untold,
     /// The store keeps a lock, or a queue entry, of a client that has given it up.
     Left,
@@ -75,7 +75,7 @@ const AFTERMATH: Duration = Duration::from_secs(6);
 /// The time after the wait of a request until its answer: calls in flight, and one for an error
 /// that names the holder.
 const LATE: Duration = Duration::from_secs(3);
-/// The time in which a loss is told.
+/// The longest time until a loss wakes its waiters.
 const TOLD_WITHIN: Duration = Duration::from_millis(300);
 /// The time that `shutdown` takes at most.
 const SHUTDOWN: Duration = Duration::from_millis(3_010);
@@ -449,7 +449,7 @@ impl World {
                 let lost_at = *held.lost_at.get_or_insert(now);
                 if held.listens && lost_at + TOLD_WITHIN < now {
                     let what = format!(
-                        "client {} was not told of its loss of {}",
+                        "client {} was not woken by its loss of {}",
                         held.client,
                         held.view.key()
                     );
@@ -472,7 +472,7 @@ impl World {
             };
             let is_blocked = state.waiting.iter().any(shares) && !state.held.is_empty();
             if busy + FREE_WITHIN < now && !is_blocked {
-                let what = format!("client {client} waits for {keys:?}, which nobody holds");
+                let what = format!("client {client} waits for {keys:?}, which are free");
                 wrong = Some((Wrong::Stuck, what));
             }
         }

@@ -1191,6 +1191,16 @@ fn a_late_answer_to_a_call_that_was_repeated_ends_nothing_else() {
     assert_eq!(bench.endings(), [Ended::Abandoned(next)]);
 }
 
+/// However long the lease is: later replies may leave less of it.
+#[test]
+fn the_keeper_looks_at_a_holder_within_a_second() {
+    let mut bench = Bench::new();
+    bench.holds(0, Duration::from_secs(3600));
+    let soon = bench.now + Duration::from_secs(1);
+    assert_eq!(bench.session.look(bench.now), Look::Calm(soon));
+    assert_eq!(bench.session.look_at, Some(soon));
+}
+
 /// As clients that hand a lock to each other do.
 #[test]
 fn a_client_that_is_idle_for_a_moment_does_not_wake_the_keeper_again() {

@@ -25,7 +25,7 @@ pub(crate) enum Planted {
     ForgetsView,
     /// The end of one hold ends the view of another one.
     EndsWrongView,
-    /// A loss does not wake those who wait for it.
+    /// A loss does not wake its waiters.
     TellsNoLoss,
     /// A dropped guard stays.
     KeepsDroppedGuard,
@@ -39,7 +39,7 @@ pub(crate) enum Planted {
     CountsAnsweredBatch,
     /// The driver stays when the last clone of its client is gone.
     StaysWithoutClient,
-    /// A shutdown is not told that the releases are over.
+    /// The end of the releases does not wake a shutdown.
     TellsNoEnd,
 }
 

@@ -51,15 +51,16 @@ impl Session {
 
     /// Finds out whether work is late, unless the next look is not due: it reads all leases.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
-        let not_due = self.look_at.filter(|at| *at > now);
-        let not_due = not_due.map(|at| at.min(now + LONGEST_PAUSE));
-        if !self.needs_driver() {
-            // A client that is idle for a moment does not wake the keeper with its next lock.
-            self.look_at = not_due;
-            return not_due.map_or(Look::Idle, Look::Calm);
-        }
-        if let Some(next) = not_due {
+        // Also without a lock: a client that is idle for a moment does not wake the keeper with its
+        // next one.
+        if let Some(at) = self.look_at.filter(|at| *at > now) {
+            let next = at.min(now + LONGEST_PAUSE);
+            self.look_at = Some(next);
             return Look::Calm(next);
+        }
+        if !self.needs_driver() {
+            self.look_at = None;
+            return Look::Idle;
         }
         let held = self.held.values().filter(|held| held.loss.is_none());
         let leases = held.map(|held| (held.lease.late_at(), held.lease.length()));

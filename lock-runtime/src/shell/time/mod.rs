@@ -30,7 +30,7 @@ pub use self::suspension::{suspended, uptime};
 /// The first look at the time.
 static FIRST: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
 /// Its number, which leaves 146 years before it and 438 after it.
-const FIRST_NANOS: NonZeroU64 = NonZeroU64::new(1 << 62).unwrap();
+const FIRST_NANOS: NonZeroU64 = NonZeroU64::new(1 << 62).expect("it is not zero");
 
 /// An instant of the time by which a process judges its locks. It goes on while the machine is
 /// suspended, where the system has such a clock ([`guide::limits`](crate::guide::limits#time)

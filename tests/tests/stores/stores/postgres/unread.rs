@@ -68,6 +68,15 @@ async fn caller_of_guard(admin: &Client) -> String {
     caller
 }
 
+/// The lock `NAME`, released: the URL of a caller of `guard`, and the latest token.
+async fn free_lock(url: &str, locks: &LockClient, admin: &Client) -> (String, i64) {
+    let guard = held(locks, "order:42").await;
+    let latest = i64::from(guard.fence());
+    guard.release().await.unwrap();
+    let caller = caller_of_guard(admin).await;
+    (url_as(&caller, url).await, latest)
+}
+
 /// Neither with the latest token nor with another one, in each level of isolation.
 #[tokio::test]
 async fn a_refused_guard_keeps_no_free_lock_while_its_error_is_unread() {
@@ -172,11 +181,7 @@ async fn said_by_guard(url: &str, isolation: &str, name: &str, token: i64) -> Ve
 async fn guard_sends_no_message_while_it_has_a_row() {
     in_time(async {
         let (url, locks, admin) = client_of_new_database().await;
-        let guard = held(&locks, "order:42").await;
-        let latest = i64::from(guard.fence());
-        guard.release().await.unwrap();
-        let caller = caller_of_guard(&admin).await;
-        let url = url_as(&caller, &url).await;
+        let (url, latest) = free_lock(&url, &locks, &admin).await;
         for (isolation, name, token) in [
             ("read committed", NAME, latest),
             ("repeatable read", "lock:unknown", 1),
@@ -196,11 +201,8 @@ async fn guard_sends_no_message_while_it_has_a_row() {
 async fn guard_ends_no_session_at_an_error_of_its_own() {
     in_time(async {
         let (url, locks, admin) = client_of_new_database().await;
-        let guard = held(&locks, "order:42").await;
-        let latest = i64::from(guard.fence());
-        guard.release().await.unwrap();
-        let caller = caller_of_guard(&admin).await;
-        let session = lock_tests::postgres::connect(&url_as(&caller, &url).await).await;
+        let (url, latest) = free_lock(&url, &locks, &admin).await;
+        let session = lock_tests::postgres::connect(&url).await;
         for isolation in ["read committed", "repeatable read", "serializable"] {
             for (name, token) in [(NAME, latest), ("lock:unknown", 1)] {
                 let set = format!(
