@@ -3,6 +3,7 @@
 use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
+    observe::text,
     request::key::LockKey,
     request::name::RequestName,
     store::error::{StoreError, StoreErrorKind},
@@ -143,7 +144,7 @@ impl LockError {
             kind,
             key: None,
             name: None,
-            message: message.into(),
+            message: text::message(message),
             free_in: None,
             source: None,
         }))

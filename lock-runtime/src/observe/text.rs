@@ -1,6 +1,9 @@
 //! Texts for operators, on terminals and on pages.
 
-use std::{fmt, time::Duration};
+use std::{borrow::Cow, fmt, time::Duration};
+
+/// The longest message of an error, in bytes.
+const LONGEST_MESSAGE: usize = 8000;
 
 /// Escapes control characters and those that are invisible or change the direction of the text:
 /// names come from other programs.
@@ -10,11 +13,33 @@ pub fn visible(text: &str) -> String {
     shown
 }
 
-pub(crate) fn push_visible(c: char, shown: &mut String) {
-    let is_hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+/// The message of an error, as [`visible`] shows it and of bounded length: it may repeat what
+/// another program has sent.
+pub fn message<'a>(text: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
+    let text = text.into();
+    if text.len() <= LONGEST_MESSAGE && !text.contains(is_hidden) {
+        return text;
+    }
+    let mut shown = String::new();
+    for c in text.chars() {
+        if shown.len() > LONGEST_MESSAGE {
+            shown += "..";
+            break;
+        }
+        push_visible(c, &mut shown);
+    }
+    shown.into()
+}
+
+fn is_hidden(c: char) -> bool {
+    let is_format = matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
         | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e01ef}');
-    match c.is_control() || is_hidden {
+    c.is_control() || is_format
+}
+
+pub(crate) fn push_visible(c: char, shown: &mut String) {
+    match is_hidden(c) {
         true => shown.extend(c.escape_unicode()),
         false => shown.push(c),
     }
@@ -84,6 +109,16 @@ mod tests {
             (Duration::from_secs(10_800_000), "3000h"),
         ] {
             assert_eq!(Short(duration).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_message_is_bounded_and_visible() {
+        assert!(matches!(message("as it is"), Cow::Borrowed("as it is")));
+        assert_eq!(message("a\u{1b}[2J\n\u{202e}"), r"a\u{1b}[2J\u{a}\u{202e}");
+        for long in ["x".repeat(100_000), "\u{7}".repeat(100_000)] {
+            let shown = message(&long);
+            assert!(shown.len() < LONGEST_MESSAGE + 20 && shown.ends_with(".."));
         }
     }
 

@@ -1,9 +1,9 @@
 //! The error type of stores.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use super::KeyPart;
-use crate::observe::text::visible;
+use crate::observe::text;
 
 /// The reason why a store could not execute a call.
 #[derive(Clone, Debug)]
@@ -72,18 +72,16 @@ pub enum StoreErrorKind {
 
 impl StoreError {
     /// Creates an error. The message states the failure, its cause and, if there is one, the
-    /// remedy.
+    /// remedy. Control characters in it are escaped, and it is cut off after 8000 bytes.
     pub fn new(kind: StoreErrorKind, message: impl Into<Arc<str>>) -> Self {
-        let message: Arc<str> = message.into();
-        // It may contain text of a server, and be printed by an application as it is.
-        let is_plain = message.bytes().all(|it| (b' '..0x7f).contains(&it));
+        let message = message.into();
+        let shown = match text::message(&*message) {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(shown) => Some(shown.into()),
+        };
         Self {
             kind,
-            message: if is_plain {
-                message
-            } else {
-                visible(&message).into()
-            },
+            message: shown.unwrap_or(message),
             unsent: false,
             timed_out: false,
             ends_waits: false,

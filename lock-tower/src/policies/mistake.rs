@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lock_runtime::text;
+
 /// Error of loading policies. Its `Display` output has one line for each mistake. `Debug` prints
 /// the same.
 pub struct PolicyError {
@@ -187,7 +189,7 @@ impl<'t> Mistakes<'t> {
         }
         // Quoted parts of the text must not break the line.
         let message = message.into().replace(char::is_control, " ");
-        self.found.push((at, message));
+        self.found.push((at, text::message(message).into_owned()));
     }
 
     /// Adds a mistake about something that is missing. It is ignored if parts of the text could

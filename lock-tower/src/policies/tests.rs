@@ -549,6 +549,15 @@ fn names_are_of_one_route_each() {
 }
 
 #[test]
+fn long_names_that_do_not_exist_are_refused_at_once() {
+    let [group, other] = ["a", "b"].map(|it| it.repeat(300_000));
+    let all = complaints(&format!(
+        "[groups.{group}]\n[routes.'/a']\nkey = '{{header.x}}'\ngroup = '{other}'"
+    ));
+    assert!(all.len() == 1 && all[0].len() < 8100, "{all:?}");
+}
+
+#[test]
 fn a_file_without_routes_is_refused() {
     for text in ["", "# nothing", "[routes]", "[defaults]\nlease = \"1s\""] {
         assert!(complaints(text)[0].contains("there is no route"), "{text}");

@@ -104,7 +104,7 @@ impl fmt::Display for ServerHealth {
         let clock = self.clock_difference;
         facts.extend(clock.map(|seconds| format!("clock {:+.1} ms", seconds * 1e3)));
         facts.extend(self.replicas.map(|replicas| format!("{replicas} replicas")));
-        facts.extend(self.eviction_policy.clone());
+        facts.extend(self.eviction_policy.as_deref().map(visible));
         facts.extend(
             self.quarantine_left
                 .map(|left| format!("votes in {left:.0?}")),

@@ -11,7 +11,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     error::{LockError, LockErrorKind},
-    observe::text::Short,
+    observe::text::{self, Short},
 };
 
 /// The longest `max_hold`, so that its end can be represented as an `Instant`.
@@ -451,7 +451,9 @@ impl Terms {
 /// Parses a duration such as `1m 30s`, and returns the complaint about another text.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| {
-        format!("{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like")
+        let message =
+            format!("{text:?} is not a duration ({error}): write \"2s\", \"500ms\" or the like");
+        text::message(message).into_owned()
     })
 }
 

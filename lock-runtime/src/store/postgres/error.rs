@@ -37,7 +37,8 @@ pub(super) fn failed(error: &Error) -> StoreError {
 fn kind_of(code: &SqlState) -> StoreErrorKind {
     use StoreErrorKind as Kind;
     let code = code.code();
-    match (code, &code[..2]) {
+    // A server may send a code of any length.
+    match (code, code.get(..2).unwrap_or_default()) {
         ("42501", _) => Kind::Forbidden,
         ("3D000", _) => Kind::InvalidUrl,
         ("25006", _) => Kind::ReadOnly,
@@ -83,5 +84,19 @@ fn text(error: &Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_of_any_length_has_a_kind() {
+        let kind = |code| kind_of(&SqlState::from_code(code));
+        assert_eq!(kind("28P01"), StoreErrorKind::Unauthenticated);
+        for code in ["", "2", "\u{e9}", "2\u{e9}"] {
+            assert_eq!(kind(code), StoreErrorKind::Unavailable, "{code}");
+        }
     }
 }

@@ -19,6 +19,7 @@ use super::connection::tls::Tls;
 use crate::{
     client::credentials::{Credentials, Provider},
     error::{LockError, LockErrorKind},
+    observe::text::visible,
     shell::time::Instant,
     store::{
         StoreError, StoreErrorKind,
@@ -257,7 +258,7 @@ impl Target {
         // Another name may be a part of a URL that was taken for one.
         let is_plain = |name: &&str| !name.contains(['@', ':', '=', '&', '#', '%']);
         let database = database.filter(is_plain).unwrap_or_default();
-        format!("{hosts}/{database}")
+        visible(&format!("{hosts}/{database}"))
     }
 }
 
@@ -354,5 +355,17 @@ fn cause(error: &tokio_postgres::Error, url: &str) -> String {
             "it has an unknown parameter".to_owned()
         }
         _ => complaint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_shown_on_one_line() {
+        let url = "postgres://app@host/a%1B[2J%0Ab";
+        let target = Target::new(url, &PostgresOptions::new()).unwrap();
+        assert_eq!(target.address(), r"host:5432/a\u{1b}[2J\u{a}b");
     }
 }

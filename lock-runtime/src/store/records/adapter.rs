@@ -34,7 +34,7 @@ use crate::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, HolderId, IfBusy,
         Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, Release,
         ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
-        StoreError, StoreEvent, Token,
+        StoreError, StoreErrorKind, StoreEvent, Token,
         remote::outage::InOutage,
         table::{Step, Table, acquire_all},
     },
@@ -46,7 +46,7 @@ const NEVER: Duration = Duration::from_secs(100 * 24 * 60 * 60);
 /// The pause after a conflict about the name of a client, which may be locked.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The parts of a list of locks, of equal length.
+/// The parts of a list of locks.
 const LOCKS: &str = "l:";
 const PERMITS: &str = "p:";
 
@@ -312,12 +312,15 @@ impl Shared {
         cursor: Option<Cursor>,
     ) -> Result<Page, StoreError> {
         let cursor = cursor.as_ref().map_or(LOCKS, Cursor::as_str);
-        let (part, after) = cursor.split_at(LOCKS.len());
-        let after = (!after.is_empty()).then(|| RecordName::new(after));
-        let kind = match part {
-            LOCKS => LockKind::Lock,
-            _ => LockKind::Permits,
+        let (part, after, kind) = match (cursor.strip_prefix(LOCKS), cursor.strip_prefix(PERMITS)) {
+            (Some(after), _) => (LOCKS, after, LockKind::Lock),
+            (None, Some(after)) => (PERMITS, after, LockKind::Permits),
+            (None, None) => {
+                let message = "the cursor is of another store";
+                return Err(StoreError::new(StoreErrorKind::Unsupported, message));
+            }
         };
+        let after = (!after.is_empty()).then(|| RecordName::new(after));
         if self.now().is_none() {
             self.read(&[]).await?;
         }

@@ -18,8 +18,8 @@ use crate::{
     shell::sync::lock,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, Hold, IfBusy, KeyRequest, Listener, Release, RenewReply, Renewal,
-        Store, StoreEvent, Token,
+        AcquireReply, Cursor, Grant, Hold, IfBusy, KeyRequest, Listener, Release, RenewReply,
+        Renewal, Store, StoreErrorKind, StoreEvent, Token,
     },
 };
 
@@ -341,5 +341,15 @@ async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
         inbox.deliver(&message.expect("a short message").body);
         let grants = lock(&grants.0).len();
         assert_eq!(grants, deceived, "confirms: {confirms}, {ahead:?} ahead");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cursor_of_another_store_is_refused() {
+    let store = Database::new().store(Duration::ZERO);
+    for cursor in ["", "l", "0", "7 1", "\u{e9}", "l\u{e9}"] {
+        let page = store.list("", Some(Cursor::new(cursor))).await;
+        let kind = page.unwrap_err().kind();
+        assert_eq!(kind, StoreErrorKind::Unsupported, "{cursor}");
     }
 }

@@ -5,7 +5,7 @@ pub(super) mod source;
 use std::{borrow::Cow, error::Error, fmt, str::FromStr, sync::Arc};
 
 use http::Request;
-use lock_runtime::{KeyWriter, LockError, LockKey};
+use lock_runtime::{KeyWriter, LockError, LockKey, text};
 
 use self::source::Source;
 use super::{KeyError, KeyExtractor, Target, route::Route};
@@ -285,7 +285,8 @@ impl fmt::Display for TemplateError {
             at,
             complaint,
         } = self;
-        write!(f, "key template {template:?}, byte {at}: {complaint}")
+        let message = format!("key template {template:?}, byte {at}: {complaint}");
+        f.write_str(&text::message(message))
     }
 }
 
@@ -356,6 +357,17 @@ mod tests {
             let error = KeyTemplate::new(template).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
             assert_eq!(error.at(), at, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_of_bounded_length() {
+        for template in ["{\u{1b}[2J:x}", "{*a\nb}", &"{".repeat(100_000)] {
+            let error = KeyTemplate::new(template).unwrap_err().to_string();
+            assert!(
+                !error.contains(char::is_control) && error.len() < 8100,
+                "{error}"
+            );
         }
     }
 

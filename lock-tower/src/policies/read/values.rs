@@ -196,10 +196,16 @@ fn kind(value: &Value<'_>) -> &'static str {
     }
 }
 
+/// The longest text that may be meant for a name: the comparison takes memory for each pair of
+/// characters.
+const LONGEST_MEANT: usize = 128;
+
 /// Returns the name that was probably meant.
 pub(super) fn nearest<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+    let is_short = |name: &&str| text.len().max(name.len()) <= LONGEST_MEANT;
     let near = names
         .into_iter()
+        .filter(is_short)
         .map(|name| (strsim::damerau_levenshtein(text, name), name));
     near.filter(|(distance, name)| *distance <= (name.len() / 3).max(1))
         .min()

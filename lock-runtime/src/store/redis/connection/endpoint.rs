@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{super::error::unavailable, login::Login};
-use crate::{client::credentials::Provider, store::StoreError};
+use crate::{client::credentials::Provider, observe::text::visible, store::StoreError};
 #[cfg(feature = "rustls")]
 use crate::{error::LockError, store::remote::pem::Certificates};
 
@@ -222,7 +222,7 @@ impl fmt::Debug for Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.info.addr().fmt(f)
+        f.write_str(&visible(&self.info.addr().to_string()))
     }
 }
 

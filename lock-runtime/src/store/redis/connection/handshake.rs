@@ -26,6 +26,9 @@ use crate::{
 /// a connection of any version reads both, and may write the marker, before it knows the version.
 pub(crate) const FORMAT: u32 = 1;
 
+/// The longest value of a field of `INFO` that is read: those that matter are words and numbers.
+const LONGEST_FIELD: usize = 256;
+
 /// The replies of a server to the handshake.
 pub(super) struct Greeting {
     pub(crate) sent: Instant,
@@ -174,7 +177,8 @@ impl Info {
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let mut lines = self.0.lines();
         let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(str::trim)
+        let value = value.map(str::trim);
+        value.filter(|value| value.len() <= LONGEST_FIELD)
     }
 
     /// Checks that the server can store locks in the role `kind`.

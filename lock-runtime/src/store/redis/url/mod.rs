@@ -387,6 +387,12 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_shown_on_one_line() {
+        let socket = endpoint("unix:///run/a%1B[2J%0Ab").unwrap();
+        assert_eq!(socket.to_string(), r"/run/a\u{1b}[2J\u{a}b");
+    }
+
+    #[test]
     fn wrong_url_error_names_the_wrong_part_and_shows_a_valid_url() {
         const PORT: &str = "the port is not a number from 1 to 65535";
         for (url, words) in [

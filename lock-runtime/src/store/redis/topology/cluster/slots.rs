@@ -18,6 +18,11 @@ use crate::store::redis::script::reply::text;
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
+/// The most nodes of a cluster, replicas included: the specification recommends 1000 at most.
+const MOST_NODES: usize = 4096;
+/// The longest name of a host, in bytes.
+const LONGEST_HOST: usize = 255;
+
 /// A slot.
 pub(crate) type Slot = u16;
 
@@ -67,7 +72,7 @@ impl Address {
         // An IPv6 address comes without brackets.
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        (host != "?").then(|| Self::named(host, port, asked))
+        (host != "?" && is_host(host)).then(|| Self::named(host, port, asked))
     }
 
     /// An address in a reply. An empty host is the host of the node `asked`: the nodes of the
@@ -151,12 +156,13 @@ impl Slots {
     }
 
     /// Parses the reply of the node `asked` to `CLUSTER SLOTS`, which has for each range of slots
-    /// its primary and then its replicas. `None` if it is another reply, or names no node.
+    /// its primary and then its replicas. `None` if it is another reply, names no node, or names
+    /// more than any cluster has.
     pub(super) fn parse(reply: &Value, asked: &Address) -> Option<Self> {
         let Value::Array(ranges) = reply else {
             return None;
         };
-        let mut slots = Self::empty();
+        let (mut slots, mut left) = (Self::empty(), usize::from(SLOTS));
         for range in ranges {
             let Value::Array(parts) = range else {
                 return None;
@@ -165,12 +171,17 @@ impl Slots {
                 return None;
             };
             let range = u16::try_from(*first).ok()?..=u16::try_from(*last).ok()?;
+            // Each slot is in one range.
+            left = left.checked_sub(range.len().max(1))?;
             let mut nodes = nodes.iter().map(|node| address_of(node, asked));
             if let Some(owner) = nodes.next()? {
                 slots.assign(range, owner);
             }
             for replica in nodes.flatten() {
                 slots.member(replica);
+                if slots.members.len() > MOST_NODES {
+                    return None;
+                }
             }
         }
         (!slots.members.is_empty()).then_some(slots)
@@ -221,6 +232,12 @@ impl Slots {
     }
 }
 
+/// Returns whether the text may be the name of a host, or nothing. A reply may have any text, which
+/// log lines would show.
+pub(crate) fn is_host(text: &str) -> bool {
+    text.len() <= LONGEST_HOST && !text.contains(|c: char| c.is_control() || c.is_whitespace())
+}
+
 /// Parses a node in a reply to `CLUSTER SLOTS`: host, port, and from Redis 7 on its id and other
 /// names. `None` if it has no address.
 fn address_of(node: &Value, asked: &Address) -> Option<Address> {
@@ -232,11 +249,12 @@ fn address_of(node: &Value, asked: &Address) -> Option<Address> {
     };
     let port = u16::try_from(*port).ok()?;
     match text(host).unwrap_or_default() {
+        host if !is_host(host) => None,
         // The node is to be announced by its name, and has none.
         "?" => {
             let mut names = rest.get(1)?.as_map_iter()?;
             let (_, ip) = names.find(|(name, _)| text(name) == Some("ip"))?;
-            Some(Address::new(text(ip)?, port))
+            Some(Address::new(text(ip).filter(|ip| is_host(ip))?, port))
         }
         host => Some(Address::named(host, port, asked)),
     }
@@ -359,6 +377,31 @@ mod tests {
         ] {
             assert!(parse(ranges.clone()).is_none(), "{ranges:?}");
         }
+    }
+
+    #[test]
+    fn a_reply_longer_than_that_of_any_cluster_is_refused() {
+        let whole = |node| range(0, 16383, [node]);
+        assert!(parse([whole(node(bulk("a"), 1))]).is_some());
+        assert!(parse([1, 2].map(|port| whole(node(bulk("a"), port)))).is_none());
+        let none = vec![range(1, 0, [node(bulk("a"), 1)]); 20_000];
+        assert!(parse(none).is_none());
+        let crowd = (0..200_000).map(|number| node(bulk(&number.to_string()), 1));
+        assert!(parse([range(0, 1, crowd)]).is_none());
+    }
+
+    #[test]
+    fn a_text_that_no_host_has_is_no_address() {
+        for host in ["a\u{1b}[2J", "a b", "a\n", &"x".repeat(256)] {
+            assert!(parse([range(0, 9, [node(bulk(host), 7)])]).is_none());
+            let names = Value::Map(vec![(bulk("ip"), bulk(host))]);
+            assert!(parse([range(0, 9, [node_with(bulk("?"), 7, names)])]).is_none());
+        }
+        let moved = error("MOVED 7 a\u{1b}[2J:2");
+        assert_eq!(
+            Redirection::parse(&moved, &asked()),
+            Some(Redirection::Down)
+        );
     }
 
     #[test]

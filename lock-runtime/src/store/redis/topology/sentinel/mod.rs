@@ -32,6 +32,7 @@ use super::super::{
     operator::acl::AclLine,
     settings::RedisOptions,
 };
+use super::cluster::slots::is_host;
 use crate::{
     error::LockError,
     shell::{sync::lock, time::Instant},
@@ -165,8 +166,9 @@ fn answer(answers: Vec<Value>) -> Answer {
     };
     let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
     let epoch = fields.get("config-epoch").map(|epoch| epoch.parse());
-    match (redis::from_redis_value(address), epoch) {
-        (Ok((host, port)), Some(Ok(epoch))) => Answer::Named(Named { host, port, epoch }),
+    let named: Option<(String, u16)> = redis::from_redis_value(address).ok();
+    match (named.filter(|(host, _)| is_host(host)), epoch) {
+        (Some((host, port)), Some(Ok(epoch))) => Answer::Named(Named { host, port, epoch }),
         _ => Answer::Failed(no_sentinel()),
     }
 }
@@ -224,7 +226,8 @@ mod tests {
         let (host, port, epoch) = ("::1".into(), 6380, 5);
         assert_eq!(named, Named { host, port, epoch });
         let no_address = vec![fields("a"), Value::Nil];
-        for other in [vec![], vec![Value::Okay, Value::Nil], no_address] {
+        let no_host = vec![fields("a"), texts(&["a\u{1b}[2J", "6380"])];
+        for other in [vec![], vec![Value::Okay, Value::Nil], no_address, no_host] {
             let Answer::Failed(error) = answer(other) else {
                 panic!("it is not a Sentinel")
             };
