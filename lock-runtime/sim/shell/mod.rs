@@ -105,7 +105,7 @@ async fn schedule(seed: u64, only: Option<Wrong>, is_recorded: bool) -> Arc<Worl
             && let running = drivers()
             && !running.is_empty()
         {
-            world.note(|| "a driver ends".into());
+            world.driver_ends();
             running[dice.below(running.len())].abort();
         }
     }

@@ -126,6 +126,9 @@ struct State {
     waiting: Vec<Waiting>,
     /// The clients, and the time of the last fault of each.
     clients: Vec<(ClientId, Instant, bool)>,
+    /// When a driver last ended. The calls that it had planned are made by the next one, which
+    /// starts when its client is used again.
+    driver_ended: Option<Instant>,
     /// The largest fencing token of a writer, and of any holder.
     fences: BTreeMap<(LockKind, LockKey), (u64, u64)>,
     first_fence: Option<i64>,
@@ -173,6 +176,11 @@ impl World {
     pub(super) fn joins(&self, client: ClientId) {
         let clients = &mut lock(&self.state).clients;
         clients.push((client, self.begin, false));
+    }
+
+    pub(super) fn driver_ends(&self) {
+        self.note(|| "a driver ends".into());
+        lock(&self.state).driver_ended = Some(Instant::now());
     }
 
     pub(super) fn fault(&self, client: usize) {
@@ -496,6 +504,7 @@ impl World {
                 let is_over = used.is_some_and(|at| at + GIVEN_UP_WITHIN < now);
                 if is_over
                     && state.clients[client].1 + QUEUED < now
+                    && state.driver_ended.is_none_or(|at| at + QUEUED < now)
                     && self.keeps(&state, client, &key)
                 {
                     let what = format!("{key} is left to client {client}");

@@ -49,8 +49,9 @@ fn check(text: &str) -> Result<(), TestCaseError> {
                 error
             );
             let message = error.to_string();
+            let quoted = lock_runtime::text::message(format!("{text:?}"));
             prop_assert!(
-                message.starts_with(&format!("key template {text:?}, byte {}: ", error.at())),
+                message.starts_with(&format!("key template {quoted}, byte {}: ", error.at())),
                 "{message}"
             );
             prop_assert!(!message.ends_with(": "), "{message}");
