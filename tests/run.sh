@@ -6,6 +6,8 @@
 # tests/run.sh -p lock-tests --test operators fixture
 # `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
 # installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
+# `--fuzz 600 [WORD]` lets libFuzzer look for ten minutes for each target whose name contains the word, one for each core at a
+# time. It prints their coverage, and fails if one breaks a promise; the input is then beside the corpus of the target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -106,6 +108,38 @@ judge() {
     done
 }
 
+# fuzz SECONDS [WORD]
+fuzz() {
+    command -v c++ >/dev/null || { on_debian c++ gcc-c++ && as_root g++ apt-get install -y -q --no-install-recommends g++; }
+    export seconds=$1 found=$tools/found
+    # Those of `cargo bolero`, without a sanitizer, which needs another compiler than the stable one.
+    flags='--cfg fuzzing --cfg fuzzing_libfuzzer -Cpasses=sancov-module'
+    for flag in level=4 inline-8bit-counters pc-table trace-compares; do
+        flags+=" -Cllvm-args=-sanitizer-coverage-$flag"
+    done
+    # With `--target`, build scripts and macros are built without the flags.
+    built=$(RUSTFLAGS=$flags cargo test -p lock-runtime -p lock-tower --lib --all-features --locked --no-run --profile fuzz \
+        --target "$(rustc -vV | sed -n 's/^host: //p')" --target-dir "${CARGO_TARGET_DIR:-target}/fuzz" --message-format=json |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+    for binary in $built; do
+        CARGO_BOLERO_SELECT=all "$binary" fuzz:: --nocapture --test-threads=1
+    done | sed -n 's/.*"exe":"\([^"]*\)","work_dir":"\([^"]*\)".*"test_name":"\([^"]*'"${2-}"'[^"]*\)".*/\1 \2 \3/p' |
+        xargs -P "$(nproc)" -L 1 bash -c 'fuzz_one "$@"' fuzz_one
+}
+
+# fuzz_one BINARY DIRECTORY NAME: what is found is kept for the next run.
+fuzz_one() {
+    mkdir -p "$found/$3" "$2/corpus" "$2/crashes"
+    export BOLERO_LIBFUZZER_ARGS="$found/$3 $2/corpus -artifact_prefix=$2/crashes/ -max_total_time=$seconds -max_len=20000"
+    local outcome=0
+    "$1" "$3" --exact --nocapture --test-threads=1 >"$found/$3.log" 2>&1 || outcome=$?
+    rmdir --ignore-fail-on-non-empty "$2/crashes"
+    printf '%s %s\n' "$3" "$(grep -a '^#.*cov:' "$found/$3.log" | tail -1)"
+    [ "$outcome" -eq 0 ] || tail -30 "$found/$3.log"
+    return "$outcome"
+}
+export -f fuzz_one
+
 with_browser=
 with_stores=
 with_judges=
@@ -123,6 +157,11 @@ while :; do
         with_judges=1
         has_postgresql || install_postgresql
         command -v go >/dev/null || install_go
+        ;;
+    --fuzz)
+        shift
+        fuzz "${1-60}" "${2-}"
+        exit
         ;;
     *) break ;;
     esac

@@ -60,6 +60,9 @@ pub mod web;
 
 mod client;
 mod error;
+#[cfg(test)]
+#[path = "../fuzz/mod.rs"]
+mod fuzz;
 mod guard;
 mod observe;
 mod protocol;

@@ -198,6 +198,9 @@ pub mod recipes;
 
 mod detach;
 mod future;
+#[cfg(test)]
+#[path = "../../lock-runtime/fuzz/promises.rs"]
+mod fuzz;
 mod layer;
 #[cfg(feature = "policy")]
 mod policies;

@@ -39,7 +39,7 @@ use self::{
     acquire::Acquisition, held::Held, held::convert::Conversion, held::ended::Ended,
     queue::WaitQueue, queue::handoff::Handoff, release::Releasing, schedule::Schedule,
 };
-#[cfg(test)]
+#[cfg(all(test, feature = "redis", feature = "records"))]
 pub(crate) use self::{held::lease::NO_DRIFT, several::Together};
 use crate::{
     error::Loss,

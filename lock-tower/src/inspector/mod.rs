@@ -58,6 +58,9 @@
 mod assets;
 mod content;
 mod events;
+#[cfg(test)]
+#[path = "../../fuzz/inspector.rs"]
+mod fuzz;
 mod hosts;
 mod html;
 mod query;

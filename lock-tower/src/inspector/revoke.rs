@@ -25,8 +25,8 @@ const MAX_FORM_BYTES: usize = 4096;
 
 /// The holder that was shown.
 #[derive(Clone)]
-struct Form {
-    key: LockKey,
+pub(super) struct Form {
+    pub(super) key: LockKey,
     kind: LockKind,
     holder: HolderId,
 }
@@ -109,7 +109,7 @@ where
 }
 
 impl Form {
-    fn parse(parts: &Parts, body: &Bytes) -> Result<Self, &'static str> {
+    pub(super) fn parse(parts: &Parts, body: &Bytes) -> Result<Self, &'static str> {
         let content_type = parts.headers.get(header::CONTENT_TYPE);
         let content_type = content_type.and_then(|value| value.to_str().ok());
         let media_type = content_type.unwrap_or_default().split(';').next();

@@ -1,6 +1,9 @@
 //! [`LockPolicies`]: lock policies of routes, from a file that can be reloaded while requests are
 //! served.
 
+#[cfg(test)]
+#[path = "../../fuzz/policies.rs"]
+mod fuzz;
 mod mistake;
 mod read;
 mod route;

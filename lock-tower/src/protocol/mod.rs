@@ -3,7 +3,7 @@
 
 pub(crate) mod body;
 pub(crate) mod reject;
-mod wire;
+pub(crate) mod wire;
 
 use std::{any::type_name, error::Error, fmt, time::Duration};
 

@@ -26,7 +26,7 @@ pub struct Caller {
 
 /// Accepts `application/grpc` and `application/grpc+proto`, but not `application/grpc-web`, which
 /// has no trailers of its own.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let content_type = headers
         .get(CONTENT_TYPE)
@@ -73,7 +73,7 @@ fn grpc_timeout(value: &HeaderValue) -> Option<Duration> {
 }
 
 /// Returns how long a caller of a gRPC method waits for the response.
-pub(super) fn patience(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn patience(headers: &HeaderMap) -> Option<Duration> {
     let deadline = headers.get("grpc-timeout").and_then(grpc_timeout)?;
     Some(deadline - (deadline / 10).min(WAY_BACK))
 }

@@ -1,5 +1,9 @@
 //! A client that is configured by environment variables.
 
+#[cfg(all(test, feature = "redis"))]
+#[path = "../../../fuzz/variables.rs"]
+mod fuzz;
+
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
 #[cfg(any(feature = "redis", feature = "postgres"))]

@@ -3,6 +3,9 @@
 mod connection;
 mod error;
 mod failure;
+#[cfg(test)]
+#[path = "../../../fuzz/postgres.rs"]
+mod fuzz;
 mod groups;
 mod health;
 mod locked;

@@ -4,6 +4,9 @@
 //! `LOCK_TESTS_STORM=400 cargo test -p lock-runtime --all-features --lib records::fuzz` takes ten
 //! minutes. `LOCK_TESTS_SEED=n` begins with another record.
 
+#[path = "../../../fuzz/records.rs"]
+mod bytes;
+
 use std::{collections::BTreeMap, env, num::NonZeroU32, str::FromStr, time::Duration};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};

@@ -56,6 +56,9 @@
 pub(crate) mod clock;
 pub(crate) mod connection;
 mod error;
+#[cfg(test)]
+#[path = "../../../fuzz/redis.rs"]
+mod fuzz;
 mod operator;
 mod script;
 mod settings;

@@ -1,5 +1,8 @@
 //! [`KeyTemplate`]: a key with placeholders for parts of a request.
 
+#[cfg(test)]
+#[path = "../../../fuzz/templates.rs"]
+mod fuzz;
 pub(super) mod source;
 
 use std::{borrow::Cow, error::Error, fmt, str::FromStr, sync::Arc};

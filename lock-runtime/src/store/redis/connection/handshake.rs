@@ -30,7 +30,7 @@ pub(crate) const FORMAT: u32 = 1;
 const LONGEST_FIELD: usize = 256;
 
 /// The replies of a server to the handshake.
-pub(super) struct Greeting {
+pub(in crate::store::redis) struct Greeting {
     pub(crate) sent: Instant,
     pub(crate) received: Instant,
     info: Value,
@@ -66,6 +66,20 @@ impl Greeting {
             format: next(),
             marker: next(),
         })
+    }
+
+    /// The replies of a test.
+    #[cfg(test)]
+    pub(crate) fn of([info, time, format, marker]: [Value; 4]) -> Self {
+        let (sent, received) = (Instant::now(), Instant::now());
+        Self {
+            sent,
+            received,
+            info,
+            time,
+            format,
+            marker,
+        }
     }
 
     /// The reply to `INFO`.

@@ -234,7 +234,12 @@ impl Examined {
 
     /// Judges the server in its part: the kind, and whether another one becomes the primary when it
     /// fails.
-    fn judge_info(&mut self, info: &Info, (kind, fails_over): (Kind, bool), required: Option<u64>) {
+    pub(in crate::store::redis) fn judge_info(
+        &mut self,
+        info: &Info,
+        (kind, fails_over): (Kind, bool),
+        required: Option<u64>,
+    ) {
         use Severity::{Critical, Notice, Warning};
         let number = |name| info.field(name).and_then(|text| text.parse::<u64>().ok());
         let product = ["valkey_version", "redis_version"];

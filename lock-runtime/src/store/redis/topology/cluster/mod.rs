@@ -12,6 +12,9 @@
 //! not sent before, or may be repeated.
 
 mod audience;
+#[cfg(test)]
+#[path = "../../../../../fuzz/cluster.rs"]
+mod fuzz;
 mod health;
 mod listing;
 mod refresh;

@@ -7,6 +7,9 @@
 //! (<https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/>). Whether the named
 //! server is a primary is checked on the connection to it.
 
+#[cfg(test)]
+#[path = "../../../../../fuzz/sentinel.rs"]
+mod fuzz;
 mod health;
 mod votes;
 mod watch;
