@@ -234,9 +234,12 @@ impl Client {
             net.say(|_| format!("{}: {line}", self.who));
         }
         if self.direct.is_some() {
-            out.given_up
-                .into_iter()
-                .for_each(|hold| net.leave(self.who, 0, hold));
+            let now = self.now(net);
+            // Another ending of the token may go on.
+            let left = |hold: &Hold| !self.process.session.knows(hold.token, now);
+            for hold in out.given_up.into_iter().filter(left) {
+                net.leave(self.who, 0, hold);
+            }
         }
         for (token, since) in out.lost {
             net.look = true;

@@ -282,7 +282,9 @@ impl World {
             let is_writer = asked.mode == Mode::Exclusive;
             let largest = if is_writer { *any } else { *writer };
             (*any, *writer) = ((*any).max(number), if is_writer { number } else { *writer });
-            if number <= largest && !is_reentered {
+            // The message of a revocation may be lost, so that a grant is taken after the next one.
+            let is_revoked = (state.revoked.get(key)).is_some_and(|until| *until >= asked.since);
+            if number <= largest && !is_reentered && !is_revoked {
                 let what = || format!("{key}: {number} is granted after {largest}");
                 self.state_reports(&mut state, Wrong::Fence, what);
             }

@@ -138,6 +138,11 @@ impl Abandonment {
         self.is_repeated
     }
 
+    /// Returns whether the token may never have been that of a holder, or no longer is.
+    pub(super) fn ends_request(&self) -> bool {
+        self.straggler_until.is_some() || self.is_repeated
+    }
+
     /// Ends other holds, one after the other, once this one has ended.
     pub(crate) fn then(mut self, afterwards: impl IntoIterator<Item = Afterwards>) -> Self {
         self.afterwards.extend(afterwards);

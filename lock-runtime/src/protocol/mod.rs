@@ -243,6 +243,38 @@ pub(crate) enum Job {
     Abandon(AbandonId),
 }
 
+/// The background calls that are planned.
+#[cfg_attr(test, derive(Clone))]
+#[derive(Default)]
+struct Jobs {
+    /// The ends of holds, which go first.
+    holds: Schedule<Job>,
+    /// The ends of requests that may not have got a hold, and those that are repeated.
+    rest: Schedule<Job>,
+}
+
+impl Jobs {
+    fn each(&mut self) -> [&mut Schedule<Job>; 2] {
+        [&mut self.holds, &mut self.rest]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holds.is_empty() && self.rest.is_empty()
+    }
+
+    /// Returns when the first is due.
+    fn first(&self) -> Option<Instant> {
+        let first = [&self.holds, &self.rest]
+            .into_iter()
+            .filter_map(Schedule::first);
+        first.min()
+    }
+
+    fn pop(&mut self, until: Instant) -> Option<(Instant, Job)> {
+        self.holds.pop(until).or_else(|| self.rest.pop(until))
+    }
+}
+
 /// The state of one client: its requests, its held locks and its background calls.
 #[cfg_attr(test, derive(Clone))]
 #[derive(Default)]
@@ -260,7 +292,7 @@ pub(crate) struct Session {
     abandonments: SlotMap<AbandonId, Abandonment>,
     ended: Ended,
     leases: Schedule<HeldId>,
-    jobs: Schedule<Job>,
+    jobs: Jobs,
     /// The latest time at which the store may have lost data.
     data_lost_at: Option<Instant>,
     /// Whether the driver had room for more background calls when it checked last.
@@ -356,7 +388,8 @@ impl Session {
     /// for more jobs, the driver checks them when one ends.
     pub(crate) fn check_at(&mut self, has_room: bool) -> Option<Instant> {
         self.has_room = has_room;
-        let jobs = self.jobs.check_at().filter(|_| has_room);
+        let jobs = self.jobs.each().map(Schedule::check_at);
+        let jobs = jobs.into_iter().flatten().filter(|_| has_room);
         self.leases.check_at().into_iter().chain(jobs).min()
     }
 

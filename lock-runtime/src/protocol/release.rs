@@ -11,6 +11,7 @@ use super::{
     held::keeping::LATE,
     held::lease::Lease,
     message::{Answer, Call, Reply, Request},
+    queue::entry::UNREPORTED,
     queue::handoff::{Budget, Handoff, MAX_HANDOFFS},
 };
 use crate::{
@@ -83,12 +84,27 @@ impl Releasing {
     /// An unanswered release no longer takes care of the token that it has named once its outcome
     /// is overdue: its task may be gone.
     #[cfg(test)]
-    pub(super) fn knows(&self, token: crate::store::Token, now: Instant) -> bool {
+    pub(super) fn knows(&self, token: Token, now: Instant) -> bool {
         // The head notices it a little later.
-        let overdue = super::queue::entry::UNREPORTED + Duration::from_millis(50);
-        let is_overdue = self.sent.is_some_and(|sent| now > sent + overdue);
-        self.release.hold.token == token
-            || !is_overdue && self.release.next.is_some_and(|next| next.token == token)
+        let late = Duration::from_millis(50);
+        let is_overdue = self.overdue_at().is_some_and(|at| now > at + late);
+        self.release.hold.token == token || !is_overdue && self.names(token)
+    }
+
+    /// Returns when the outcome is overdue of a release that a task has sent.
+    fn overdue_at(&self) -> Option<Instant> {
+        let sent = self.sent.filter(|_| !self.is_background);
+        sent.map(|sent| sent + UNREPORTED)
+    }
+
+    /// Returns whether the token takes up the lock again after the release.
+    fn names(&self, token: Token) -> bool {
+        self.release.next.is_some_and(|next| next.token == token)
+    }
+
+    /// Returns whether the driver is to send it, or to end it at `at`.
+    fn is_due(&self, at: Instant) -> bool {
+        self.sent.is_none() || self.overdue_at() == Some(at)
     }
 
     /// Returns the request, which is sent at `now`.
@@ -193,6 +209,16 @@ impl Session {
     pub(crate) fn release_dropped(&mut self, id: ReleaseId, cx: &mut Cx<'_>) {
         if let Some(releasing) = self.releases.remove(id) {
             self.release_until_confirmed(releasing, cx);
+        }
+    }
+
+    /// Looks after the release that has named this token, which is being abandoned: executed late, it
+    /// would make the token that of a holder. Its task may be gone when its outcome is overdue.
+    pub(super) fn named_in_vain(&mut self, token: Token, cx: &mut Cx<'_>) {
+        let mut releases = self.releases.iter();
+        let naming = releases.find(|(_, it)| it.names(token));
+        if let Some((id, at)) = naming.and_then(|(id, it)| Some((id, it.overdue_at()?))) {
+            self.plan_job(at, Job::Release(id), cx);
         }
     }
 
@@ -307,7 +333,15 @@ impl Session {
     pub(super) fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
         let owners = self.releases.len() + self.abandonments.len();
         let counts = |at, job| is_due(&self.releases, &self.abandonments, at, job);
-        if self.jobs.add(at, job, owners, counts) {
+        let ends_request = match job {
+            Job::Abandon(id) => self.abandonments[id].ends_request(),
+            Job::Release(_) => false,
+        };
+        let schedule = match ends_request {
+            true => &mut self.jobs.rest,
+            false => &mut self.jobs.holds,
+        };
+        if schedule.add(at, job, owners, counts) {
             cx.rouse();
         }
         self.watch_by(at + LATE, cx);
@@ -322,6 +356,12 @@ impl Session {
     pub(super) fn job_due_by(&mut self, until: Instant, cx: &mut Cx<'_>) -> Option<(Job, Call)> {
         while let Some((at, job)) = self.jobs.pop(until) {
             if !is_due(&self.releases, &self.abandonments, at, job) {
+                continue;
+            }
+            if let Job::Release(id) = job
+                && self.releases[id].sent.is_some()
+            {
+                self.release_dropped(id, cx);
                 continue;
             }
             let call = match job {
@@ -353,7 +393,9 @@ impl Session {
 
     /// Plans again every background call whose answer will not arrive.
     pub(super) fn jobs_interrupted(&mut self, cx: &mut Cx<'_>) {
-        self.jobs.unchecked();
+        for schedule in self.jobs.each() {
+            schedule.unchecked();
+        }
         let sent = self.abandonments.iter();
         let sent = sent.filter(|(_, it)| it.due().is_none());
         for id in sent.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -382,6 +424,6 @@ fn is_due(
 ) -> bool {
     match job {
         Job::Abandon(id) => abandonments.get(id).is_some_and(|it| it.due() == Some(at)),
-        Job::Release(id) => releases.get(id).is_some_and(|it| it.sent.is_none()),
+        Job::Release(id) => releases.get(id).is_some_and(|it| it.is_due(at)),
     }
 }

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 
 use super::{
+    acquire::UNENDED,
     held::Held,
     held::lease::{Lease, drift},
-    queue::entry::Claim,
+    queue::entry::{Claim, UNREPORTED},
     queue::handoff::{Budget, Handoff, MAX_HANDOFFS},
     *,
 };
@@ -13,7 +14,7 @@ use crate::{
     request::spec::{LockKind, Mode, Terms, Wait},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, PollReply, Release, ReleaseReply,
-        RenewReply,
+        RenewReply, StoreErrorKind,
     },
 };
 
@@ -852,6 +853,32 @@ fn a_lock_that_returns_under_an_abandoned_token_is_not_taken() {
     }
 }
 
+/// The only waiter leaves while the task of a release, which has named its token, is no longer
+/// polled. The release is ended in the background, as it may be executed after the abandonment.
+#[test]
+fn a_neglected_release_is_ended_once_its_waiter_has_left() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let waiter = bench.behind(&WRITER);
+    let held = holds(bench.reply(holder, granted(1))).held;
+    let own = bench.token_of(held);
+    let (release, named) = bench.hands_back(held);
+    bench.cancel(waiter);
+    let (job, _) = bench.due_job().unwrap();
+    bench.job_reply(job, Ok(Reply::Abandoned));
+    bench.now += UNREPORTED - MILLI;
+    assert_eq!(bench.endings(), []);
+    bench.now += MILLI;
+    let (job, call) = bench.due_job().unwrap();
+    assert!(
+        matches!(call.request, Request::Release(it) if it.hold.token == own && it.next.is_none())
+    );
+    bench.job_reply(job, Ok(Reply::Release(ReleaseReply::Released)));
+    assert_eq!(bench.endings(), [Ended::Abandoned(named)]);
+    // Its task goes on after all.
+    bench.release_reply(release, ReleaseReply::NotHeld);
+}
+
 #[test]
 fn hand_off_ends_once_the_store_may_have_lost_data() {
     let mut bench = Bench::new();
@@ -1460,6 +1487,55 @@ fn several_keys_that_came_too_late_are_requested_again() {
     let is_refused = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
     assert!(is_refused, "{step:?}");
     assert!(bench.session.rest().is_none());
+}
+
+/// Requests that are given up while their calls are in flight leave a token each, of which there is
+/// a largest number, whatever kind of request they were.
+#[test]
+fn tokens_that_are_to_be_ended_are_limited() {
+    let mut bench = Bench::new();
+    let at_once = writer(|it| it.wait = Wait::No);
+    for number in 0..UNENDED {
+        let (id, step) = bench
+            .begin_for(&named(&number.to_string()), &at_once)
+            .unwrap();
+        asks(&step);
+        bench.cancel(id);
+    }
+    for terms in [&at_once, &WRITER, &READER] {
+        let begun = bench.begin_for(&named("other"), terms);
+        assert!(matches!(begun, Err(Refused::Unended)), "{begun:?}");
+    }
+    let (keys, times) = (["a", "b"].map(named), (bench.now, at_once.call_timeout()));
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &at_once, times, cx));
+    assert!(matches!(begun, Err((0, Refused::Unended))), "{begun:?}");
+    let (job, _) = bench.due_job().unwrap();
+    let error = StoreError::new(StoreErrorKind::Forbidden, "no right");
+    bench.job_reply(job, Err(error));
+    bench.begin_for(&named("other"), &at_once).unwrap();
+}
+
+/// The end of a hold is not behind the ends of requests, of which a caller can cause any number.
+#[test]
+fn the_end_of_a_hold_goes_before_those_of_requests() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    let given_up: Vec<_> = (0..3)
+        .map(|number| {
+            let (id, step) = bench
+                .begin_for(&named(&number.to_string()), &WRITER)
+                .unwrap();
+            let token = asks(&step);
+            bench.cancel(id);
+            Ended::Abandoned(token)
+        })
+        .collect();
+    bench.now += MILLI;
+    let token = bench.session.held[held].hold.token;
+    bench.input(|session, cx| session.guard_dropped(held, cx));
+    let endings = bench.endings();
+    assert_eq!(endings[0], Ended::Released(token));
+    assert_eq!(endings[1..], given_up);
 }
 
 proptest! {

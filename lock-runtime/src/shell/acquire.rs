@@ -284,6 +284,10 @@ impl Acquiring<'_> {
                 "too many requests wait in this process, for all locks together; \
                  `LockClientBuilder::max_waiters_in_all` is the limit",
             ),
+            Refused::Unended => error(
+                LockErrorKind::Overloaded,
+                "the store has yet to confirm the end of too many requests that this process gave up",
+            ),
             Refused::Contended(holder_ttl) => {
                 let held = error(LockErrorKind::Contended, "another task or process holds it");
                 held.with_free_in(holder_ttl)

@@ -3,3 +3,4 @@
 
 mod forged;
 mod garbled;
+mod given_up;

@@ -31,6 +31,10 @@ pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 /// critical sections end earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
+/// The largest number of tokens that are being ended: each request that is given up while its call
+/// is in flight leaves one, which takes 400 bytes and two calls.
+pub(crate) const UNENDED: usize = 100_000;
+
 /// The next step of a task that waits for a lock.
 #[derive(Debug)]
 pub(crate) enum Step<G = Granted> {
@@ -54,6 +58,8 @@ pub(crate) enum Refused {
     Full,
     /// All queues together are as long as the client allows.
     FullInAll,
+    /// Too many tokens are to be ended.
+    Unended,
     /// The request does not wait, and the lock is held, for the given time if that is known.
     Contended(Option<Duration>),
     /// The wait has ended after this last refusal.
@@ -207,6 +213,9 @@ impl Session {
     ) -> Result<(AcquireId, Step), Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
+        }
+        if self.abandonments.len() >= UNENDED {
+            return Err(Refused::Unended);
         }
         let until = match terms.wait {
             Wait::No => None,
@@ -428,6 +437,7 @@ impl Session {
                     if !cx.breaks(Mutation::LeavesNamedToken) {
                         let (hold, lease) = (acquisition.hold(token), acquisition.terms.lease);
                         self.abandon(hold, lease, Some(cx.now + STRAGGLE), cx);
+                        self.named_in_vain(token, cx);
                     }
                     continue;
                 }

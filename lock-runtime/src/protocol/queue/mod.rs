@@ -365,7 +365,9 @@ impl Session {
             self.queues.remove(queue_id);
         }
         if let Some((hold, lease)) = orphan {
+            let token = hold.token;
             self.abandon(hold, lease, None, cx);
+            self.named_in_vain(token, cx);
         }
         if let Some(Handoff { hold, lease, .. }) = handoff {
             self.give_back(hold, lease.length(), cx);

@@ -439,7 +439,10 @@ impl Round {
     }
 
     pub(super) fn give_up(&mut self, outcome: Outcome) -> Next {
-        self.abandon_all();
+        // The caller of a conversion ends it in both modes, as the lock may have to stay reserved.
+        if !self.is_converted() {
+            self.abandon_all();
+        }
         self.over(outcome)
     }
 

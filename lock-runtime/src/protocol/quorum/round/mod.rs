@@ -273,6 +273,11 @@ impl Round {
         }
     }
 
+    /// Returns whether this acquisition was that of a writer.
+    pub(super) fn is_converted(&self) -> bool {
+        self.states.iter().any(|state| state.was_writer)
+    }
+
     /// Records the servers that have converted the writer to a reader, on requests sent at `sent`.
     /// Begins the exchange that determines its fencing token.
     pub(crate) fn converted(&mut self, grants: &[(usize, Grant)], sent: Instant, now: Instant) {
