@@ -22,6 +22,10 @@ use tracing::Instrument;
 /// [`HoldUntil::Body`](crate::HoldUntil::Body) the lock is released at that point. A request that
 /// is still waiting for its lock keeps waiting, up to its [`wait`](crate::LockLayer::wait).
 ///
+/// What limits the number of requests outside of this layer, such as the streams of a connection,
+/// forgets a request whose client disconnects, while its handler goes on. A limit for each caller
+/// belongs inside of it.
+///
 /// The task runs in the `tracing` span of the caller. It does not inherit task-locals, including
 /// that of [`LockClient::as_default`](lock_runtime::LockClient::as_default). It requires a tokio
 /// runtime. A graceful shutdown of the server does not wait for it.

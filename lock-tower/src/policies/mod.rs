@@ -75,7 +75,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// *A request that matches no route is served without a lock*, like one whose route has
 /// `skip = true`, which exempts a path from a less specific route. Take a `HeldLock` in each
-/// handler that needs its lock: if the path in the file is wrong, the request then fails.
+/// handler that needs its lock: if the path in the file is wrong, the request then fails, unless
+/// another layer around this one has locked it.
 ///
 /// # Fields
 ///
@@ -134,7 +135,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
 /// empty segment, `//`, is therefore refused with 400 (`bad_request`). So is a path that has a lock
 /// only with, or without, a slash at its end, where the file has no route for it but a
-/// `{*rest}`; to serve both, write both routes.
+/// `{*rest}`; to serve both, write both routes. So is `*`, as in `OPTIONS *`, which no route names.
 /// [`allow_empty_segments`](Self::allow_empty_segments) accepts all of them.
 ///
 /// [`OnLost`]: lock_runtime::OnLost
@@ -282,7 +283,7 @@ impl<B> Selector<Request<B>> for LockPolicies {
         let path = whole_path(req);
         let found = table.find(req.method(), path);
         if !self.allows_empty_segments && table.is_ambiguous(found.as_ref(), req.method(), path) {
-            let detail = "The path has an empty segment, or lacks or has a slash at its end.";
+            let detail = "The path has an empty segment, or lacks a slash, or has one at its end.";
             return unrouted(Err(KeyError::bad_request(detail)));
         }
         let Some(found) = found else {

@@ -73,14 +73,15 @@ impl Table {
     /// Returns whether a router that is nested as a service, or a layer further in that rewrites
     /// paths, might serve the request by another route than the one found here. axum strips one
     /// slash when it nests a service, so that `/api/` and `/api//orders` are served like `/api` and
-    /// `/api/orders`.
+    /// `/api/orders`. A path without a slash in front matches no route.
     pub(super) fn is_ambiguous(
         &self,
         found: Option<&Found<'_, '_>>,
         method: &Method,
         path: &str,
     ) -> bool {
-        if path.contains("//") {
+        // `OPTIONS *`, which no route can name and a fallback serves.
+        if !path.starts_with('/') || path.contains("//") {
             return true;
         }
         let is_explicit = |found: &Found<'_, '_>| !found.entry.route.path.contains("{*");

@@ -76,6 +76,13 @@ impl Source {
                 )
                 .into());
             };
+            if header.as_str().ends_with("-bin") {
+                return Err(format!(
+                    "{header:?} is a header of gRPC in base64, which writes one value in several ways; decode it in a key \
+                     extractor of your own, or send text"
+                )
+                .into());
+            }
             return Ok(Self::Header(header, kind?));
         }
         if let Some(name) = name.strip_prefix('*') {

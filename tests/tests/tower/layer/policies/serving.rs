@@ -515,6 +515,7 @@ async fn policy_file_refuses_empty_segments_unless_they_are_allowed() {
         ("//health", "none"),
         ("//", "none"),
         ("http://test//files/a", "none"),
+        ("*", "none"),
     ] {
         let response = strict.post(path).await;
         assert_eq!(
