@@ -302,9 +302,9 @@
 //! the status `ABORTED`. Set `max_hold` to the longest that a stream may take.
 //!
 //! A caller that chooses the keys can make other callers fail, too: by requests that wait, for
-//! [`max_waiters_in_all`](lock_runtime::LockClientBuilder::max_waiters_in_all), and by requests that
-//! it gives up, which are limited as well. A limit for each caller, as above, prevents both. Under a
-//! [`DetachLayer`](crate::DetachLayer) it belongs inside of that layer.
+//! [`max_waiters_in_all`](lock_runtime::LockClientBuilder::max_waiters_in_all), and by requests
+//! that it gives up, which are limited as well. A limit for each caller, as above, prevents both.
+//! Under a [`DetachLayer`](crate::DetachLayer) it belongs inside of that layer.
 //!
 //! **Caveat:** a time-out for the body that is inside of the lock, such as that of tower-http for
 //! each frame, does not bound the hold: a caller that sends a byte in each period never exceeds it.

@@ -212,8 +212,9 @@ impl Session {
         }
     }
 
-    /// Looks after the release that has named this token, which is being abandoned: executed late, it
-    /// would make the token that of a holder. Its task may be gone when its outcome is overdue.
+    /// Plans the end of the release that has named this token, which is being abandoned: executed
+    /// late, it would make the token that of a holder. If its outcome is overdue, its task may be
+    /// gone.
     pub(super) fn named_in_vain(&mut self, token: Token, cx: &mut Cx<'_>) {
         let mut releases = self.releases.iter();
         let naming = releases.find(|(_, it)| it.names(token));

@@ -8,8 +8,8 @@ use lock_runtime::{IntoLockKey, KeyWriter, LockError, LockKey};
 use super::{IntoTarget, KeyError, KeyExtractor, Target, template::source};
 
 /// Creates an extractor with a key for each value of a header, such as `idempotency-key:42`. A
-/// request without the header is refused with 400. A header of gRPC in base64 (`-bin`) is not fit for
-/// it, as it writes one value in several ways.
+/// request without the header is refused with 400. A header of gRPC in base64 (`-bin`) is not fit
+/// for it, as it writes one value in several ways.
 ///
 /// ```
 /// # use lock_tower::{LockLayer, key, runtime::LockClient};

@@ -1,4 +1,4 @@
-//! Callers that give up many requests at once, such as those that reset the streams of a connection.
+//! Callers that give up many requests at once, such as those that reset their streams.
 
 use std::{
     pin::pin,
