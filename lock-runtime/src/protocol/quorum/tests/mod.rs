@@ -12,8 +12,8 @@ use crate::{
     request::spec::Mode,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
-        Renewal, StoreError, StoreEvent, Token,
+        AcquireReply, ConvertReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply,
+        RenewReply, Renewal, StoreError, StoreEvent, Token,
     },
 };
 
@@ -213,6 +213,36 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     let [late] = late.try_into().unwrap();
     let out = client.reply(late, Reply::Poll(PollReply::Gone));
     assert_eq!(out.abandonments.len(), 1);
+}
+
+/// A majority has converted the writer, and no server answers the request that raises the fencing
+/// token of the reader. Its caller, which knows whether the lock stays reserved, ends it.
+#[test]
+fn a_conversion_without_an_answer_leaves_the_end_to_its_caller() {
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    for send in sends {
+        client.reply(send, granted());
+    }
+    client.step(id);
+    let hold = client.hold.clone();
+    let (id, out) = client.visit(|session, cx| session.convert(&hold, cx));
+    for (later, send) in out.sends.into_iter().enumerate() {
+        let converted = Grant::new(grant().fence.later(later as u32 + 1), LEASE);
+        client.reply(send, Reply::Convert(ConvertReply::Converted(converted)));
+    }
+    assert!(!client.raises(id).is_empty());
+    client.now += LEASE;
+    let (step, out) = client.step(id);
+    assert!(matches!(step, Step::Done(Err(_), _)), "{step:?}");
+    assert!(out.abandonments.is_empty(), "{out:?}");
+    let release = Release::new(hold).keep_for(Some(LEASE));
+    let (_, out) = client.visit(|session, cx| session.release(&release, cx));
+    let reserves =
+        |send: &Send| matches!(&send.request, ServerRequest::Release(it) if it.keep_for.is_some());
+    assert!(
+        out.sends.len() == 3 && out.sends.iter().all(reserves),
+        "{out:?}"
+    );
 }
 
 /// A server grants the lock from its queue, and the push message is lost. Its vote counts once it
