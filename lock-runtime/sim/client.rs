@@ -235,10 +235,13 @@ impl Client {
         }
         if self.direct.is_some() {
             let now = self.now(net);
-            // Another ending of the token may go on.
-            let left = |hold: &Hold| !self.process.session.knows(hold.token, now);
-            for hold in out.given_up.into_iter().filter(left) {
-                net.leave(self.who, 0, hold);
+            for hold in out.given_up {
+                // Another ending of the token may go on.
+                if self.process.session.knows(hold.token, now) {
+                    net.excused.push(hold.token);
+                } else {
+                    net.leave(self.who, 0, hold);
+                }
             }
         }
         for (token, since) in out.lost {
