@@ -167,11 +167,15 @@ impl Checker {
     /// Checks that a fault explains each loss of a lock that is renewed.
     fn lost(&mut self, net: &mut Network, servers: &[Server]) {
         for (who, token, since) in take(&mut net.lost) {
+            // A server of a majority may lose its vote while the others are yet to reply.
+            let asked_by = since - net.schedule.longest_lease;
+            let lost_vote = |it: &Server| it.lost_data_at.is_some_and(|at| at >= asked_by);
             let is_explained = net.search.is_some()
                 || net.was_troubled(who.process, since)
                 || net.revoked.contains(&token)
                 || net.excused.contains(&token)
                 || was_lost(net, servers, token)
+                || !net.is_single && servers.iter().any(lost_vote)
                 || servers[0].has_undone(token);
             if !is_explained {
                 self.report(Wrong::Lost, || {
