@@ -10,6 +10,8 @@ const STARTS: u64 = 4;
 const SCHEDULES: u64 = 20_000;
 /// The same for a store of records, whose rules are those of a single store.
 const SCHEDULES_OF_RECORDS: u64 = 5_000;
+/// The same with scripts: each takes as long as several without.
+const SCHEDULES_OF_SCRIPTS: u64 = 800;
 
 /// A broken invariant.
 pub(super) struct Violation {
@@ -36,6 +38,7 @@ pub(super) fn explore_half(stores: Stores, half: u64) {
         None => {
             let schedules = from_environment("LOCK_EXPLORER_SCHEDULES").unwrap_or(match stores {
                 Stores::Records => SCHEDULES_OF_RECORDS,
+                Stores::Scripts | Stores::ScriptsOfMajority => SCHEDULES_OF_SCRIPTS,
                 Stores::One | Stores::Majority => SCHEDULES,
             });
             for seed in (0..schedules).filter(|seed| seed % 2 == half) {

@@ -7,9 +7,10 @@
 //!
 //! All decisions are those of production code: the [`Session`](crate::protocol::Session) of each
 //! process, the [`Session`](crate::protocol::quorum::Session) of a majority, the quarantine with
-//! the estimate of a server's clock, and at each server the table of the in-memory store. The
-//! simulators perform effects and check invariants; they decide nothing. Only the tasks of
-//! `store/quorum/calls.rs` (in `client.rs`) and a connection (in `link.rs`) are modelled here.
+//! the estimate of a server's clock, and at each server the table of the in-memory store, or the
+//! scripts of Redis (`scripts.rs`). The simulators perform effects and check invariants; they
+//! decide nothing. Only the tasks of `store/quorum/calls.rs` (in `client.rs`) and a connection (in
+//! `link.rs`) are modelled here.
 //!
 //! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
 //! `LOCK_EXPLORER_SEED=17` prints the history of a single one. `LOCK_EXPLORER_STARTS=5` counts the
@@ -20,6 +21,7 @@ mod checker;
 mod client;
 mod clock;
 mod dice;
+mod edits;
 mod explore;
 mod link;
 mod message;
@@ -35,6 +37,7 @@ mod small;
 mod stories;
 mod world;
 
+pub(crate) use self::process::Message;
 use self::{explore::explore_half, schedule::Stores};
 use crate::protocol::{self, quorum};
 
@@ -47,6 +50,10 @@ enum Broken {
     NothingDurable,
     /// A store of records makes no hand-off durable.
     UndoesHandOffs,
+    /// A rule of the scripts of Redis: this text is replaced by the other one.
+    Script(&'static str, &'static str),
+    /// The same on the servers of a majority.
+    ScriptOfMajority(&'static str, &'static str),
     /// A rule of the session of a majority.
     Majority(quorum::Mutation),
     /// A lease is not shortened to allow for clock drift.
@@ -62,6 +69,8 @@ impl Broken {
     fn stores(self) -> Stores {
         match self {
             Self::Client(_) => Stores::One,
+            Self::Script(..) => Stores::Scripts,
+            Self::ScriptOfMajority(..) => Stores::ScriptsOfMajority,
             Self::NothingDurable | Self::UndoesHandOffs => Stores::Records,
             _ => Stores::Majority,
         }
@@ -79,6 +88,16 @@ fn no_schedule_of_a_single_store_with_an_odd_seed_breaks_a_promise() {
 }
 
 #[test]
+fn no_schedule_of_scripts_with_an_even_seed_breaks_a_promise() {
+    explore_half(Stores::Scripts, 0);
+}
+
+#[test]
+fn no_schedule_of_scripts_with_an_odd_seed_breaks_a_promise() {
+    explore_half(Stores::Scripts, 1);
+}
+
+#[test]
 fn no_schedule_of_records_with_an_even_seed_breaks_a_promise() {
     explore_half(Stores::Records, 0);
 }
@@ -86,6 +105,16 @@ fn no_schedule_of_records_with_an_even_seed_breaks_a_promise() {
 #[test]
 fn no_schedule_of_records_with_an_odd_seed_breaks_a_promise() {
     explore_half(Stores::Records, 1);
+}
+
+#[test]
+fn no_schedule_of_scripts_of_a_majority_with_an_even_seed_breaks_a_promise() {
+    explore_half(Stores::ScriptsOfMajority, 0);
+}
+
+#[test]
+fn no_schedule_of_scripts_of_a_majority_with_an_odd_seed_breaks_a_promise() {
+    explore_half(Stores::ScriptsOfMajority, 1);
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub(super) struct Arrival {
 
 /// A message to the store.
 #[derive(Clone, Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     One(Request),
     All(Vec<KeyRequest>),
     Revoke(LockKey, LockKind),

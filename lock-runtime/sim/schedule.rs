@@ -19,10 +19,14 @@ use crate::{
 pub(super) enum Stores {
     /// A single one.
     One,
+    /// A single one on Redis, with its scripts.
+    Scripts,
     /// A single store of records.
     Records,
     /// Servers that decide by majority.
     Majority,
+    /// The same on Redis, with its scripts.
+    ScriptsOfMajority,
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +60,8 @@ pub(super) enum Action {
 pub(super) struct Schedule {
     /// Whether the single store is one of records.
     pub(super) of_records: bool,
+    /// Whether the servers are those of Redis.
+    pub(super) of_scripts: bool,
     /// For each server, the speed of its clock in millionths and its lead in microseconds. One
     /// server is a store by itself, several are those of a majority.
     pub(super) servers: Vec<(u32, i64)>,
@@ -107,6 +113,7 @@ impl Schedule {
         };
         Self {
             of_records: false,
+            of_scripts: false,
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
             shift: 0,
@@ -232,6 +239,12 @@ impl Schedule {
             in_all: if dice.chance(30) { 3 } else { usize::MAX },
         };
         schedule
+    }
+
+    /// The same with the scripts of Redis.
+    pub(super) fn on_redis(mut self) -> Self {
+        self.of_scripts = true;
+        self
     }
 
     pub(super) fn of_records(dice: &mut Dice) -> Self {

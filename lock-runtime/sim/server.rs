@@ -3,14 +3,18 @@
 use std::{collections::BTreeMap, mem::take, time::Duration};
 
 use super::{
+    Broken,
     client::Input,
     clock::Clock,
     message::{Call, Conditions, Greeted, Reply, Request, alias},
     network::{Conn, Connection, Event, Network},
-    process::Message,
+    process::{Message, Who},
     records::Stored,
 };
+use lock_tests_lua::Keyspace;
+
 use crate::{
+    guard::fence::FencingToken,
     protocol::{
         self, Mutation,
         quorum::{self, ServerRequest},
@@ -18,7 +22,8 @@ use crate::{
     request::spec::{LockKind, Mode},
     shell::time::Instant,
     store::{
-        AcquireReply, RenewReply, RevokeScope, StoreEvent, Token,
+        AcquireReply, HandOff, RenewReply, RevokeScope, StoreEvent, Token,
+        redis::topology::scripts::{Origin, Redis},
         table::{Fences, Step, Table, acquire_all},
     },
 };
@@ -73,6 +78,9 @@ pub(super) struct Server {
     epoch: u64,
     data: Data,
     saved: Data,
+    /// In place of the data, if the server is one of Redis. The table shows what it has.
+    redis: Option<Redis<Who>>,
+    saved_keys: Option<Keyspace>,
     pub(super) up: bool,
     pub(super) life: u32,
     started: u64,
@@ -86,18 +94,33 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(number: usize, start: Instant, fast: u32, ahead: i64) -> Self {
+    pub(super) fn new(net: &Network, number: usize, fast: u32, ahead: i64) -> Self {
+        let start = net.start;
         let epoch = MICROS.saturating_add_signed(ahead);
         // The server has been up for long, with its marker.
         let long_ago = epoch - 1_000_000_000;
         let mut data = Data::none(start, epoch);
         data.marker = Some((0, long_ago));
+        let redis = (net.schedule.of_scripts).then(|| {
+            let edit = match net.broken {
+                Some(Broken::Script(from, to) | Broken::ScriptOfMajority(from, to)) => {
+                    Some((from, to))
+                }
+                _ => None,
+            };
+            let channel_of = (!net.is_single).then_some(channel_of as fn(Who) -> Token);
+            let mut redis = Redis::new(Origin::at(start, epoch), edit, channel_of);
+            redis.marker(0, long_ago);
+            redis
+        });
         Self {
             number,
             clock: Clock::new(start, fast),
             epoch,
             saved: data.save(),
             data,
+            saved_keys: redis.as_ref().map(Redis::data),
+            redis,
             up: true,
             life: 0,
             started: long_ago,
@@ -152,6 +175,7 @@ impl Server {
 
     pub(super) fn save(&mut self) {
         self.saved = self.data.save();
+        self.saved_keys = self.redis.as_ref().map(Redis::data);
     }
 
     pub(super) fn crash(&mut self, net: &mut Network) {
@@ -175,6 +199,11 @@ impl Server {
             Left::Saved => self.data = self.saved.save(),
             Left::Nothing => self.data = Data::none(net.start, self.epoch),
         }
+        match (&self.redis, &self.saved_keys) {
+            (Some(redis), Some(keys)) if left == Left::Saved => redis.restore(keys.clone()),
+            (Some(redis), _) if left == Left::Nothing => redis.flush(),
+            _ => {}
+        }
         if left != Left::All {
             self.lost_data_at = Some(net.now);
         }
@@ -191,6 +220,7 @@ impl Server {
     pub(super) fn flush(&mut self, net: &Network) {
         let fences = self.data.fences.saved();
         self.data = Data::none(net.start, self.epoch);
+        self.redis.iter().for_each(Redis::flush);
         if net.is_single {
             self.data.fences = fences;
         }
@@ -198,6 +228,9 @@ impl Server {
     }
 
     pub(super) fn execute(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {
+        if self.redis.is_some() && !matches!(request, Request::Greet) {
+            return self.execute_scripts(net, conn, call, request);
+        }
         let (now, micros) = (self.clock.at(net.now), self.micros(net.now));
         let caller = match request {
             Request::Call(request, _) if call != 0 => alias(request).map(|hold| hold.token),
@@ -216,7 +249,11 @@ impl Server {
         let mut step = Step::new(now, fences, caller);
         let reply = match request {
             Request::Greet => {
-                let (name, since) = *marker.get_or_insert((u64::from(net.number()), micros));
+                let number = u64::from(net.number());
+                let (name, since) = match &mut self.redis {
+                    Some(redis) => redis.marker(number, micros),
+                    None => *marker.get_or_insert((number, micros)),
+                };
                 let seconds = micros / 1_000_000 - self.started / 1_000_000;
                 net.connections[conn].life = Some(self.life);
                 Reply::Greeted(Greeted {
@@ -267,19 +304,9 @@ impl Server {
                         );
                     }
                     let reply = table.hand_off(release, hand_off, &mut step);
-                    // At the coordinator the heir waits in the queue, so its client owns the entry.
-                    let named = step.events.iter().filter_map(|event| match event {
-                        StoreEvent::Granted {
-                            hold,
-                            grant,
-                            is_named: true,
-                            ..
-                        } if !hand_off.is_coordinator => {
-                            Some((self.number, hold.token, grant.fence))
-                        }
-                        _ => None,
-                    });
-                    net.named.extend(named);
+                    let named = step.events.iter().filter_map(|it| named_by(hand_off, it));
+                    net.named
+                        .extend(named.map(|(token, fence)| (self.number, token, fence)));
                     reply
                 } else {
                     table.release(release, &mut step)
@@ -299,12 +326,7 @@ impl Server {
                 Reply::Strange(micros)
             }
             Request::Call(request, conditions) => {
-                // Without recent replies, the client's estimate of the server's clock is outdated.
-                if let ServerRequest::Acquire(request, _) = request
-                    && (conditions.deadline_there).is_some_and(|there| net.now > there)
-                {
-                    net.excused.push(request.hold.token);
-                }
+                excuse_late(net, request, conditions);
                 net.look |= matches!(request, ServerRequest::Abandon(_));
                 Reply::Call(vote(table, fences, request, &mut step), micros)
             }
@@ -332,6 +354,85 @@ impl Server {
         net.reply(conn, call, reply);
     }
 
+    /// Executes a request on Redis.
+    fn execute_scripts(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {
+        let (now, micros) = (self.clock.at(net.now), self.micros(net.now));
+        if let Request::Direct(Message::Revoke(key, kind)) = request {
+            // A message does not name the holder of a reservation that was revoked.
+            let mut step = Step::new(now, &self.data.fences, None);
+            self.data
+                .table
+                .revoke(key, *kind, RevokeScope::Leased, &mut step);
+            net.revoked.extend(step.events.iter().filter_map(revoked));
+        }
+        let Some(redis) = &mut self.redis else { return };
+        let who = net.connections[conn].who;
+        // Each process is subscribed by its latest connection.
+        let mut alive: Vec<Who> = Vec::new();
+        for it in &net.connections {
+            if (it.server, it.life) == (self.number, Some(self.life)) {
+                alive.retain(|other| other.process != it.who.process);
+                alive.push(it.who);
+            }
+        }
+        let (reply, events) = match request {
+            Request::Greet => return,
+            Request::Direct(message) => {
+                excuse_next(net, message);
+                let (reply, events) = redis.execute(who, alive, message, micros);
+                (Reply::Direct(reply), events)
+            }
+            Request::Call(request, conditions) => {
+                let terms = (conditions.marker, conditions.deadline);
+                let (reply, events) = redis.vote(who, alive, request, terms, micros);
+                if let Some(quorum::Reply::Acquire(reply)) = &reply
+                    && *reply != AcquireReply::Late
+                {
+                    excuse_late(net, request, conditions);
+                }
+                net.look |= matches!(
+                    request,
+                    ServerRequest::Abandon(_) | ServerRequest::HandOff(..)
+                );
+                let reply = reply.map_or(Reply::Strange(micros), |it| Reply::Call(it, micros));
+                (reply, events)
+            }
+        };
+        self.data.table = redis.table(net.locks(), micros);
+        if net.is_single {
+            self.record_grants(net, now);
+        }
+        if let Request::Call(ServerRequest::HandOff(release, hand_off), _) = request {
+            let events = events.iter().map(|(_, event)| event);
+            let mut named: Vec<_> = events.filter_map(|it| named_by(hand_off, it)).collect();
+            // A client takes no grant from a message whose number is far ahead of the server's
+            // clock, so the vote is left to its lease, as after the loss of the message.
+            let heir = hand_off.heir.request.token;
+            let key = &release.hold.key;
+            let mut holders = self.data.table.tokens(key, LockKind::Lock, now);
+            if named.is_empty() && !hand_off.is_coordinator && holders.any(|(it, _)| it == heir) {
+                named.push((heir, hand_off.proposal));
+            }
+            let named = named.into_iter();
+            net.named
+                .extend(named.map(|(token, fence)| (self.number, token, fence)));
+        }
+        for (who, event) in events {
+            net.revoked.extend(revoked(&event));
+            if let Some(conn) = self.latest_connection(net, who) {
+                net.push(conn, event);
+            }
+        }
+        net.reply(conn, call, reply);
+    }
+
+    /// The latest connection of a client to this life of the server.
+    fn latest_connection(&self, net: &Network, who: Who) -> Option<Conn> {
+        let here = (who, self.number, Some(self.life));
+        let leads_there = |it: &Connection| (it.who, it.server, it.life) == here;
+        net.connections.iter().rposition(leads_there)
+    }
+
     fn record_grants(&mut self, net: &Network, now: Instant) {
         let tokens = |(key, kind)| self.data.table.tokens(key, kind, now);
         for (token, mode) in net.locks().flat_map(tokens) {
@@ -344,11 +445,47 @@ impl Server {
     /// Sends an event to the client of a token, on its latest connection.
     fn push(&self, net: &mut Network, token: Token, event: StoreEvent) {
         let whose = net.origin(token).map(|origin| origin.who);
-        let here = (whose, self.number, Some(self.life));
-        let leads_there = |it: &Connection| (Some(it.who), it.server, it.life) == here;
-        if let Some(conn) = net.connections.iter().rposition(leads_there) {
+        if let Some(conn) = whose.and_then(|who| self.latest_connection(net, who)) {
             net.push(conn, event);
         }
+    }
+}
+
+/// The name of the channel of a client of a majority.
+fn channel_of(who: Who) -> Token {
+    let name = format!("{:016x}{:016x}", who.process, who.life);
+    Token::from_hex(&name).unwrap_or_else(Token::random)
+}
+
+/// The holder that an event says to have lost its lock.
+fn revoked(event: &StoreEvent) -> Option<Token> {
+    match event {
+        StoreEvent::Revoked { token } => Some(*token),
+        _ => None,
+    }
+}
+
+/// The token to which a hand-off has passed its vote by name, with its number. At the coordinator
+/// the heir waits in the queue, so its client owns the entry.
+fn named_by(hand_off: &HandOff, event: &StoreEvent) -> Option<(Token, FencingToken)> {
+    match event {
+        StoreEvent::Granted {
+            hold,
+            grant,
+            is_named: true,
+            ..
+        } if !hand_off.is_coordinator => Some((hold.token, grant.fence)),
+        _ => None,
+    }
+}
+
+/// Excuses the token of an acquire that is executed late. Without recent replies, the client's
+/// estimate of the server's clock is outdated.
+fn excuse_late(net: &mut Network, request: &ServerRequest, conditions: &Conditions) {
+    if let ServerRequest::Acquire(request, _) = request
+        && (conditions.deadline_there).is_some_and(|there| net.now > there)
+    {
+        net.excused.push(request.hold.token);
     }
 }
 

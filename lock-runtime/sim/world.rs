@@ -46,11 +46,13 @@ impl World {
         let mut dice = Dice::new(seed);
         let schedule = match stores {
             Stores::One => Schedule::of_one(&mut dice),
+            Stores::Scripts => Schedule::of_one(&mut dice).on_redis(),
             Stores::Records => Schedule::of_records(&mut dice),
             Stores::Majority => Schedule::of_majority(&mut dice),
+            Stores::ScriptsOfMajority => Schedule::of_majority(&mut dice).on_redis(),
         };
         let mut world = Self::new(schedule, dice, broken, is_traced);
-        world.checks_sleepers = stores == Stores::One
+        world.checks_sleepers = matches!(stores, Stores::One | Stores::Scripts)
             && (seed.is_multiple_of(6) || broken == Some(Broken::Client(Mutation::WakesNoHead)));
         world
     }
@@ -84,7 +86,7 @@ impl World {
         for (when, action) in actions {
             net.after(when, Event::Action(action));
         }
-        let server = |(number, (fast, ahead))| Server::new(number, net.start, fast, ahead);
+        let server = |(number, (fast, ahead))| Server::new(&net, number, fast, ahead);
         let servers = servers.into_iter().enumerate().map(server).collect();
         let client = |(process, (fast, ahead))| {
             let clock = Clock::new(net.start, fast);

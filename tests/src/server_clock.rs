@@ -1,7 +1,7 @@
 //! A wall clock that a test sets, for the servers that it starts.
 //!
 //! A small library shifts the time of a server that preloads it, by the offset in a file that the
-//! test writes.
+//! test writes, or stops it.
 
 use std::{
     fs::{self, File, Permissions},
@@ -48,7 +48,7 @@ impl ServerClock {
             ));
         }
         let offset = File::create(directory.path().join("offset"))?;
-        offset.write_all_at(&0_i64.to_ne_bytes(), 0)?;
+        offset.write_all_at(&[0; 2 * size_of::<i64>()], 0)?;
         Ok(Self {
             offset: Arc::new(offset),
             directory: Arc::new(directory),
@@ -60,9 +60,20 @@ impl ServerClock {
     /// # Panics
     /// When the file cannot be written.
     pub fn set_back(&self, by: Duration) {
-        let nanos = i64::try_from(by.as_nanos()).expect("less than 292 years");
-        let written = self.offset.write_all_at(&(-nanos).to_ne_bytes(), 0);
-        written.expect("the offset of the clock");
+        self.write(0, -nanos(by));
+    }
+
+    /// Sets the clock to this time since 1970, at which it stands still.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn stop_at(&self, time: Duration) {
+        self.write(size_of::<i64>() as u64, nanos(time));
+    }
+
+    fn write(&self, place: u64, nanos: i64) {
+        let written = self.offset.write_all_at(&nanos.to_ne_bytes(), place);
+        written.expect("the file of the clock");
     }
 
     /// The beginning of the command line of a server with this clock.
@@ -74,6 +85,10 @@ impl ServerClock {
             format!("LOCK_TESTS_CLOCK={}", file("offset")),
         ]
     }
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).expect("less than 292 years")
 }
 
 impl Default for ServerClock {

@@ -1,4 +1,5 @@
-/* Shifts the wall clock of the process that preloads it, by the nanoseconds in a shared file. */
+/* Sets the wall clock of the process that preloads it. A shared file has two numbers: the nanoseconds by which the clock is
+ * shifted, and those since 1970 at which it stands still (0: it runs). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -9,23 +10,24 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *offset;
+static const volatile int64_t *set;
 
-__attribute__((constructor)) static void find_offset(void) {
+__attribute__((constructor)) static void find_file(void) {
     const char *path = getenv("LOCK_TESTS_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0)
         return;
-    void *page = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    void *page = mmap(NULL, 2 * sizeof *set, PROT_READ, MAP_SHARED, file, 0);
     if (page != MAP_FAILED)
-        offset = page;
+        set = page;
     close(file);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = (int)syscall(SYS_clock_gettime, clock, now);
-    if (!failed && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        int64_t nanos = now->tv_sec * 1000000000LL + now->tv_nsec + *offset;
+    if (!failed && set && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        int64_t stopped_at = set[1];
+        int64_t nanos = stopped_at ? stopped_at : now->tv_sec * 1000000000LL + now->tv_nsec + set[0];
         now->tv_sec = nanos / 1000000000LL;
         now->tv_nsec = nanos % 1000000000LL;
     }

@@ -309,6 +309,8 @@ impl RedisStore {
             match &self.servers {
                 Servers::One(connection) => connection.ready().await?,
                 Servers::Cluster(cluster) => cluster.find().await?,
+                #[cfg(all(test, feature = "records"))]
+                Servers::Simulated(_) => {}
             }
             match &self.replicas {
                 Some(replicas) => replicas.check().await,

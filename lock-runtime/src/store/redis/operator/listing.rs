@@ -132,7 +132,7 @@ impl RedisStore {
         // In a cluster, each key is in a slot of its own.
         let at_once = match self.servers {
             Servers::One(_) => TEXTS_AT_ONCE,
-            Servers::Cluster(_) => 1,
+            _ => 1,
         };
         let groups = asked.chunks(at_once);
         let replies = groups.clone().map(|group| {
@@ -198,6 +198,8 @@ impl RedisStore {
                 let page = Box::pin(cluster.page(&pattern, cursor)).await?;
                 (page.0, page.1, page.2.map(scan_refused))
             }
+            #[cfg(all(test, feature = "records"))]
+            Servers::Simulated(_) => unreachable!("no simulator asks for it"),
         };
         let keys = scanned.map(|scanned| scanned.keys).unwrap_or_default();
         let locks = keys

@@ -175,7 +175,7 @@ impl Store for RedisStore {
     fn limits(&self) -> Limits {
         let sends_messages = match &self.servers {
             Servers::One(connection) => connection.connector.target.sends_messages(),
-            Servers::Cluster(_) => true,
+            _ => true,
         };
         // The slots of a cluster are asked one after the other.
         Limits::new()
@@ -187,6 +187,8 @@ impl Store for RedisStore {
         match &self.servers {
             Servers::One(connection) => !connection.connector.is_silent(),
             Servers::Cluster(cluster) => !cluster.connector.is_silent(),
+            #[cfg(all(test, feature = "records"))]
+            Servers::Simulated(_) => true,
         }
     }
 

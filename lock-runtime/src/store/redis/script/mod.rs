@@ -228,6 +228,14 @@ impl Call {
         command
     }
 
+    /// Returns the text of the script, and the arguments after the keys.
+    #[cfg(all(test, feature = "records"))]
+    pub(super) fn parts(&self) -> (&'static str, Vec<&[u8]>) {
+        let script: &'static Script = self.script;
+        let args = (self.keys..self.ends.len()).map(|index| self.get(index));
+        (&script.text.body, args.collect())
+    }
+
     /// Returns an argument, and nothing for one that is missing.
     fn get(&self, index: usize) -> &[u8] {
         let end = |index: usize| self.ends.get(index).map(|end| *end as usize);

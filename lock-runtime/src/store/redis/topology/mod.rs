@@ -6,6 +6,9 @@ pub(crate) mod quarantine;
 pub(crate) mod redlock;
 pub(super) mod replicas;
 pub(crate) mod runs;
+#[cfg(all(test, feature = "records"))]
+#[path = "../../../../sim/scripts.rs"]
+pub(crate) mod scripts;
 pub(super) mod sentinel;
 pub(super) mod servers;
 pub(super) mod target;

@@ -18,6 +18,9 @@ use crate::store::{Hold, KeyRequest, StoreError};
 pub(crate) enum Servers {
     One(Arc<Connection>),
     Cluster(Arc<Cluster>),
+    /// A server in a simulator.
+    #[cfg(all(test, feature = "records"))]
+    Simulated(super::scripts::Scripts),
 }
 
 /// The result of a call.
@@ -55,10 +58,16 @@ impl Servers {
         match self {
             Self::One(connection) => &connection.connector,
             Self::Cluster(cluster) => &cluster.connector,
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => unreachable!("it has no connection"),
         }
     }
 
     pub(crate) fn pushes(&self) -> &Pushes {
+        #[cfg(all(test, feature = "records"))]
+        if let Self::Simulated(scripts) = self {
+            return scripts.pushes();
+        }
         &self.connector().pushes
     }
 
@@ -67,6 +76,8 @@ impl Servers {
         match self {
             Self::One(connection) => connection.connector.target.to_string(),
             Self::Cluster(cluster) => cluster.address(),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => "simulator".to_owned(),
         }
     }
 
@@ -75,6 +86,8 @@ impl Servers {
         match self {
             Self::One(_) => 0,
             Self::Cluster(cluster) => cluster.slot(hold),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => 0,
         }
     }
 
@@ -83,12 +96,18 @@ impl Servers {
         match self {
             Self::One(_) => self.pushes().own.as_str().into(),
             Self::Cluster(cluster) => cluster.channel(place).into(),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => self.pushes().own.as_str().into(),
         }
     }
 
     /// The handling of a request that waits or not. The other servers of a quorum make up for one
     /// that does not answer, so requests do not wait for it.
     pub(crate) fn in_outage(&self, waits: bool) -> InOutage {
+        #[cfg(all(test, feature = "records"))]
+        if let Self::Simulated(_) = self {
+            return InOutage::Try;
+        }
         match waits && !self.connector().is_member() {
             true => InOutage::Wait,
             false => InOutage::Refuse,
@@ -101,6 +120,8 @@ impl Servers {
         let connector = match self {
             Self::One(connection) => &connection.here().connector,
             Self::Cluster(_) => self.connector(),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(scripts) => return scripts.marker(),
         };
         Some(connector.tenure()?.marker.clone())
     }
@@ -110,6 +131,8 @@ impl Servers {
         match self {
             Self::One(connection) => connection.here().clock().await.map(|_| ()),
             Self::Cluster(_) => Ok(()),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => Ok(()),
         }
     }
 
@@ -140,6 +163,8 @@ impl Servers {
         match self {
             Self::One(_) => 0,
             Self::Cluster(cluster) => cluster.node_number(slot_of(lock.as_bytes())),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(_) => 0,
         }
     }
 
@@ -171,6 +196,8 @@ impl Servers {
             }
             // Boxed: it is larger than that of a single server, which would reserve the space.
             Self::Cluster(cluster) => Ok(Box::pin(cluster.run(errand)).await?),
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(scripts) => Ok(scripts.run(errand)),
         }
     }
 
@@ -186,6 +213,8 @@ impl Servers {
                 connection.settle(value).map(Answer::of_one)
             }
             Self::Cluster(_) => self.run(Errand::Call(instead, Repeat::Never)).await,
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(scripts) => Ok(scripts.run(errand)),
         }
     }
 
@@ -202,6 +231,8 @@ impl Servers {
                 answer.map(Freed::Wholly)
             }
             Self::Cluster(cluster) => Box::pin(cluster.free(call, alone, repeat)).await,
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(scripts) => Ok(Freed::Wholly(scripts.run(Errand::Call(call, repeat)))),
         }
     }
 
@@ -223,6 +254,10 @@ impl Servers {
                 answers.collect()
             }
             Self::Cluster(cluster) => cluster.run_each(count, write, in_outage).await,
+            #[cfg(all(test, feature = "records"))]
+            Self::Simulated(scripts) => (0..count)
+                .map(|index| Ok(scripts.call(&write(index))))
+                .collect(),
         }
     }
 }

@@ -55,6 +55,8 @@ impl RedisStore {
         let connection = match &self.servers {
             Servers::One(connection) => connection,
             Servers::Cluster(cluster) => return cluster.health().await,
+            #[cfg(all(test, feature = "records"))]
+            Servers::Simulated(_) => unreachable!("no simulator asks for it"),
         };
         let required = self.replicas.as_ref().map(|replicas| replicas.required());
         let key = harmless_key(&self.namespace, "");
