@@ -638,6 +638,8 @@ impl Process {
                 match self.visit(|session, cx| session.convert_replied(id, answer, cx)) {
                     Ok(granted) => {
                         guard.arrival.acts.retain(|(_, act)| *act == Act::Reenter);
+                        // It counts from the grant of the writer.
+                        guard.arrival.terms.min_hold = None;
                         self.begins(guard.key, guard.arrival, granted, sent);
                     }
                     Err(error) => self.say(|| format!("not converted: {error:?}")),
