@@ -15,8 +15,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// The bytes of memory that a parser takes at most, and further ones for each byte of its input.
 const MEMORY: u64 = 1 << 20;
 const MEMORY_OF_A_BYTE: u64 = 256;
-/// The bytes of an error at most.
-const LONGEST_ERROR: usize = 8192;
+/// The bytes of an error at most: two texts of bounded length, and what stands between them.
+const LONGEST_ERROR: usize = 16_400;
 
 /// Parses the input, and checks the time and the memory.
 #[track_caller]

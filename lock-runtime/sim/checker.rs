@@ -124,7 +124,7 @@ impl Checker {
             self.kept.retain(|kept| (kept.who, kept.held) != taken);
         }
         self.left(net, servers);
-        self.lost(net, servers);
+        self.lost(net, clients, servers);
         if let Some(token) = net.short.take() {
             self.report(Wrong::TooShort, || {
                 format!("{} is granted for too short a time", net.name(token))
@@ -165,17 +165,17 @@ impl Checker {
     }
 
     /// Checks that a fault explains each loss of a lock that is renewed.
-    fn lost(&mut self, net: &mut Network, servers: &[Server]) {
+    fn lost(&mut self, net: &mut Network, clients: &[Client], servers: &[Server]) {
         for (who, token, since) in take(&mut net.lost) {
             // A server of a majority may lose its vote while the others are yet to reply.
             let asked_by = since - net.schedule.longest_lease;
-            let lost_vote = |it: &Server| it.lost_data_at.is_some_and(|at| at >= asked_by);
             let is_explained = net.search.is_some()
                 || net.was_troubled(who.process, since)
                 || net.revoked.contains(&token)
                 || net.excused.contains(&token)
                 || was_lost(net, servers, token)
-                || !net.is_single && servers.iter().any(lost_vote)
+                || servers.iter().any(|it| it.has_lost_vote(token, asked_by))
+                || clients[who.process].is_kept_away(net)
                 || servers[0].has_undone(token);
             if !is_explained {
                 self.report(Wrong::Lost, || {

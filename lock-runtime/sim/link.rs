@@ -60,6 +60,18 @@ impl Link {
     }
 }
 
+impl Client {
+    /// Whether it does not call a server that is in quarantine. Another client, whose quarantine is
+    /// shorter, may have passed on a vote of that server.
+    pub(super) fn is_kept_away(&self, net: &Network) -> bool {
+        let now = self.now(net);
+        self.links.iter().any(|link| match &link.state {
+            State::Up(tenure) => tenure.keeps_away(now).is_some(),
+            _ => false,
+        })
+    }
+}
+
 /// A call to a server.
 pub(super) struct Calling {
     pub(super) send: Send,

@@ -87,6 +87,8 @@ pub(super) struct Server {
     pub(super) stalls_until: Instant,
     /// Everything that the server kept before is lost.
     pub(super) lost_data_at: Option<Instant>,
+    /// The tokens that it knew when it lost its data, and when that was.
+    lost: Vec<(Token, Instant)>,
     /// The tokens whose grants a crash has undone.
     undone: Vec<Token>,
     /// When a single store granted each token its lock.
@@ -126,6 +128,7 @@ impl Server {
             started: long_ago,
             stalls_until: start,
             lost_data_at: None,
+            lost: Vec::new(),
             undone: Vec::new(),
             granted_at: BTreeMap::new(),
         }
@@ -141,6 +144,23 @@ impl Server {
         let granted_at = self.granted_at.get(&token);
         self.lost_data_at
             .is_some_and(|lost_at| granted_at.is_none_or(|at| *at <= lost_at))
+    }
+
+    /// Whether it has lost a vote for this acquisition with its data since then.
+    pub(super) fn has_lost_vote(&self, token: Token, since: Instant) -> bool {
+        let mut lost = self.lost.iter();
+        lost.any(|(vote, at)| vote.stem() == token.stem() && *at >= since)
+    }
+
+    /// Records that all that it knows is lost.
+    fn loses_data(&mut self, net: &Network) {
+        let now = self.clock.at(net.now);
+        let table = &self.data.table;
+        let tokens = net
+            .locks()
+            .flat_map(|(key, kind)| table.tokens(key, kind, now));
+        self.lost.extend(tokens.map(|(token, _)| (token, net.now)));
+        self.lost_data_at = Some(net.now);
     }
 
     /// Whether a crash of a store of records has undone the grant.
@@ -194,6 +214,9 @@ impl Server {
     }
 
     pub(super) fn start(&mut self, net: &mut Network, left: Left) {
+        if left != Left::All {
+            self.loses_data(net);
+        }
         match left {
             Left::All => {}
             Left::Saved => self.data = self.saved.save(),
@@ -203,9 +226,6 @@ impl Server {
             (Some(redis), Some(keys)) if left == Left::Saved => redis.restore(keys.clone()),
             (Some(redis), _) if left == Left::Nothing => redis.flush(),
             _ => {}
-        }
-        if left != Left::All {
-            self.lost_data_at = Some(net.now);
         }
         let now = self.clock.at(net.now);
         for key in &net.keys {
@@ -218,13 +238,13 @@ impl Server {
 
     /// Deletes all data. The clock of a single store continues.
     pub(super) fn flush(&mut self, net: &Network) {
+        self.loses_data(net);
         let fences = self.data.fences.saved();
         self.data = Data::none(net.start, self.epoch);
         self.redis.iter().for_each(Redis::flush);
         if net.is_single {
             self.data.fences = fences;
         }
-        self.lost_data_at = Some(net.now);
     }
 
     pub(super) fn execute(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {

@@ -37,7 +37,7 @@ struct Inner {
 pub enum ErrorClass {
     /// The lock is held by another holder. The caller may retry.
     Busy,
-    /// Too many requests wait already. The caller may retry.
+    /// Too many requests wait or were given up. The caller may retry.
     Overloaded,
     /// Locks are not available at the moment.
     Unavailable,
@@ -64,7 +64,8 @@ pub enum LockErrorKind {
     Contended,
     /// The lock was held for as long as the request could wait.
     WaitTimeout,
-    /// More requests wait in this process than the client allows.
+    /// More requests wait in this process than the client allows, or more that were given up are
+    /// yet to be ended at the store.
     Overloaded,
     /// An enclosing scope already holds the lock, so waiting for it would never end. Make the
     /// request `reentrant`, or acquire the lock only once.

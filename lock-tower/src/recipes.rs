@@ -303,7 +303,8 @@
 //!
 //! A caller that chooses the keys can make other callers fail, too: by requests that wait, for
 //! [`max_waiters_in_all`](lock_runtime::LockClientBuilder::max_waiters_in_all), and by requests
-//! that it gives up, which are limited as well. A limit for each caller, as above, prevents both.
+//! that it gives up, which are limited as well. A limit for each caller, as above, prevents the
+//! first and slows the second, which a limit of its requests per second prevents.
 //! Under a [`DetachLayer`](crate::DetachLayer) it belongs inside of that layer.
 //!
 //! **Caveat:** a time-out for the body that is inside of the lock, such as that of tower-http for

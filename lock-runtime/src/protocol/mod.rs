@@ -396,7 +396,7 @@ impl Session {
     /// Returns whether the driver has work, now or later.
     pub(crate) fn needs_driver(&self) -> bool {
         let is_idle = self.held.is_empty() && self.abandonments.is_empty();
-        !(is_idle && self.background_releases().next().is_none())
+        !(is_idle && self.jobs.is_empty() && self.background_releases().next().is_none())
     }
 
     /// Records that the driver has ended, and with it the calls in flight.

@@ -259,7 +259,15 @@ impl Session {
         cx: &mut Cx<'_>,
     ) -> Result<Released, ReleaseError> {
         let Some(releasing) = self.releases.remove(id) else {
-            return Ok(Released::AtStore);
+            // The driver has ended it, perhaps before this call was executed.
+            return match answer {
+                Ok(Reply::Release(reply)) if reply != ReleaseReply::NotHeld => {
+                    Ok(Released::AtStore)
+                }
+                other => Err(ReleaseError::Unknown(
+                    other.err().unwrap_or_else(StoreError::late),
+                )),
+            };
         };
         let reply = match answer {
             Ok(Reply::Release(reply)) => reply,

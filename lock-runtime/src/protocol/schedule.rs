@@ -67,6 +67,11 @@ impl<K: Ord + Copy> Schedule<K> {
         self.checked_at
     }
 
+    /// Returns the number of entries, with those that no longer count.
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

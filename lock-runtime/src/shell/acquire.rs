@@ -286,7 +286,8 @@ impl Acquiring<'_> {
             ),
             Refused::Unended => error(
                 LockErrorKind::Overloaded,
-                "the store has yet to confirm the end of too many requests that this process gave up",
+                "too many requests that were given up in this process are yet to be ended at the store; \
+                 limit the rate of its callers, and see whether the store answers",
             ),
             Refused::Contended(holder_ttl) => {
                 let held = error(LockErrorKind::Contended, "another task or process holds it");

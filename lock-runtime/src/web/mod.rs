@@ -133,7 +133,7 @@ pub const fn public_detail(kind: LockErrorKind) -> &'static str {
         LockErrorKind::WaitTimeout => {
             "The resource was in use for as long as the request could wait."
         }
-        LockErrorKind::Overloaded => "Too many requests wait for the resource.",
+        LockErrorKind::Overloaded => "Too many requests wait.",
         LockErrorKind::Unavailable | LockErrorKind::ReadOnly => {
             "Locks are not available at the moment."
         }

@@ -135,7 +135,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
 /// empty segment, `//`, is therefore refused with 400 (`bad_request`). So is a path that has a lock
 /// only with, or without, a slash at its end, where the file has no route for it but a
-/// `{*rest}`; to serve both, write both routes. So is `*`, as in `OPTIONS *`, which no route names.
+/// `{*rest}`; to serve both, write both routes. So are `OPTIONS *` and the
+/// `CONNECT` of a proxy, which have no path that a route could name.
 /// [`allow_empty_segments`](Self::allow_empty_segments) accepts all of them.
 ///
 /// [`OnLost`]: lock_runtime::OnLost

@@ -80,7 +80,7 @@ impl Table {
         method: &Method,
         path: &str,
     ) -> bool {
-        // `OPTIONS *`, which no route can name and a fallback serves.
+        // `OPTIONS *` and `CONNECT`, which no route can name and a fallback serves.
         if !path.starts_with('/') || path.contains("//") {
             return true;
         }

@@ -31,8 +31,8 @@ pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 /// critical sections end earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
-/// The largest number of tokens that are being ended: each request that is given up while its call
-/// is in flight leaves one, which takes 400 bytes and two calls.
+/// The largest number of given up requests that are yet to be ended: each that is given up while
+/// its call is in flight leaves a token, which takes 400 bytes and two calls.
 pub(crate) const UNENDED: usize = 100_000;
 
 /// The next step of a task that waits for a lock.
@@ -214,7 +214,7 @@ impl Session {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
-        if self.abandonments.len() >= UNENDED {
+        if self.jobs.rest.len() >= UNENDED {
             return Err(Refused::Unended);
         }
         let until = match terms.wait {

@@ -12,12 +12,12 @@ use super::{
     round::{Ask, Calls, Next, Outcome, Round, TimeOuts},
 };
 use crate::{
-    protocol::STRAGGLE,
+    protocol::{STRAGGLE, acquire::UNENDED},
     request::spec::call_timeout,
     shell::time::Instant,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyRequest, PollReply,
-        Renewal, StoreError, Token,
+        Renewal, StoreError, StoreErrorKind, Token,
     },
 };
 
@@ -108,6 +108,9 @@ impl Acquiring {
 impl Session {
     pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut Cx<'_>) -> RequestId {
         self.remove_expired(cx.now);
+        if let Some(refused) = self.refused_unsent(&request.hold) {
+            return refused;
+        }
         let first = self.first_exchange(request, Kind::Acquire, cx);
         self.begin_exchange(first, cx)
     }
@@ -120,9 +123,27 @@ impl Session {
         let Some(first) = requests.first() else {
             return self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
         };
+        if let Some(refused) = self.refused_unsent(&first.hold) {
+            return refused;
+        }
         let kind = Kind::All(requests.to_vec(), Vec::new());
         let first = self.first_exchange(first, kind, cx);
         self.begin_exchange(first, cx)
+    }
+
+    /// Refuses a new acquisition while too many votes are yet to be given up, such as at a server
+    /// that does not answer: each takes a task until its lease ends.
+    fn refused_unsent(&mut self, hold: &Hold) -> Option<RequestId> {
+        let is_refused =
+            self.requests.len() >= UNENDED && !self.rounds.contains_key(&hold.token.stem());
+        is_refused.then(|| {
+            let error = StoreError::new(
+                StoreErrorKind::Unavailable,
+                "too many votes of requests that were given up are yet to be ended; see whether all \
+                 servers answer",
+            );
+            self.begin(Request::Over(Err(error.with_unsent(true)), None))
+        })
     }
 
     pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {

@@ -1,5 +1,5 @@
 //! A Redis server for the scripts of locks, in memory: the commands that they use, with a clock
-//! that its user sets, and the Lua that executes them. `tests.rs` holds it equal to a real server.
+//! that its user sets, and the Lua that executes them. `tests/` holds it equal to a real server.
 
 mod keyspace;
 mod script;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
 use crate::{
     guard::fence::FencingToken,
-    protocol::STRAGGLE,
+    protocol::{STRAGGLE, acquire::UNENDED},
     request::key::LockKey,
     request::spec::Mode,
     shell::time::Instant,
@@ -443,6 +443,34 @@ fn slow_servers_find_a_lock_contended_for_longer() {
         let (_, sends) = client.ask(LEASE, LEASE);
         assert_eq!(sends.len(), asked, "{later} ms later");
     }
+}
+
+/// An acquisition that is given up leaves a task for each server that does not answer.
+#[test]
+fn votes_that_are_to_be_ended_are_limited() {
+    let (mut client, id, _) = Client::acquire(Mode::Exclusive);
+    let held = client.hold.clone();
+    while client.session.requests.len() < UNENDED {
+        client.ask(LEASE, LEASE);
+        let hold = client.hold.clone();
+        let (ended, _) = client.visit(|session, cx| session.abandon(&hold, cx));
+        client.step(ended);
+    }
+    let (refused, sends) = client.ask(LEASE, LEASE);
+    assert!(sends.is_empty());
+    let step = client.step(refused).0;
+    let is_unsent = matches!(&step, Step::Done(Err(error), _) if error.is_unsent());
+    assert!(is_unsent, "{step:?}");
+    let request = KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE);
+    let (refused, _) = client.visit(|session, cx| session.acquire_all(&[request], cx));
+    let step = client.step(refused).0;
+    assert!(matches!(step, Step::Done(Err(_), _)), "{step:?}");
+    // Those that have begun go on.
+    client.step(id);
+    let again = KeyRequest::new(held, LEASE, client.now + LEASE);
+    let (again, _) = client.visit(|session, cx| session.acquire(&again, cx));
+    let step = client.step(again).0;
+    assert!(matches!(step, Step::Wait(_)), "{step:?}");
 }
 
 /// A server that is late with its replies would be later with each repetition.

@@ -50,7 +50,8 @@ impl Browser {
         .unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let command = ["chromedriver", "--port=0"];
-        let driver = Supervised::spawn(&directory, command).expect("a shell");
+        let spawn = || Supervised::spawn(&directory, command).expect("a shell");
+        let mut driver = spawn();
         let until = Instant::now() + PATIENCE;
         let port = loop {
             let log = driver.output();
@@ -62,6 +63,10 @@ impl Browser {
                 });
             if let Some(port) = port {
                 break port;
+            }
+            // The driver takes a port that is free over IPv6, which may be in use over IPv4.
+            if log.contains("port not available") {
+                driver = spawn();
             }
             assert!(Instant::now() < until, "chromedriver does not start: {log}");
             sleep(Duration::from_millis(20)).await;

@@ -93,7 +93,7 @@ async fn a_full_line_is_resource_exhausted() {
     assert_refused(
         &refused.unwrap_err(),
         Code::ResourceExhausted,
-        "Too many requests wait for the resource.",
+        "Too many requests wait.",
         Some(A_WHILE),
     );
     held.release().await.unwrap();
