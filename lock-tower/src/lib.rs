@@ -124,8 +124,8 @@
 //! When a server drops the response future, the inner future is dropped at its await point and
 //! the lock is released in the background. hyper drops it as soon as it notices that the client
 //! has disconnected: at once over HTTP/2, and over HTTP/1 once the request body has been read, as
-//! small bodies are. While a large body is unread, hyper does not notice a closed HTTP/1
-//! connection, and the handler runs to completion under its lock.
+//! small bodies are. While a large body is unread, or a byte of the client's next request, hyper
+//! does not notice a closed HTTP/1 connection, and the handler runs to completion under its lock.
 //!
 //! To run a handler to completion in any case, put a [`DetachLayer`] outside of the lock: the
 //! handler then finishes under its lock even if the client has disconnected.

@@ -173,7 +173,8 @@ impl LockClientBuilder {
     /// namespace, and read its keys or messages (Redis: a user with `PUBLISH` and its channels;
     /// PostgreSQL: every role that may connect to the database, while clients of earlier versions
     /// use it, whose messages show the tokens of waiters). A forged message then costs a poll, and
-    /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most. It
+    /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most.
+    /// Forged messages that a token was revoked still end a hold or the place of a waiter. It
     /// adds a round trip to each hand-off between processes. With or without it, a message with a
     /// fencing token more than 61 s ahead of the store's clock is no grant. The in-memory store
     /// sends no messages. For a custom store it is refused;
