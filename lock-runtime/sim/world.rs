@@ -305,6 +305,7 @@ impl World {
             }
             Action::Start(server, left) if !self.servers[server].up => {
                 self.servers[server].start(net, left);
+                net.look = true;
             }
             Action::Restart(..) | Action::Start(..) => {}
             Action::Flush(server) => self.flush(server),
@@ -325,6 +326,8 @@ impl World {
     fn flush(&mut self, server: usize) {
         self.net.trouble_all(self.net.now);
         self.servers[server].flush(&self.net);
+        // The checker takes note of the votes before they are given up.
+        self.net.look = true;
         if self.net.is_single {
             self.disconnect();
         }
