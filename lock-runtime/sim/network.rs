@@ -411,9 +411,12 @@ impl Network {
     /// Records that a client leaves a token to its lease at a server.
     pub(super) fn leave(&mut self, who: Who, server: usize, hold: Hold) {
         self.say(|net| format!("{who} leaves {} to its lease", net.name(hold.token)));
-        self.excused.push(hold.token);
-        self.left.push((server, hold));
-        self.look = true;
+        // A copy of its request may be executed at any time.
+        if !self.excused.contains(&hold.token) {
+            self.excused.push(hold.token);
+            self.left.push((server, hold));
+            self.look = true;
+        }
     }
 
     /// When the leases end that were requested for a token, counted from the sending.
