@@ -342,7 +342,8 @@ impl Chronicle {
                     && request.ask.kind != Kind::Downgraded
                     && let Some((since, end, holder)) = reserved
                     && !self.loses_within(*since..claim.start)
-                    && !self.is_revoked_within(&lock, *since..claim.start)
+                    // The grant may have been revoked on its way.
+                    && !self.is_revoked_within(&lock, holder.asked..claim.start)
                 {
                     let micros = (end - claim.start) / 1_000;
                     let about = self.about(&lock, &(*since..claim.start)).join("\n");

@@ -572,4 +572,25 @@ fn a_grant_before_the_end_of_min_hold_is_noticed() {
         written.hold(writer, 499..510, 3);
     });
     assert_eq!(chronicle.early().len(), 1);
+    // A grant that was asked for before a revocation may have been revoked on its way.
+    for (asked, count) in [(5, 0), (13, 1)] {
+        let chronicle = written(|written| {
+            written.requests += 1;
+            let (key, permits) = ("a".to_owned(), false);
+            written.say(10, Event::Revoking { key, permits });
+            written.say(12, Event::Revoked);
+            written.hold(writer, 14..20, 1);
+            written.ask_as(writer, &["a"], Some(1000), asked);
+            if let Some((_, record)) = written.records.last_mut()
+                && let Event::Asked(ask) = &mut record.event
+            {
+                ask.min_hold = 300 * MILLI;
+            }
+            let (fences, validity) = (vec![2], 1000 * MILLI);
+            written.say(21, Event::Granted { fences, validity });
+            written.say(22, Event::Leaving);
+            written.hold(writer, 30..40, 3);
+        });
+        assert_eq!(chronicle.early().len(), count, "{asked}");
+    }
 }
