@@ -245,7 +245,7 @@ impl LockClient {
         self.request(key, LockSpec::permits(permits))
     }
 
-    /// Creates a request for several keys at once, each of them exclusive.
+    /// Creates a request for several keys at once, at most 1,000, each of them exclusive.
     ///
     /// The keys are acquired in the same order everywhere, so two requests cannot deadlock. A
     /// request that does not wait acquires all keys or none.

@@ -45,6 +45,10 @@ impl LockRequest {
         }
     }
 
+    /// The largest number of keys of a request: the store takes some 30 µs for each, in which it
+    /// serves no other request.
+    const MOST_KEYS: usize = 1000;
+
     pub(crate) fn all(
         core: Arc<Core>,
         keys: impl IntoIterator<Item = impl IntoLockKey>,
@@ -58,6 +62,14 @@ impl LockRequest {
             }
             keys.sort_unstable();
             keys.dedup();
+            if keys.len() > Self::MOST_KEYS {
+                let message = format!(
+                    "{} keys were given, and a request has at most {}; lock one key for all of them",
+                    keys.len(),
+                    Self::MOST_KEYS
+                );
+                return Err(LockError::new(LockErrorKind::InvalidKey, message));
+            }
             Ok(keys)
         });
         Self {

@@ -71,7 +71,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// The most specific route that matches a request applies: literal text precedes parameters, and
 /// of two routes with the same path the one that names the method precedes the one without
-/// methods. A route for `GET` also applies to `HEAD`, unless there is one for `HEAD`.
+/// methods. A route for `GET` also applies to `HEAD`, and to the `CONNECT` of a WebSocket
+/// over HTTP/2, unless there is one for those.
 ///
 /// *A request that matches no route is served without a lock*, like one whose route has
 /// `skip = true`, which exempts a path from a less specific route. Take a `HeldLock` in each
@@ -127,8 +128,10 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// router, or on a tonic server. It has a router of its own, which uses the path that axum's
 /// outermost router received, or else the path of the request. Other routers, and axum in another
 /// version than that of this crate, hide the prefixes that they strip: place the layer around
-/// them. Layers that rewrite paths, such as tower-http's `NormalizePath`, belong outside of it;
-/// otherwise a request can pass under a path that has no policy. So can one to a service within
+/// them. Layers that rewrite paths or methods, such as tower-http's `NormalizePath`, belong outside
+/// of it **and of axum's outermost router**, and a request that a handler makes for another route
+/// gets no `Extensions` of its own one; otherwise a request can pass under a path that has no
+/// policy. So can one to a service within
 /// `nest_service` that decodes paths, such as a proxy: to it, `/files/r%65port` is `/files/report`.
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
