@@ -39,11 +39,15 @@ async fn keys_are_sorted_and_taken_once(place: Place) {
             assert!(locks.inspect(key).await.unwrap().holders.is_empty());
         }
     }
-    let none: [&str; 0] = [];
-    assert_eq!(
-        locks.all(none).acquire().await.unwrap_err().kind(),
-        LockErrorKind::InvalidKey
-    );
+    // The same key counts once.
+    let keys = |number: usize| (0..1002).map(move |key| (key % number).to_string());
+    let guard = locks.all(keys(1000)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    for number in [0, 1001] {
+        let keys = (0..number).map(|key| key.to_string());
+        let refused = locks.all(keys).acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), LockErrorKind::InvalidKey, "{refused}");
+    }
 }
 
 async fn opposite_orders_never_deadlock(place: Place) {
