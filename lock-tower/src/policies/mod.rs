@@ -71,8 +71,8 @@ pub use mistake::{PolicyError, PolicyMistake};
 ///
 /// The most specific route that matches a request applies: literal text precedes parameters, and
 /// of two routes with the same path the one that names the method precedes the one without
-/// methods. A route for `GET` also applies to `HEAD`, and to the `CONNECT` of a WebSocket
-/// over HTTP/2, unless there is one for those.
+/// methods. A route for `GET` also applies to `HEAD`, unless there is one for `HEAD`, and to
+/// the `CONNECT` of a WebSocket over HTTP/2, unless another one of the same path applies to it.
 ///
 /// *A request that matches no route is served without a lock*, like one whose route has
 /// `skip = true`, which exempts a path from a less specific route. Take a `HeldLock` in each

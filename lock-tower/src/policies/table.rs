@@ -50,8 +50,8 @@ impl Table {
             .flat_map(|entry| &entry.route.methods)
             .cloned()
             .collect();
-        // axum serves HEAD with the handler of GET, and so does one for WebSockets the CONNECT that
-        // HTTP/2 has in place of it: both have the same lock.
+        // axum serves HEAD with the handler of GET, so HEAD has the same lock. A handler of any method
+        // serves WebSockets, which are a GET, or over HTTP/2 a CONNECT.
         if named.contains(&Method::GET) {
             named.extend([Method::HEAD, Method::CONNECT]);
         }
@@ -206,7 +206,8 @@ fn rank(methods: &[Method], method: Option<&Method>) -> Option<u8> {
     match method {
         _ if methods.is_empty() => Some(2),
         Some(method) if methods.contains(method) => Some(0),
-        Some(&(Method::HEAD | Method::CONNECT)) if methods.contains(&Method::GET) => Some(1),
+        Some(&Method::HEAD) if methods.contains(&Method::GET) => Some(1),
+        Some(&Method::CONNECT) if methods.contains(&Method::GET) => Some(3),
         _ => None,
     }
 }

@@ -214,7 +214,8 @@ fn the_most_specific_route_is_that_of_a_request() {
         (Method::GET, "/orders/7", Some("get")),
         (Method::HEAD, "/orders/7", Some("get")),
         // A WebSocket over HTTP/2.
-        (Method::CONNECT, "/orders/7", Some("get")),
+        (Method::CONNECT, "/orders/7", Some("any")),
+        (Method::CONNECT, "/head", Some("got")),
         (Method::PUT, "/orders/7", Some("change")),
         (Method::PATCH, "/orders/7", Some("change")),
         (Method::DELETE, "/orders/7", Some("any")),

@@ -70,6 +70,7 @@ impl Route {
             [] => Some(2),
             methods if methods.contains(method) => Some(0),
             methods if method == Method::HEAD && methods.contains(&Method::GET) => Some(1),
+            methods if method == Method::CONNECT && methods.contains(&Method::GET) => Some(3),
             _ => None,
         }
     }
