@@ -50,8 +50,8 @@ impl Table {
             .flat_map(|entry| &entry.route.methods)
             .cloned()
             .collect();
-        // axum serves HEAD with the handler of GET, so HEAD has the same lock. A handler of any method
-        // serves WebSockets, which are a GET, or over HTTP/2 a CONNECT.
+        // axum serves HEAD with the handler of GET, so HEAD has the same lock. A handler of any
+        // method serves WebSockets, which are a GET, or over HTTP/2 a CONNECT.
         if named.contains(&Method::GET) {
             named.extend([Method::HEAD, Method::CONNECT]);
         }
