@@ -132,7 +132,7 @@ impl Checker {
         }
         self.holders(net, clients, servers);
         if net.is_single {
-            self.contended(net, &servers[0]);
+            self.contended(net, clients, servers);
         }
     }
 
@@ -174,8 +174,10 @@ impl Checker {
                 || net.revoked.contains(&token)
                 || net.excused.contains(&token)
                 || was_lost(net, servers, token)
-                || servers.iter().any(|it| it.has_lost_vote(token, asked_by))
-                || clients[who.process].is_kept_away(net)
+                || !net.is_single && servers.iter().any(|it| it.has_lost_vote(token, asked_by))
+                || servers
+                    .iter()
+                    .any(|it| it.knows(net, token) && clients[who.process].is_kept_away(net, it))
                 || servers[0].has_undone(token);
             if !is_explained {
                 self.report(Wrong::Lost, || {
@@ -186,8 +188,10 @@ impl Checker {
     }
 
     /// Checks that requests are refused as contended only if the store had something to refuse them
-    /// for. A reply that the store did not give proves nothing.
-    fn contended(&mut self, net: &mut Network, server: &Server) {
+    /// for, or a client holds the lock that the store has lost with its data. A reply that the store
+    /// did not give proves nothing.
+    fn contended(&mut self, net: &mut Network, clients: &mut [Client], servers: &[Server]) {
+        let server = &servers[0];
         for (key, kind) in net.locks() {
             if server.table().is_taken(key, kind, server.clock.at(net.now)) {
                 self.taken_at.insert((kind, key.clone()), net.now);
@@ -196,7 +200,12 @@ impl Checker {
         for lock in take(&mut net.contended) {
             let taken_at = self.taken_at.get(&lock).copied();
             let known_at = taken_at.max(net.paused_until);
-            if known_at.is_none_or(|at| at + LATELY < net.now) {
+            let mut holders = clients.iter_mut().flat_map(|client| held(net, client));
+            let is_held = holders.any(|Holder { hold, .. }| {
+                (hold.mode.kind(), &hold.key) == (lock.0, &lock.1)
+                    && was_lost(net, servers, hold.token)
+            });
+            if known_at.is_none_or(|at| at + LATELY < net.now) && !is_held {
                 self.report(Wrong::Contended, || {
                     format!("{} is said to be held, last {taken_at:?}", lock.1)
                 });

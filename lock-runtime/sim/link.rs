@@ -8,6 +8,7 @@ use super::{
     client::{Client, Input},
     message::{Call, Conditions, Greeted, Reply, Request, is_repeated, votes},
     network::{Conn, Event, Network},
+    server::Server,
 };
 use crate::{
     protocol::quorum::{self, Send, ServerRequest},
@@ -63,12 +64,11 @@ impl Link {
 impl Client {
     /// Whether it does not call a server that is in quarantine. Another client, whose quarantine is
     /// shorter, may have passed on a vote of that server.
-    pub(super) fn is_kept_away(&self, net: &Network) -> bool {
-        let now = self.now(net);
-        self.links.iter().any(|link| match &link.state {
-            State::Up(tenure) => tenure.keeps_away(now).is_some(),
+    pub(super) fn is_kept_away(&self, net: &Network, server: &Server) -> bool {
+        match &self.links[server.number].state {
+            State::Up(tenure) => tenure.keeps_away(self.now(net)).is_some(),
             _ => false,
-        })
+        }
     }
 }
 

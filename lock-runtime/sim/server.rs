@@ -72,7 +72,7 @@ impl Data {
 }
 
 pub(super) struct Server {
-    number: usize,
+    pub(super) number: usize,
     pub(super) clock: Clock,
     /// The time of its clock at the start of the run.
     epoch: u64,
@@ -152,14 +152,24 @@ impl Server {
         lost.any(|(vote, at)| vote.stem() == token.stem() && *at >= since)
     }
 
-    /// Records that all that it knows is lost.
-    fn loses_data(&mut self, net: &Network) {
-        let now = self.clock.at(net.now);
-        let table = &self.data.table;
+    /// Whether it knows a vote for this acquisition.
+    pub(super) fn knows(&self, net: &Network, token: Token) -> bool {
+        self.tokens(net).any(|vote| vote.stem() == token.stem())
+    }
+
+    /// The tokens of all holders and waiters.
+    fn tokens(&self, net: &Network) -> impl Iterator<Item = Token> {
+        let (table, now) = (&self.data.table, self.clock.at(net.now));
         let tokens = net
             .locks()
-            .flat_map(|(key, kind)| table.tokens(key, kind, now));
-        self.lost.extend(tokens.map(|(token, _)| (token, net.now)));
+            .flat_map(move |(key, kind)| table.tokens(key, kind, now));
+        tokens.map(|(token, _)| token)
+    }
+
+    /// Records that all that it knows is lost.
+    fn loses_data(&mut self, net: &Network) {
+        let lost: Vec<_> = self.tokens(net).map(|token| (token, net.now)).collect();
+        self.lost.extend(lost);
         self.lost_data_at = Some(net.now);
     }
 

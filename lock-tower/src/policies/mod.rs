@@ -129,17 +129,17 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// outermost router received, or else the path of the request. Other routers, and axum in another
 /// version than that of this crate, hide the prefixes that they strip: place the layer around
 /// them. Layers that rewrite paths or methods, such as tower-http's `NormalizePath`, belong outside
-/// of it **and of axum's outermost router**, and a request that a handler makes for another route
-/// gets no `Extensions` of its own one; otherwise a request can pass under a path that has no
-/// policy. So can one to a service within
-/// `nest_service` that decodes paths, such as a proxy: to it, `/files/r%65port` is `/files/report`.
+/// of it *and* of axum's outermost router. A request that a handler makes for another route must not
+/// get the `Extensions` of the handler's own request. Otherwise a request can pass under a path that
+/// has no policy. So can one to a service within `nest_service` that decodes paths, such as a proxy:
+/// to it, `/files/r%65port` is `/files/report`.
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
 /// empty segment, `//`, is therefore refused with 400 (`bad_request`). So is a path that has a lock
 /// only with, or without, a slash at its end, where the file has no route for it but a
-/// `{*rest}`; to serve both, write both routes. So are `OPTIONS *` and the
-/// `CONNECT` of a proxy, which have no path that a route could name.
+/// `{*rest}`; to serve both, write both routes. So are `OPTIONS *` and the `CONNECT` of a proxy,
+/// which have no path that a route could name.
 /// [`allow_empty_segments`](Self::allow_empty_segments) accepts all of them.
 ///
 /// [`OnLost`]: lock_runtime::OnLost

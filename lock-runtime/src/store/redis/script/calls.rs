@@ -175,7 +175,9 @@ impl Store for RedisStore {
     fn limits(&self) -> Limits {
         let sends_messages = match &self.servers {
             Servers::One(connection) => connection.connector.target.sends_messages(),
-            _ => true,
+            Servers::Cluster(_) => true,
+            #[cfg(all(test, feature = "records"))]
+            Servers::Simulated(_) => true,
         };
         // The slots of a cluster are asked one after the other.
         Limits::new()
