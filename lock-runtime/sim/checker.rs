@@ -187,9 +187,9 @@ impl Checker {
         }
     }
 
-    /// Checks that requests are refused as contended only if the store had something to refuse them
-    /// for, or a client holds the lock that the store has lost with its data. A reply that the store
-    /// did not give proves nothing.
+    /// Checks that requests are refused as contended only if the store had something to refuse
+    /// them for, or a client holds the lock that the store has lost with its data. A reply that
+    /// the store did not give proves nothing.
     fn contended(&mut self, net: &mut Network, clients: &mut [Client], servers: &[Server]) {
         let server = &servers[0];
         for (key, kind) in net.locks() {

@@ -129,10 +129,10 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// outermost router received, or else the path of the request. Other routers, and axum in another
 /// version than that of this crate, hide the prefixes that they strip: place the layer around
 /// them. Layers that rewrite paths or methods, such as tower-http's `NormalizePath`, belong outside
-/// of it *and* of axum's outermost router. A request that a handler makes for another route must not
-/// get the `Extensions` of the handler's own request. Otherwise a request can pass under a path that
-/// has no policy. So can one to a service within `nest_service` that decodes paths, such as a proxy:
-/// to it, `/files/r%65port` is `/files/report`.
+/// of it *and* of axum's outermost router. A request that a handler makes for another route must
+/// not get the `Extensions` of the handler's own request. Otherwise a request can pass under a path
+/// that has no policy. So can one to a service within `nest_service` that decodes paths, such as a
+/// proxy: to it, `/files/r%65port` is `/files/report`.
 ///
 /// axum's `nest_service("/api", ..)` serves several paths by one route, which a policy file
 /// cannot express: `/api//orders` like `/api/orders`, and `/api/` like `/api`. Each path with an
