@@ -123,7 +123,7 @@ impl Checker {
         for taken in take(&mut net.taken) {
             self.kept.retain(|kept| (kept.who, kept.held) != taken);
         }
-        self.left(net, servers);
+        self.left(net, clients, servers);
         self.lost(net, clients, servers);
         if let Some(token) = net.short.take() {
             self.report(Wrong::TooShort, || {
@@ -137,9 +137,14 @@ impl Checker {
     }
 
     /// Checks that a token is given up until every lease that was requested for it has ended.
-    fn left(&mut self, net: &mut Network, servers: &[Server]) {
+    fn left(&mut self, net: &mut Network, clients: &[Client], servers: &[Server]) {
         for (number, hold) in take(&mut net.left) {
             let server = &servers[number];
+            // A server of a majority may have passed its vote on to a name that is being given up.
+            let mut clients = clients.iter();
+            if !net.is_single && clients.any(|client| client.owns(net, number, hold.token)) {
+                continue;
+            }
             let kept = server
                 .table()
                 .held_until(&hold, server.clock.at(net.now))
@@ -410,6 +415,7 @@ impl Checker {
                     && !net.excused.contains(&token)
                     && !server.has_undone(token)
                     && !net.named.iter().any(is_named)
+                    && !net.copied.contains(&(number, token))
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {

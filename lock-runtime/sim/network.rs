@@ -112,6 +112,11 @@ pub(super) struct Network {
     /// client of the name handles the push message. It does not know of them earlier, and after the
     /// loss of the message only the end of their leases removes them.
     pub(super) named: Vec<(usize, Token, FencingToken)>,
+    /// The hand-offs that each server has executed, by holder, heir and number.
+    pub(super) handed: Vec<(usize, Token, Token, FencingToken)>,
+    /// The heirs of those that a server has executed twice. The second message cannot be told from
+    /// the first one, so the vote is left to its lease (rule 34).
+    pub(super) copied: Vec<(usize, Token)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
@@ -171,6 +176,8 @@ impl Network {
             origins: BTreeMap::new(),
             excused: Vec::new(),
             named: Vec::new(),
+            handed: Vec::new(),
+            copied: Vec::new(),
             revoked: Vec::new(),
             began: Vec::new(),
             taken: Vec::new(),

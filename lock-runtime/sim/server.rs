@@ -258,6 +258,14 @@ impl Server {
     }
 
     pub(super) fn execute(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {
+        if let Request::Call(ServerRequest::HandOff(release, hand_off), _) = request {
+            let (holder, heir) = (release.hold.token, hand_off.heir.request.token);
+            let made = (self.number, holder, heir, hand_off.proposal);
+            match net.handed.contains(&made) {
+                true => net.copied.push((self.number, heir)),
+                false => net.handed.push(made),
+            }
+        }
         if self.redis.is_some() && !matches!(request, Request::Greet) {
             return self.execute_scripts(net, conn, call, request);
         }

@@ -6,12 +6,12 @@ use std::{mem, time::Duration};
 use super::{
     ASK_WITHIN, AbandonId, Cx, Job, Mutation, Note, Session,
     held::keeping::LATE,
-    message::{Answer, Call, Request},
+    message::{Answer, Call, Reply, Request},
 };
 use crate::{
     request::spec::{LockSpec, call_timeout},
     shell::time::Instant,
-    store::{Hold, Release, StoreError},
+    store::{Hold, Release, ReleaseReply, StoreError},
 };
 
 /// The pause after the first failure. It doubles after each further failure, up to the longest
@@ -275,6 +275,12 @@ impl Session {
         self.end(Ending::Abandon(hold), lease, straggler_until, None, cx);
     }
 
+    /// Abandons a token whose release found that it does not hold the lock. It may be in the wait
+    /// queue, as another program may have announced its grant, and the lock would be granted to it.
+    pub(super) fn abandon_unheld(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
+        self.abandon(hold, lease, None, cx);
+    }
+
     /// Ends a hold in the background, and another one afterwards.
     pub(super) fn end(
         &mut self,
@@ -314,6 +320,8 @@ impl Session {
         let ending = abandonment.ending.clone();
         let (sent, until) = (abandonment.sent, abandonment.give_up_at);
         let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
+        let is_reserved = abandonment.keep_until(cx.now).is_some();
+        let is_unheld = matches!(answer, Ok(Reply::Release(ReleaseReply::NotHeld)));
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {
             Some(at) => self.plan_job(at, Job::Abandon(id), cx),
@@ -329,6 +337,9 @@ impl Session {
             Latest::Confirmed if is_release => cx.debug(|| Note::Released(hold.key.clone())),
             Latest::Confirmed => {}
             Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
+        }
+        if is_unheld && !is_reserved {
+            self.abandon_unheld(hold.clone(), until.saturating_duration_since(cx.now), cx);
         }
         self.freed(hold.mode.kind(), &hold.key, cx);
     }

@@ -277,6 +277,10 @@ impl Session {
                 return Err(ReleaseError::Unknown(error));
             }
         };
+        let is_reserved = releasing.keep_until.is_some_and(|until| until > cx.now);
+        if reply == ReleaseReply::NotHeld && !is_reserved {
+            self.abandon_unheld(releasing.release.hold.clone(), releasing.lease, cx);
+        }
         let outcome = match reply {
             ReleaseReply::NotHeld => Err(ReleaseError::NotHeld(match releasing.is_revoked {
                 true => Loss::Revoked,

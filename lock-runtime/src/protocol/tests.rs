@@ -714,6 +714,16 @@ fn a_grant_that_was_revoked_on_its_way_is_not_held() {
 }
 
 #[test]
+fn a_revocation_that_is_announced_again_ends_a_request_once() {
+    let mut bench = Bench::new();
+    let (_, token) = bench.asks_for(&WRITER);
+    for _ in 0..100 {
+        bench.event(&StoreEvent::Revoked { token });
+    }
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+}
+
+#[test]
 fn a_pushed_grant_that_was_revoked_is_not_taken() {
     let mut bench = Bench::new();
     let (id, token) = bench.head();

@@ -300,7 +300,9 @@ impl Session {
     /// with it may be on its way. The request goes on under a fresh token.
     pub(super) fn revoke_untaken(&mut self, token: Token, cx: &mut Cx<'_>) {
         let in_flight = self.acquisitions.iter_mut().find_map(|(id, it)| {
-            let attempt = it.in_flight.as_mut().filter(|it| it.token == token)?;
+            // Other programs may send the message any number of times.
+            let attempt = it.in_flight.as_mut();
+            let attempt = attempt.filter(|it| it.token == token && !it.is_revoked)?;
             attempt.is_revoked = true;
             let attempt = *attempt;
             // The task need not await the reply to a poll.

@@ -1,11 +1,12 @@
 //! The statements of the calls, their arguments, and their replies.
 
-use std::error::Error;
+use std::{error::Error, fmt};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::BytesMut;
 use tokio_postgres::{
     Row,
-    types::{FromSql, ToSql, Type},
+    types::{FromSql, IsNull, ToSql, Type, to_sql_checked},
 };
 
 use super::{connection::listener, error::failed, full_name};
@@ -32,7 +33,7 @@ pub(super) struct Arguments {
     names: Vec<String>,
     known: Vec<i64>,
     versions: Vec<i64>,
-    bodies: Vec<Vec<u8>>,
+    bodies: Hidden<Vec<Vec<u8>>>,
     sinces: Vec<i64>,
     fences: Vec<i64>,
     needed: Vec<i64>,
@@ -40,7 +41,33 @@ pub(super) struct Arguments {
     durable: bool,
     pub(super) each: bool,
     channels: Vec<String>,
-    messages: Vec<String>,
+    messages: Hidden<Vec<String>>,
+}
+
+/// An argument with the tokens of acquisitions, which the driver would write to its log.
+#[derive(Default)]
+struct Hidden<T>(T);
+
+impl<T> fmt::Debug for Hidden<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
+}
+
+impl<T: ToSql> ToSql for Hidden<T> {
+    fn to_sql(
+        &self,
+        of: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        self.0.to_sql(of, out)
+    }
+
+    fn accepts(of: &Type) -> bool {
+        T::accepts(of)
+    }
+
+    to_sql_checked!();
 }
 
 impl Arguments {
@@ -71,7 +98,7 @@ impl Arguments {
             self.names.push(full_name(namespace, name));
             self.known.push(known.map_or(0, number));
             self.versions.push(number(record.version));
-            self.bodies.push(record.body.clone());
+            self.bodies.0.push(record.body.clone());
             let fences = fences.as_ref();
             self.sinces
                 .push(fences.map_or(0, |it| (*it.start()).into()));
@@ -80,7 +107,7 @@ impl Arguments {
         }
         for message in &swap.messages {
             self.channels.push(listener::channel(message.to));
-            self.messages.push(STANDARD.encode(&message.body));
+            self.messages.0.push(STANDARD.encode(&message.body));
         }
     }
 
@@ -187,7 +214,10 @@ pub(super) fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Reco
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::records::RecordName;
+    use crate::store::{
+        Token,
+        records::{Message, RecordName},
+    };
 
     fn swap(durable: bool, not_before: u64) -> Swap {
         let record = Record::new(Version::random(), Vec::new());
@@ -229,5 +259,19 @@ mod tests {
         }
         let arguments = Arguments::new("lock", &swaps[1..]);
         assert!(!arguments.durable);
+    }
+
+    #[test]
+    fn the_driver_cannot_log_the_content_of_records_and_messages() {
+        let (token, client) = (Token::random().to_bytes(), Token::random().client());
+        let mut swap = swap(true, 7);
+        swap.changes[0].record.body = token.to_vec();
+        swap.messages = vec![Message::new(client, token.to_vec())];
+        let arguments = Arguments::new("app", [&swap]);
+        let logged = format!("{:?}", arguments.typed());
+        assert!(logged.contains("app:a"), "{logged}");
+        for hidden in [format!("{token:?}"), STANDARD.encode(token)] {
+            assert!(!logged.contains(&hidden), "{logged}");
+        }
     }
 }

@@ -106,8 +106,13 @@ async fn is_deceived(place: &Place, builder: LockClientBuilder, fence: u64) -> b
         .ok()
         .map(|joined| joined.unwrap().unwrap());
     if let Some(forged) = forged {
-        drop(forged.release().await);
+        forged.release().await.unwrap_err();
+        // Its place in the queue does not stay, where it would be granted the lock for 3 s.
+        sleep(Duration::from_millis(100)).await;
         held.release().await.unwrap();
+        let next = timeout(Duration::from_secs(1), request(&one).acquire()).await;
+        let next = next.expect("the lock is free").unwrap();
+        next.release().await.unwrap();
         return true;
     }
     held.release().await.unwrap();
