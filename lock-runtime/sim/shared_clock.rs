@@ -9,7 +9,10 @@ use std::{
 use super::{clock::Clock, dice::Dice, explore::from_environment};
 use crate::{
     shell::time::Instant,
-    store::records::shared_clock::{Mutation, SharedClock, Tick, Told, Turn},
+    store::records::{
+        shared_clock::{Mutation, SharedClock, Tick, Told, Turn},
+        sim::Timestamp,
+    },
 };
 
 /// The number of schedules, unless the environment sets another one.
@@ -31,6 +34,7 @@ enum Event {
 /// The execution of a call: when, by true time, and on which time it relied.
 #[derive(Clone, Copy)]
 struct Executed {
+    sent: Instant,
     at: Instant,
 }
 
@@ -62,10 +66,7 @@ impl World {
         let number = 1 + dice.below(4);
         let clients = (0..number).map(|_| {
             let fast = dice.below(FAST) as u32;
-            let clock = SharedClock {
-                broken,
-                ..SharedClock::default()
-            };
+            let clock = SharedClock::without(broken);
             (Clock::new(start, fast), clock)
         });
         let clients: Vec<_> = clients.collect();
@@ -149,7 +150,7 @@ impl World {
         }
     }
 
-    fn execute(&mut self, client: usize, turn: Turn, _sent: Instant) -> Result<(), String> {
+    fn execute(&mut self, client: usize, turn: Turn, sent: Instant) -> Result<(), String> {
         let (is_executed, new) = match turn.tick {
             Tick::Start(to) => (self.value.is_none(), Some(to)),
             Tick::Replace { known, to } => (self.value == Some(known), Some(to)),
@@ -192,7 +193,7 @@ impl World {
                 }
             }
         }
-        let executed = is_executed.then_some(Executed { at: self.now });
+        let executed = is_executed.then_some(Executed { sent, at: self.now });
         let way = self.way();
         if self.dice.chance(50) {
             // Its reply is lost.
@@ -222,6 +223,15 @@ impl World {
             (Told::Time { now, latest }, Some(executed)) => {
                 if now > latest {
                     return Err(format!("{now:?} is after {latest:?}"));
+                }
+                let call = self.now - executed.sent;
+                // By a clock that is fast, and with the allowance for it.
+                let longest = Duration::from_millis(100 + 150 + 5) + call + call / 40;
+                let apart = latest.since(Timestamp::from_micros(value.unwrap_or(0)));
+                if apart > longest {
+                    return Err(format!(
+                        "the latest time is ahead by {apart:?} after {call:?}"
+                    ));
                 }
                 self.promised.push_back((executed.at, latest.micros()));
             }
@@ -274,8 +284,8 @@ found! {
     found_clock_that_trusts_the_first_value: TrustsTheFirst,
 }
 
-/// The time that passes by the clock while this many clients make calls for a second each 10 ms,
-/// and a message takes a millisecond.
+/// The time that passes by the clock in a second in which this many clients make a call in turn
+/// every 10 ms, and a message takes a millisecond.
 fn passed(clients: usize) -> Duration {
     let start = Instant::now();
     let mut clocks: Vec<_> = (0..clients).map(|_| SharedClock::new()).collect();
@@ -283,7 +293,11 @@ fn passed(clients: usize) -> Duration {
     let way = Duration::from_millis(1);
     let mut now = start;
     let mut client = 0;
-    while now < start + Duration::from_secs(1) {
+    let begun = start + Duration::from_millis(15) * clients as u32;
+    while now < begun + Duration::from_secs(1) {
+        if now < begun {
+            first = value;
+        }
         loop {
             let turn = clocks[client].turn(now);
             now += way / 2;
@@ -295,7 +309,6 @@ fn passed(clients: usize) -> Duration {
             };
             let is_taken = is_executed && new.is_some();
             value = new.filter(|_| is_taken).or(value);
-            first = first.or(value);
             now += way / 2;
             let told = clocks[client].ended(turn, value, is_taken, now);
             for other in clocks.iter_mut().filter(|_| is_taken) {

@@ -380,16 +380,16 @@ impl Timestamp {
         self.0
     }
 
-    pub(super) fn later(self, by: Duration) -> Self {
+    pub(crate) fn later(self, by: Duration) -> Self {
         Self(self.0.saturating_add(by.as_micros() as u64))
     }
 
-    pub(super) fn earlier(self, by: Duration) -> Self {
+    pub(crate) fn earlier(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by.as_micros() as u64))
     }
 
     /// Returns the time since `earlier`, zero if that is later.
-    pub(super) fn since(self, earlier: Self) -> Duration {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }

@@ -22,9 +22,8 @@
 //!    `t`, this holds for the next value. Only if `t` is before `x` and `x` before `w`, an `L` before
 //!    `w` adds up to `w` - `t`, once: a client counts from the sending of its own value only if the
 //!    reply came within `LAG` - `RECENT`.
-//! 3. A call after whose execution the value may be older than a client can tell says nothing about
-//!    `T(x)`, so each call that relies on the time knows that the value was written at most `RECENT`
-//!    ago, or writes it.
+//! 3. `T(x)` is at most the value after the call, plus the time since it was written. So each call
+//!    knows that the value was written at most `RECENT` before it was decided on, or writes it.
 
 use std::{
     future::Future,
@@ -61,7 +60,7 @@ pub struct SharedClock {
     known: Mutex<Option<Known>>,
     inbox: OnceLock<Weak<dyn Inbox>>,
     #[cfg(test)]
-    pub(crate) broken: Option<Mutation>,
+    broken: Option<Mutation>,
 }
 
 /// The change of the clock that a call makes.
@@ -156,11 +155,10 @@ pub(crate) enum Told {
 
 /// A rule that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "a simulator switches it off"))]
 pub(crate) enum Mutation {
     /// An old value is raised as well, although another client may have replaced it.
     RaisesOld,
-    /// An old value is kept.
+    /// An old value is kept, so that the two times are far apart.
     KeepsOld,
     /// Each value is counted from the sending of the call that returned it.
     CountsFromSending,
@@ -222,6 +220,14 @@ impl SharedClock {
     /// Creates a clock whose value is not known yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn without(broken: Option<Mutation>) -> Self {
+        Self {
+            broken,
+            ..Self::default()
+        }
     }
 
     /// Informs `inbox` when the value was lost.
@@ -315,12 +321,14 @@ impl SharedClock {
             age <= RECENT || self.breaks(Mutation::KeepsOld)
         });
         let to = reached.max(value.saturating_add(1));
+        let is_recent = known.base.age(now) <= RECENT
+            && now.saturating_duration_since(known.latest_after) <= RECENT;
         match kept {
             Some(after) if reached.saturating_sub(value) < STEP.as_micros() as u64 => {
                 (Tick::Keep, after)
             }
-            // A larger value was written after this one.
-            _ if known.base.age(now) <= RECENT || self.breaks(Mutation::RaisesOld) => {
+            // If the value is not smaller, it was written after the known one was the latest.
+            _ if is_recent || self.breaks(Mutation::RaisesOld) => {
                 (Tick::Raise(to), known.latest_after)
             }
             _ => (Tick::Replace { known: value, to }, now),
