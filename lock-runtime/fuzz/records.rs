@@ -31,10 +31,8 @@ fn bodies() {
 fn messages() {
     bolero::check!().for_each(|input: &[u8]| {
         let clock = Clock::default();
-        clock.read(
-            Timestamp::from_micros(1_800_000_000_000_000),
-            Instant::now(),
-        );
+        let now = Timestamp::from_micros(1_800_000_000_000_000);
+        clock.read(now, now, Instant::now());
         let reading = clock.reading().unwrap();
         match within_bounds(input, || news::read(input, &reading)) {
             Some(StoreEvent::Granted { hold, grant, .. }) => {

@@ -32,6 +32,7 @@ mod records;
 mod schedule;
 mod search;
 mod server;
+mod shared_clock;
 mod shell;
 mod small;
 mod stories;
@@ -50,6 +51,8 @@ enum Broken {
     NothingDurable,
     /// A store of records makes no hand-off durable.
     UndoesHandOffs,
+    /// The lower bound of the time of a store of records is taken for its time.
+    KnowsTheTime,
     /// A rule of the scripts of Redis: this text is replaced by the other one.
     Script(&'static str, &'static str),
     /// The same on the servers of a majority.
@@ -71,7 +74,7 @@ impl Broken {
             Self::Client(_) => Stores::One,
             Self::Script(..) => Stores::Scripts,
             Self::ScriptOfMajority(..) => Stores::ScriptsOfMajority,
-            Self::NothingDurable | Self::UndoesHandOffs => Stores::Records,
+            Self::NothingDurable | Self::UndoesHandOffs | Self::KnowsTheTime => Stores::Records,
             _ => Stores::Majority,
         }
     }

@@ -2,7 +2,10 @@
 //! the rule prevents. It would find the same error in the code.
 
 use super::{
-    Broken::{Client, Majority, MarkerOnly, NoDrift, NothingDurable, UndoesHandOffs, UptimeOnly},
+    Broken::{
+        Client, KnowsTheTime, Majority, MarkerOnly, NoDrift, NothingDurable, UndoesHandOffs,
+        UptimeOnly,
+    },
     checker::Wrong,
     explore::found,
 };
@@ -29,6 +32,7 @@ found! {
     found_client_that_hands_off_a_reserved_lock: Client(Mutation::HandsOffReserved) => TooEarly,
     found_store_of_records_that_loses_its_latest_changes: NothingDurable => TwoHolders,
     found_store_of_records_that_loses_a_hand_off: UndoesHandOffs => TwoHolders,
+    found_store_of_records_that_takes_a_bound_for_the_time: KnowsTheTime => TwoHolders,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
     found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
     found_client_that_is_content_with_half_of_the_servers: Majority(Quorum::MajorityOffByOne) => TwoHolders,

@@ -9,7 +9,7 @@ use crate::{
     store::{
         KeyRequest, RevokeScope, StoreEvent, Token,
         records::sim::{
-            Body, Caused, Lock, Now, Origin, Record, Terms, Timestamp, Writes, evaluate,
+            Body, Caused, Lock, Now, Origin, Outcome, Record, Terms, Timestamp, Writes, evaluate,
         },
         table::{Step, Table, acquire_all},
     },
@@ -33,7 +33,7 @@ impl Stored {
         &mut self,
         message: &Message,
         caller: Option<Token>,
-        micros: u64,
+        now: Now,
         broken: Option<Broken>,
         step: &mut Step<'_>,
     ) -> quorum::Reply {
@@ -46,10 +46,7 @@ impl Stored {
             .collect();
         let is_abandon = matches!(message, Message::One(protocol::Request::Abandon(_)));
         let terms = Terms {
-            now: Now {
-                reached: Timestamp::from_micros(micros),
-                latest: Timestamp::from_micros(micros),
-            },
+            now,
             caller,
             is_guarded: false,
             writes: match message {
@@ -58,8 +55,8 @@ impl Stored {
                 _ => Writes::Changes,
             },
         };
-        let now = step.now;
-        let rule = |table: &mut Table, step: &mut Step<'_>| rule(message, now, table, step);
+        let at = step.now;
+        let rule = |table: &mut Table, step: &mut Step<'_>| rule(message, at, table, step);
         let evaluation = evaluate(&locks, &found, &terms, rule).expect("the format is known");
         if let Some(swap) = evaluation.swap {
             let hands_off = |it: &Caused| matches!(it.event, StoreEvent::Granted { .. });
@@ -80,9 +77,15 @@ impl Stored {
                 self.records.insert(name, (lock, change.record));
             }
         }
-        let events = evaluation.events.into_iter();
-        step.events.extend(events.map(|caused| caused.event));
-        evaluation.outcome
+        let late = match broken {
+            Some(Broken::KnowsTheTime) => Duration::ZERO,
+            _ => now.unsure,
+        };
+        for mut caused in evaluation.events {
+            read_late(&mut caused.event, late);
+            step.events.push(caused.event);
+        }
+        shortened(evaluation.outcome, late)
     }
 
     /// Returns to an earlier state.
@@ -105,6 +108,33 @@ impl Stored {
         }
         table
     }
+}
+
+/// Returns a time within bounds that are up to `doubt` away from the time of the clock.
+pub(super) fn now(micros: u64, doubt: Duration, dice: &mut Dice) -> Now {
+    let true_time = Timestamp::from_micros(micros);
+    let reached = true_time.earlier(dice.up_to(doubt));
+    let latest = true_time.later(dice.up_to(doubt));
+    Now {
+        reached,
+        latest,
+        unsure: latest.since(reached),
+    }
+}
+
+fn shortened(mut reply: quorum::Reply, by: Duration) -> quorum::Reply {
+    use quorum::Reply;
+    match &mut reply {
+        Reply::Acquire(reply) => reply.shorten(by),
+        Reply::AcquireAll(reply) => reply.shorten(by),
+        Reply::Poll(reply) => reply.shorten(by),
+        Reply::Renew(replies) => replies.iter_mut().flatten().for_each(|it| it.shorten(by)),
+        Reply::Release(reply) => reply.shorten(by),
+        Reply::Convert(reply) => reply.shorten(by),
+        Reply::Inspect(inspection) => inspection.shorten(by),
+        Reply::Raise(..) | Reply::Abandoned | Reply::NotAbandoned(..) | Reply::Revoke(_) => {}
+    }
+    reply
 }
 
 /// Handles an event that was sent this long ago.

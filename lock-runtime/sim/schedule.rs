@@ -60,6 +60,8 @@ pub(super) enum Action {
 pub(super) struct Schedule {
     /// Whether the single store is one of records.
     pub(super) of_records: bool,
+    /// How far from the time of its clock the two times of each reply are at most.
+    pub(super) doubt: Duration,
     /// Whether the servers are those of Redis.
     pub(super) of_scripts: bool,
     /// For each server, the speed of its clock in millionths and its lead in microseconds. One
@@ -113,6 +115,7 @@ impl Schedule {
         };
         Self {
             of_records: false,
+            doubt: Duration::ZERO,
             of_scripts: false,
             servers: vec![(0, 0)],
             clients: vec![(0, 0); processes.map_or(0, |last| last + 1)],
@@ -250,6 +253,7 @@ impl Schedule {
     pub(super) fn of_records(dice: &mut Dice) -> Self {
         let mut schedule = Self::of_one(dice);
         schedule.of_records = true;
+        schedule.doubt = Duration::from_millis(dice.one_of(&[0, 0, 20, 150]));
         for (_, action) in &mut schedule.actions {
             if matches!(action, Action::Flush(_)) {
                 *action = Action::Undo;

@@ -9,7 +9,7 @@ use super::{
     message::{Call, Conditions, Greeted, Reply, Request, alias},
     network::{Conn, Connection, Event, Network},
     process::{Message, Who},
-    records::Stored,
+    records::{self, Stored},
 };
 use lock_tests_lua::Keyspace;
 
@@ -282,7 +282,7 @@ impl Server {
             table,
             fences,
             marker,
-            records,
+            records: data,
         } = &mut self.data;
         let mut step = Step::new(now, fences, caller);
         let reply = match request {
@@ -303,8 +303,9 @@ impl Server {
             }
             Request::Direct(message) if net.schedule.of_records => {
                 excuse_next(net, message);
-                let reply = records.execute(message, caller, micros, net.broken, &mut step);
-                *table = records.table(net.start, self.epoch);
+                let now = records::now(micros, net.schedule.doubt, &mut net.dice);
+                let reply = data.execute(message, caller, now, net.broken, &mut step);
+                *table = data.table(net.start, self.epoch);
                 Reply::Direct(reply)
             }
             Request::Direct(message) => {

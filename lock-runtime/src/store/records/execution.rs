@@ -62,7 +62,7 @@ impl Shared {
         let reply = self.records.read(names).await;
         self.replied(&reply);
         let (reply, sent) = (reply?, asked.sent);
-        self.clock.read(reply.now, sent);
+        self.clock.read(reply.now, reply.latest, sent);
         for (name, record) in names.iter().zip(&reply.records) {
             self.cache.put(name, record.clone());
         }
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     fn swapped(&self, swap: &Swap, reply: &SwapReply, sent: Instant) {
-        self.clock.read(reply.now, sent);
+        self.clock.read(reply.now, reply.latest, sent);
         match &reply.outcome {
             Swapped::Done => {
                 for Change { name, record, .. } in &swap.changes {
@@ -313,9 +313,9 @@ impl Shared {
         reply: SwapReply,
         events: Vec<StoreEvent>,
     ) -> Option<T> {
-        let late = reply.now.since(pending.now);
+        let late = reply.latest.since(pending.now);
         self.revoked(&pending.revoked);
-        let outcome = attempt.was_swapped(pending, reply.now, reply.outcome)?;
+        let outcome = attempt.was_swapped(pending, reply.latest, reply.outcome)?;
         for mut event in events {
             match &mut event {
                 StoreEvent::Granted { grant, .. } => grant.shorten(late),
@@ -379,7 +379,7 @@ impl Shared {
                 if !caller.is_waiting() {
                     return None;
                 }
-                self.clock.read(reply.now, sent);
+                self.clock.read(reply.now, reply.latest, sent);
                 let is_contended = !attempt.has_found(&reply.records);
                 for name in &names {
                     self.cache.set_contended(name, is_contended);

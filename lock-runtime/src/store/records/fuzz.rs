@@ -213,7 +213,12 @@ fn now(random: &mut StdRng) -> Now {
     };
     let reached = Timestamp::from_micros(reached);
     let latest = reached.later(Duration::from_millis(random.random_range(0..100)));
-    Now { reached, latest }
+    let unsure = latest.since(reached);
+    Now {
+        reached,
+        latest,
+        unsure,
+    }
 }
 
 #[test]
@@ -276,7 +281,8 @@ fn no_message_makes_a_client_panic() {
     let mut read = 0;
     storm(|random| {
         let clock = Clock::default();
-        clock.read(now(random).reached, Instant::now());
+        let now = now(random);
+        clock.read(now.reached, now.latest, Instant::now());
         let reading: Reading = clock.reading().unwrap();
         let name = RecordName::new("a");
         let record = Record::new(Version::random(), body(random));

@@ -10,6 +10,7 @@ mod fuzz;
 mod name;
 mod news;
 mod probe;
+pub(crate) mod shared_clock;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub(crate) mod sim {
             body::{Body, Origin},
             clock::Now,
             evaluation::{Caused, Lock, Terms, Writes, evaluate},
+            outcome::Outcome,
         },
     };
 }
@@ -41,7 +43,11 @@ use futures_util::future::{BoxFuture, join_all};
 use super::{ClientId, KeyPart, Limits, Replied, Replies, StoreError, StoreErrorKind};
 use crate::{guard::fence::FencingToken, observe::health::Health};
 
-pub use self::{adapter::RecordStore, name::RecordName};
+pub use self::{
+    adapter::RecordStore,
+    name::RecordName,
+    shared_clock::{Run, SharedClock, Tick, Ticked},
+};
 
 /// A database of small records with versions, which all clients share. [`RecordStore`] makes it a
 /// [`Store`](super::Store) of locks. The guide has a [page](crate::guide::stores) about it.
@@ -374,16 +380,16 @@ impl Timestamp {
         self.0
     }
 
-    pub(super) fn later(self, by: Duration) -> Self {
+    pub(crate) fn later(self, by: Duration) -> Self {
         Self(self.0.saturating_add(by.as_micros() as u64))
     }
 
-    pub(super) fn earlier(self, by: Duration) -> Self {
+    pub(crate) fn earlier(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by.as_micros() as u64))
     }
 
     /// Returns the time since `earlier`, zero if that is later.
-    pub(super) fn since(self, earlier: Self) -> Duration {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
@@ -394,14 +400,27 @@ impl Timestamp {
 pub struct SwapReply {
     /// The time by the clock of the database, read while it executed the call.
     pub now: Timestamp,
+    /// A time that this clock had not passed, `now` if it is exact.
+    pub latest: Timestamp,
     /// The outcome.
     pub outcome: Swapped,
 }
 
 impl SwapReply {
-    /// Creates a reply.
+    /// Creates a reply with the exact time.
     pub fn new(now: Timestamp, outcome: Swapped) -> Self {
-        Self { now, outcome }
+        Self {
+            now,
+            latest: now,
+            outcome,
+        }
+    }
+
+    /// Sets a time that the clock had not passed. Without it, a database whose time is known less
+    /// precisely than its calls take grants a lock before it is free.
+    #[must_use]
+    pub fn latest(self, latest: Timestamp) -> Self {
+        Self { latest, ..self }
     }
 }
 
@@ -428,13 +447,25 @@ pub enum Swapped {
 pub struct ReadReply {
     /// The time by the clock of the database, read while it executed the call.
     pub now: Timestamp,
+    /// A time that this clock had not passed, `now` if it is exact.
+    pub latest: Timestamp,
     /// The records, in the order of the names. `None` for a name without a record.
     pub records: Vec<Option<Record>>,
 }
 
 impl ReadReply {
-    /// Creates a reply.
+    /// Creates a reply with the exact time.
     pub fn new(now: Timestamp, records: Vec<Option<Record>>) -> Self {
-        Self { now, records }
+        Self {
+            now,
+            latest: now,
+            records,
+        }
+    }
+
+    /// Sets a time that the clock had not passed. See [`SwapReply::latest`].
+    #[must_use]
+    pub fn latest(self, latest: Timestamp) -> Self {
+        Self { latest, ..self }
     }
 }

@@ -140,7 +140,7 @@ impl<T: Outcome> Attempt<T> {
             evaluation => evaluation?,
         };
         let Evaluation {
-            outcome,
+            mut outcome,
             swap,
             events,
             is_queued,
@@ -155,7 +155,10 @@ impl<T: Outcome> Attempt<T> {
                 now: now.reached,
                 outcome,
             })),
-            None if self.is_fresh => Next::Done(outcome, revoked),
+            None if self.is_fresh => {
+                outcome.shorten(now.unsure);
+                Next::Done(outcome, revoked)
+            }
             None => Next::Read,
         })
     }
@@ -169,17 +172,18 @@ impl<T: Outcome> Attempt<T> {
         (self.found, self.is_fresh) = (Some(records), true);
     }
 
-    /// Records the reply to a swap. Returns the outcome if it took effect.
+    /// Records the reply to a swap, with a time that the clock had not passed when it was executed.
+    /// Returns the outcome if it took effect.
     pub(crate) fn was_swapped(
         &mut self,
         pending: Pending<T>,
-        now: Timestamp,
+        latest: Timestamp,
         swapped: Swapped,
     ) -> Option<T> {
         match swapped {
             Swapped::Done => {
                 let mut outcome = pending.outcome;
-                outcome.shorten(now.since(pending.now));
+                outcome.shorten(latest.since(pending.now));
                 return Some(outcome);
             }
             Swapped::Conflict(mut present) => {

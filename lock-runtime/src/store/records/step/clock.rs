@@ -1,6 +1,6 @@
 //! The clock of the database, as far as its replies tell.
 
-use std::sync::Mutex;
+use std::{sync::Mutex, time::Duration};
 
 use super::super::Timestamp;
 use crate::shell::{sync::lock, time::Instant};
@@ -14,6 +14,8 @@ pub(crate) struct Now {
     /// A time that the clock has not passed, unless it was set forward. A reservation that begins
     /// then does not end early.
     pub(crate) latest: Timestamp,
+    /// The time by which the clock may have been ahead of the time in the latest reply.
+    pub(crate) unsure: Duration,
 }
 
 /// The time of the latest reply.
@@ -22,6 +24,7 @@ pub(crate) struct Reading {
     sent: Instant,
     received: Instant,
     now: Timestamp,
+    latest: Timestamp,
 }
 
 impl Reading {
@@ -31,7 +34,8 @@ impl Reading {
         let longest = at.saturating_duration_since(self.sent);
         Now {
             reached: self.now.later(at.saturating_duration_since(self.received)),
-            latest: self.now.later(longest + longest / 100),
+            latest: self.latest.later(longest + longest / 100),
+            unsure: self.latest.since(self.now),
         }
     }
 }
@@ -44,16 +48,17 @@ impl Clock {
         *lock(&self.0)
     }
 
-    /// Records the time in a reply to a call that was sent at `sent`, unless the reply to a later
-    /// call has arrived before.
-    pub(crate) fn read(&self, now: Timestamp, sent: Instant) {
+    /// Records the time in a reply to a call that was sent at `sent`, a lower and an upper bound,
+    /// unless the reply to a later call has arrived before.
+    pub(crate) fn read(&self, now: Timestamp, latest: Timestamp, sent: Instant) {
         let received = Instant::now();
-        let mut latest = lock(&self.0);
-        if latest.is_none_or(|latest| latest.sent <= sent) {
-            *latest = Some(Reading {
+        let mut reading = lock(&self.0);
+        if reading.is_none_or(|reading| reading.sent <= sent) {
+            *reading = Some(Reading {
                 sent,
                 received,
                 now,
+                latest: latest.max(now),
             });
         }
     }
@@ -61,8 +66,6 @@ impl Clock {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -72,12 +75,18 @@ mod tests {
         let clock = Clock::default();
         let sent = Instant::now();
         tokio::time::advance(millis(150)).await;
-        clock.read(micros(1000), sent);
+        clock.read(micros(1000), micros(1000), sent);
         // The reply to an earlier call is late.
-        clock.read(micros(900), sent - millis(1));
+        clock.read(micros(900), micros(900), sent - millis(1));
         let reading = clock.reading().unwrap();
         tokio::time::advance(millis(50)).await;
-        let Now { reached, latest } = reading.at(Instant::now());
-        assert_eq!((reached, latest), (micros(1050), micros(1202)));
+        let now = reading.at(Instant::now());
+        assert_eq!((now.reached, now.latest), (micros(1050), micros(1202)));
+        assert_eq!(now.unsure, Duration::ZERO);
+        // A clock that is known less precisely.
+        clock.read(micros(1000), micros(1100), Instant::now());
+        let now = clock.reading().unwrap().at(Instant::now());
+        assert_eq!((now.reached, now.latest), (micros(1000), micros(1100)));
+        assert_eq!(now.unsure, millis(100));
     }
 }

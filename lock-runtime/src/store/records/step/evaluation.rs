@@ -107,6 +107,7 @@ pub(crate) fn evaluate<T>(
     let Now {
         reached,
         latest: not_passed,
+        ..
     } = terms.now;
     let origin = Origin::before(reached, &bodies);
     let now = origin.instant(reached.micros());
