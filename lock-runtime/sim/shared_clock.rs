@@ -10,7 +10,7 @@ use super::{clock::Clock, dice::Dice, explore::from_environment};
 use crate::{
     shell::time::Instant,
     store::records::{
-        shared_clock::{Mutation, SharedClock, Tick, Told, Turn},
+        shared_clock::{Learned, Mutation, SharedClock, Tick, Turn},
         sim::Timestamp,
     },
 };
@@ -216,11 +216,13 @@ impl World {
         executed: Option<Executed>,
     ) -> Result<(), String> {
         let (clock, shared) = &self.clients[client];
-        let told = shared.ended(turn, value, is_taken, clock.at(self.now));
-        self.history
-            .push(format!("{:?} c{client}: {told:?}", self.now - self.start));
-        match (told, executed) {
-            (Told::Time { now, latest }, Some(executed)) => {
+        let learned = shared.ended(turn, value, is_taken, clock.at(self.now));
+        self.history.push(format!(
+            "{:?} c{client}: {learned:?}",
+            self.now - self.start
+        ));
+        match (learned, executed) {
+            (Learned::Time { now, latest }, Some(executed)) => {
                 if now > latest {
                     return Err(format!("{now:?} is after {latest:?}"));
                 }
@@ -235,11 +237,11 @@ impl World {
                 }
                 self.promised.push_back((executed.at, latest.micros()));
             }
-            (Told::Again, None) => {}
+            (Learned::Again, None) => {}
             other => return Err(format!("{:?} for executed: {}", other.0, other.1.is_some())),
         }
-        let pause = match told {
-            Told::Again => Duration::ZERO,
+        let pause = match learned {
+            Learned::Again => Duration::ZERO,
             _ => self.dice.up_to(self.pause),
         };
         self.later(pause, Event::Begin(client));
@@ -310,11 +312,11 @@ fn passed(clients: usize) -> Duration {
             let is_taken = is_executed && new.is_some();
             value = new.filter(|_| is_taken).or(value);
             now += way / 2;
-            let told = clocks[client].ended(turn, value, is_taken, now);
+            let learned = clocks[client].ended(turn, value, is_taken, now);
             for other in clocks.iter_mut().filter(|_| is_taken) {
                 other.heard_at(value.expect("it was taken"), now);
             }
-            if told != Told::Again {
+            if learned != Learned::Again {
                 break;
             }
         }

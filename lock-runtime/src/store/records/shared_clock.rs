@@ -1,27 +1,27 @@
 //! A clock for a database that shows its clients none: they advance it together.
 //!
-//! The clock is a value in the database, in microseconds. A client advances it by the time that has
-//! passed on its own monotonic clock since it learned the value; system clocks differ, and are not
-//! used. The value never runs ahead of real time, by the following rules.
+//! The clock is a value in the database, in microseconds. A client advances it by the time that
+//! has passed on its own monotonic clock since it learned the value; system clocks differ, and are
+//! not used. The value never runs ahead of real time, by the following rules.
 //!
 //! Let `v` be a value, written at `w` by a call that was decided on at `t`, and `L` the instant
-//! from which a client counts it: `v` is `v'` + `t` - `L'`, where `v'` is an earlier value. `L` is
-//! the arrival of the reply or message that showed `v`, or the instant at which a client sent its
-//! own `v`; so `L` is not before `t`. Let `T(x)` be the value at `x`, plus the time since it was
-//! written. `T` has the rate of real time, and only falls at a write. The claim, for a call that is
-//! executed at `x` and any value or time `r` on which a call executed at a later `y` relies:
-//! `r` is at most `T(x)` + (`y` - `x`) + [`LAG`]. So a lease that ends at `T(x)` + `LAG` + `ttl`
-//! is over for no client before `x` + `ttl`.
+//! from which a client counts it: the next value is `v` + `t'` - `L`. `L` is the arrival of the
+//! reply or message that showed `v`, or the instant at which a client sent its own `v`; so `L` is
+//! not before `t`. Let `T(x)` be the value at `x`, plus the time since it was written. `T` has the
+//! rate of real time, and only falls at a write. The claim, for a call that is executed at `x`, and
+//! any value or time `r` on which a call executed at a later `y` relies: `r` is at most
+//! `T(x)` + (`y` - `x`) + [`LAG`]. So a lease that ends at `T(x)` + `LAG` + `ttl` is over for no
+//! client before `x` + `ttl`.
 //!
 //! 1. A client relies on `v` + `t` - `L` with `t` - `L` at most [`RECENT`], or only if the value is
-//!    still `v` when the call is executed ([`Tick::Replace`]). If `v` was written by `x`, then `r`
-//!    is at most `v` + `RECENT`, and `v` at most `T(x)`; or `r` is at most the `T(y)` of a value that
-//!    has not changed since `x`.
+//!    still `v` when the call is executed ([`Tick::Replace`]). If `v` was written by `x`, then in
+//!    the first case `r` is at most `v` + `RECENT`, and `v` at most `T(x)`; in the second one `r`
+//!    is at most `T(y)`, of a value that has not changed since `x`.
 //! 2. If `v` was written after `x`, then by induction `v` is at most `T(x)` + (`t` - `x`) +
 //!    `RECENT`, or `T(x)` + `RECENT` if `t` is before `x`. Counted from an `L` that is not before
-//!    `t`, this holds for the next value. Only if `t` is before `x` and `x` before `w`, an `L` before
-//!    `w` adds up to `w` - `t`, once: a client counts from the sending of its own value only if the
-//!    reply came within `LAG` - `RECENT`.
+//!    `t`, this holds for the next value. Only if `t` is before `x` and `x` before `w`, an `L`
+//!    before `w` adds up to `w` - `t`, once: a client counts from the sending of its own value only
+//!    if the reply came within `LAG` - `RECENT`.
 //! 3. `T(x)` is at most the value after the call, plus the time since it was written. So each call
 //!    knows that the value was written at most `RECENT` before it was decided on, or writes it.
 
@@ -142,7 +142,7 @@ pub(crate) struct Turn {
 
 /// The times after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Learned {
     Time {
         now: Timestamp,
         latest: Timestamp,
@@ -264,9 +264,9 @@ impl SharedClock {
                 reply,
             } = call(turn.tick).await?;
             match self.ended(turn, value, is_taken, Instant::now()) {
-                Told::Time { now, latest } => return Ok(Run::Done { now, latest, reply }),
-                Told::Again => {}
-                Told::LostData => {
+                Learned::Time { now, latest } => return Ok(Run::Done { now, latest, reply }),
+                Learned::Again => {}
+                Learned::LostData => {
                     if let Some(inbox) = self.inbox.get().and_then(Weak::upgrade) {
                         inbox.connected(false);
                         inbox.connected(true);
@@ -341,7 +341,7 @@ impl SharedClock {
         value: Option<u64>,
         is_taken: bool,
         now: Instant,
-    ) -> Told {
+    ) -> Learned {
         let mut known = lock(&self.known);
         if let Some(old) = known.filter(|old| old.learned < turn.begun && value < old.value) {
             let micros = self.reached(&old, now);
@@ -353,11 +353,11 @@ impl SharedClock {
                 latest_after: turn.begun,
                 written_after: None,
             });
-            return Told::LostData;
+            return Learned::LostData;
         }
         // Nothing was executed, or it is gone again.
         let Some(value) = value else {
-            return Told::Again;
+            return Learned::Again;
         };
         match &mut *known {
             Some(known) if known.value > Some(value) => {}
@@ -383,7 +383,7 @@ impl SharedClock {
         }
         let is_executed = is_taken || matches!(turn.tick, Tick::Keep | Tick::Raise(_));
         let Some(known) = known.filter(|_| is_executed) else {
-            return Told::Again;
+            return Learned::Again;
         };
         let written_after = if is_taken {
             turn.begun
@@ -395,7 +395,7 @@ impl SharedClock {
             true => value,
             false => not_passed(value, written_after, now).max(now_reached),
         };
-        Told::Time {
+        Learned::Time {
             now: Timestamp::from_micros(now_reached),
             latest: Timestamp::from_micros(latest),
         }
