@@ -555,7 +555,9 @@ fn vote(
         }
         ServerRequest::Poll(hold) => Reply::Poll(table.poll(hold, step)),
         ServerRequest::Renew(renewals) => {
-            let renewed = renewals.iter().map(|it| Ok(table.renew(it, step.now)));
+            let renewed = renewals
+                .iter()
+                .map(|it| Ok(table.renew(it, step.now, step.begins)));
             Reply::Renew(renewed.collect())
         }
         ServerRequest::Release(release) | ServerRequest::HandOff(release, _) => {
@@ -590,7 +592,7 @@ pub(super) fn execute_one(
             Reply::Abandoned
         }
         Request::Convert(hold) => Reply::Convert(table.convert(hold, step)),
-        Request::Renew(renewal) => match table.renew(renewal, step.now) {
+        Request::Renew(renewal) => match table.renew(renewal, step.now, step.begins) {
             RenewReply::Renewed { .. } if mutation == Some(Mutation::RenewalShortens) => {
                 table.shorten(&renewal.hold, renewal.lease, step.now);
                 Reply::Renew(vec![Ok(RenewReply::Renewed { ttl: renewal.lease })])

@@ -122,9 +122,7 @@ impl World {
             if let Some(wrong) = self.net.wrong.take().filter(|_| !has_lost) {
                 self.checker.report(Wrong::Refusal, || wrong);
             }
-            // By less, where the store knows the time less exactly.
-            let is_exact = self.net.schedule.doubt.is_zero();
-            if let Some(unextended) = self.net.unextended.take().filter(|_| is_exact) {
+            if let Some(unextended) = self.net.unextended.take() {
                 self.checker.report(Wrong::Unextended, || unextended);
             }
             if take(&mut self.net.look) || self.net.is_single {

@@ -141,8 +141,10 @@ impl Store for MemoryStore {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
-        let renew =
-            |renewal: &Renewal| self.shard(&renewal.hold.key).renew(renewal, Instant::now());
+        let renew = |renewal: &Renewal| {
+            let now = Instant::now();
+            self.shard(&renewal.hold.key).renew(renewal, now, now)
+        };
         Box::pin(async move { renewals.iter().map(renew).map(Ok).collect() })
     }
 

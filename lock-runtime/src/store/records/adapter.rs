@@ -388,7 +388,7 @@ impl Store for RecordStore {
 
     fn renew<'a>(&'a self, renewals: &'a [Renewal]) -> Replies<'a, RenewReply> {
         let renew = |renewal: &Renewal, table: &mut Table, step: &mut Step<'_>| {
-            table.renew(renewal, step.now)
+            table.renew(renewal, step.now, step.begins)
         };
         let manner = (true, InOutage::Try);
         Box::pin(

@@ -313,7 +313,7 @@ impl Shared {
         reply: SwapReply,
         events: Vec<StoreEvent>,
     ) -> Option<T> {
-        let late = reply.latest.since(pending.now);
+        let late = pending.late(reply.latest);
         self.revoked(&pending.revoked);
         let outcome = attempt.was_swapped(pending, reply.latest, reply.outcome)?;
         for mut event in events {

@@ -182,6 +182,7 @@ fn operate(
             table.renew(
                 &renewal.at_most(random.random::<bool>().then_some(lease)),
                 step.now,
+                step.begins,
             );
         }
         5 => {

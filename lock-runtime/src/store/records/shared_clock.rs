@@ -38,11 +38,11 @@ use crate::{
 };
 
 /// The age up to which a value is used although another client may have replaced it.
-const RECENT: Duration = Duration::from_millis(100);
+const RECENT: Duration = Duration::from_millis(200);
 /// The longest time by which one client can be ahead of the time that another one relies on.
-const LAG: Duration = Duration::from_millis(150);
+const LAG: Duration = Duration::from_millis(250);
 /// The value is not raised by less.
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(50);
 
 /// A clock that the clients of a database advance together, for a database that shows them no
 /// clock of its own.
@@ -52,7 +52,7 @@ const STEP: Duration = Duration::from_millis(20);
 /// values ([`heard`](Self::heard)) keep the clock from running slow while several clients make
 /// calls.
 ///
-/// The clock loses about one part in a hundred for each millisecond that a call takes, and stands
+/// The clock loses about one part in two hundred for each millisecond that a call takes, and stands
 /// while no client makes a call. It never runs faster than the clocks of the clients, and the times
 /// of their systems do not matter.
 #[derive(Debug, Default)]
@@ -254,7 +254,13 @@ impl SharedClock {
     {
         loop {
             let turn = self.turn(Instant::now());
-            if let (true, Some(latest)) = (turn.reached < not_before.micros(), turn.latest) {
+            if turn.reached < not_before.micros() {
+                let Some(latest) = turn.latest else {
+                    // After a loss of data; the next read learns the time.
+                    let message = "the clock of the locks is not known yet";
+                    let error = StoreError::new(StoreErrorKind::Unavailable, message);
+                    return Err(error.with_unsent(true));
+                };
                 let [now, latest] = [turn.reached, latest].map(Timestamp::from_micros);
                 return Ok(Run::Early { now, latest });
             }

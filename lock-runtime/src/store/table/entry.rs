@@ -158,11 +158,12 @@ impl Entry {
         let slot = Slot {
             token: request.token,
             kept: false,
-            expires: step.now + request.lease,
+            expires: step.begins + request.lease,
             fence: fence.later(reserved),
         };
+        let ttl = slot.expires - step.now;
         self.slots.push(slot);
-        Grant::new(fence, request.lease).reserved(reserved)
+        Grant::new(fence, ttl).reserved(reserved)
     }
 
     /// Drops expired slots and queue entries, and hands the lock off to the next waiters (rule 15).

@@ -104,8 +104,11 @@ impl Fences {
 
 /// One step: its time, and the events that it causes.
 pub(crate) struct Step<'a> {
-    /// The time, by which leases begin and end.
+    /// The time, by which leases end.
     pub(crate) now: Instant,
+    /// The same or a later time, at which leases begin. It is later if the clock of the step is
+    /// known less precisely, and the remaining leases in its reply are shortened for that.
+    pub(crate) begins: Instant,
     /// The same or a later time, at which reservations and the silence of waiters begin, as they
     /// must not end early. It is later if the clock of the step is known within bounds.
     pub(in crate::store) latest: Instant,
@@ -137,6 +140,7 @@ impl<'a> Step<'a> {
         let is_exhausted = fences.is_exhausted(now);
         Self {
             now,
+            begins: now,
             latest: now,
             fences,
             proposal: None,
@@ -347,12 +351,15 @@ impl Table {
         entry.slot(hold.mode, hold.token)
     }
 
-    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant) -> RenewReply {
+    /// Renews a hold, or only queries it if the lease is zero.
+    pub(crate) fn renew(&mut self, renewal: &Renewal, now: Instant, begins: Instant) -> RenewReply {
         let held = self.held(&renewal.hold, now);
         held.map_or(RenewReply::Gone, |slot| {
-            slot.expires = slot.expires.max(now + renewal.lease);
+            if !renewal.lease.is_zero() {
+                slot.expires = slot.expires.max(begins + renewal.lease);
+            }
             if let Some(at_most) = renewal.at_most {
-                slot.expires = slot.expires.min(now + at_most);
+                slot.expires = slot.expires.min(begins + at_most);
             }
             RenewReply::Renewed {
                 ttl: slot.expires - now,

@@ -54,7 +54,17 @@ pub(crate) struct Pending<T> {
     pub(crate) revoked: Vec<Token>,
     /// The time at which leases were judged, which the clock of the database had reached.
     pub(crate) now: Timestamp,
+    /// The time by which new leases begin later.
+    unsure: Duration,
     outcome: T,
+}
+
+impl<T> Pending<T> {
+    /// Returns the time by which the remaining leases of the step are shorter after its execution,
+    /// which the clock had not passed at `latest`.
+    pub(crate) fn late(&self, latest: Timestamp) -> Duration {
+        latest.since(self.now).max(self.unsure)
+    }
 }
 
 impl<T: Outcome> Attempt<T> {
@@ -153,6 +163,7 @@ impl<T: Outcome> Attempt<T> {
                 events,
                 revoked,
                 now: now.reached,
+                unsure: now.unsure,
                 outcome,
             })),
             None if self.is_fresh => {
@@ -182,8 +193,9 @@ impl<T: Outcome> Attempt<T> {
     ) -> Option<T> {
         match swapped {
             Swapped::Done => {
+                let late = pending.late(latest);
                 let mut outcome = pending.outcome;
-                outcome.shorten(latest.since(pending.now));
+                outcome.shorten(late);
                 return Some(outcome);
             }
             Swapped::Conflict(mut present) => {

@@ -125,6 +125,7 @@ pub(crate) fn evaluate<T>(
         }
     }
     let mut step = Step::new(now, &fences, terms.caller);
+    step.begins = now + terms.now.unsure;
     step.latest = origin.instant(not_passed.micros());
     step.grants_nothing |= terms.is_guarded;
     let outcome = rule(&mut table, &mut step);
