@@ -228,7 +228,7 @@ impl World {
                 }
                 let call = self.now - executed.sent;
                 // By a clock that is fast, and with the allowance for it.
-                let longest = Duration::from_millis(200 + 250 + 10) + call + call / 40;
+                let longest = Duration::from_millis(1000 + 250 + 20) + call + call / 40;
                 let apart = latest.since(Timestamp::from_micros(value.unwrap_or(0)));
                 if apart > longest {
                     return Err(format!(

@@ -23,7 +23,7 @@
 //!    before `w` adds up to `w` - `t`, once: a client counts from the sending of its own value only
 //!    if the reply came within `LAG` - `RECENT`.
 //! 3. `T(x)` is at most the value after the call, plus the time since it was written. So each call
-//!    knows that the value was written at most `RECENT` before it was decided on, or writes it.
+//!    knows an instant after which the value was written, or writes it.
 
 use std::{
     future::Future,
@@ -41,6 +41,10 @@ use crate::{
 const RECENT: Duration = Duration::from_millis(200);
 /// The longest time by which one client can be ahead of the time that another one relies on.
 const LAG: Duration = Duration::from_millis(250);
+/// The time without an answer of the database after which a client writes only over the value that
+/// it knows: if others have raised it, their value may be as old. Longer than calls take, as one of
+/// several such calls succeeds.
+const HEARD_ONLY: Duration = Duration::from_secs(1);
 /// The value is not raised by less.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -328,7 +332,7 @@ impl SharedClock {
         });
         let to = reached.max(value.saturating_add(1));
         let is_recent = known.base.age(now) <= RECENT
-            && now.saturating_duration_since(known.latest_after) <= RECENT;
+            && now.saturating_duration_since(known.latest_after) <= HEARD_ONLY;
         match kept {
             Some(after) if reached.saturating_sub(value) < STEP.as_micros() as u64 => {
                 (Tick::Keep, after)
