@@ -114,8 +114,8 @@ pub(super) struct Network {
     pub(super) named: Vec<(usize, Token, FencingToken)>,
     /// The hand-offs that each server has executed, by holder, heir and number.
     pub(super) handed: Vec<(usize, Token, Token, FencingToken)>,
-    /// The heirs of those that a server has executed twice. The second message cannot be told from
-    /// the first one, so the vote is left to its lease (rule 34).
+    /// The heirs of those that a server has executed twice. The second message is like the first
+    /// one, so the vote is left to its lease (rule 34).
     pub(super) copied: Vec<(usize, Token)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,

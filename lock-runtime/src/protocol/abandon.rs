@@ -338,7 +338,8 @@ impl Session {
             Latest::Confirmed => {}
             Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
         }
-        if is_unheld && !is_reserved {
+        // A repeated one finds nothing any more.
+        if is_unheld && !is_reserved && !is_repeated {
             self.abandon_unheld(hold.clone(), until.saturating_duration_since(cx.now), cx);
         }
         self.freed(hold.mode.kind(), &hold.key, cx);

@@ -7,11 +7,10 @@
 //! Let `v` be a value, written at `w` by a call that was decided on at `t`, and `L` the instant
 //! from which a client counts it: the next value is `v` + `t'` - `L`. `L` is the arrival of the
 //! reply or message that showed `v`, or the instant at which a client sent its own `v`; so `L` is
-//! not before `t`. Let `T(x)` be the value at `x`, plus the time since it was written. `T` has the
-//! rate of real time, and only falls at a write. The claim, for a call that is executed at `x`, and
-//! any value or time `r` on which a call executed at a later `y` relies: `r` is at most
-//! `T(x)` + (`y` - `x`) + [`LAG`]. So a lease that ends at `T(x)` + `LAG` + `ttl` is over for no
-//! client before `x` + `ttl`.
+//! not before `t`. Let `T(x)` be the value at `x`, plus the time since it was written. The claim,
+//! for a call that is executed at `x`, and any value or time `r` on which a call executed at a
+//! later `y` relies: `r` is at most `T(x)` + (`y` - `x`) + [`LAG`]. So a lease that ends at
+//! `T(x)` + `LAG` + `ttl` is over for no client before `x` + `ttl`.
 //!
 //! 1. A client relies on `v` + `t` - `L` with `t` - `L` at most [`RECENT`], or only if the value is
 //!    still `v` when the call is executed ([`Tick::Replace`]). If `v` was written by `x`, then in
@@ -365,9 +364,14 @@ impl SharedClock {
             });
             return Learned::LostData;
         }
-        // Nothing was executed, or it is gone again.
+        let is_required = matches!(turn.tick, Tick::Start(_) | Tick::Replace { .. });
         let Some(value) = value else {
-            return Learned::Again;
+            // Another call may have noticed it before.
+            return if is_required {
+                Learned::Again
+            } else {
+                Learned::LostData
+            };
         };
         match &mut *known {
             Some(known) if known.value > Some(value) => {}
@@ -391,7 +395,7 @@ impl SharedClock {
                 });
             }
         }
-        let is_executed = is_taken || matches!(turn.tick, Tick::Keep | Tick::Raise(_));
+        let is_executed = is_taken || !is_required;
         let Some(known) = known.filter(|_| is_executed) else {
             return Learned::Again;
         };
