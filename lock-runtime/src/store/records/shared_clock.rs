@@ -239,8 +239,9 @@ impl SharedClock {
         let _ = self.inbox.set(inbox);
     }
 
-    /// Runs a call with a tick, once more if the tick was refused, unless the clock has not reached
-    /// `not_before`.
+    /// Runs a call with a tick, and again while the tick is refused, unless the clock has not
+    /// reached `not_before`. Nothing may send the call a second time: a tick that was taken would
+    /// seem to be refused.
     ///
     /// # Errors
     /// Those of the call. `Unavailable` if the database has lost the clock.
