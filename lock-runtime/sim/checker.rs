@@ -140,9 +140,17 @@ impl Checker {
     fn left(&mut self, net: &mut Network, clients: &[Client], servers: &[Server]) {
         for (number, hold) in take(&mut net.left) {
             let server = &servers[number];
-            // A server of a majority may have passed its vote on to a name that is being given up.
-            let mut clients = clients.iter();
-            if !net.is_single && clients.any(|client| client.owns(net, number, hold.token)) {
+            // A server of a majority may have passed its vote on to a name that is being given up,
+            // which its client then releases again.
+            let client = net
+                .origin(hold.token)
+                .map(|it| (it.who, &clients[it.who.process]));
+            let is_owned = |(who, client): (Who, &Client)| {
+                client.who == who && client.owns(net, number, hold.token)
+            };
+            if !net.is_single && client.is_some_and(is_owned) {
+                net.left.push((number, hold));
+                net.look = true;
                 continue;
             }
             let kept = server

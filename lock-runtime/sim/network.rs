@@ -114,8 +114,8 @@ pub(super) struct Network {
     pub(super) named: Vec<(usize, Token, FencingToken)>,
     /// The hand-offs that each server has executed, by holder, heir and number.
     pub(super) handed: Vec<(usize, Token, Token, FencingToken)>,
-    /// The heirs of those that a server has executed twice. The second message is like the first
-    /// one, so the vote is left to its lease (rule 34).
+    /// The heirs that a server no longer knew when it executed the same message again. It is like
+    /// the first one, so the vote is left to its lease (rule 34).
     pub(super) copied: Vec<(usize, Token)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
@@ -131,7 +131,8 @@ pub(super) struct Network {
     pub(super) paused_until: Option<Instant>,
     /// When the leases end that were requested for each token, counted from the sending.
     requested: BTreeMap<Token, Instant>,
-    /// The holds that clients have left to their leases in this event, each with its server.
+    /// The holds that clients have left to their leases, each with its server, until the checker has
+    /// looked at them.
     pub(super) left: Vec<(usize, Hold)>,
     /// The locks that clients have lost in this event although they renew them, each with the time
     /// of its grant.

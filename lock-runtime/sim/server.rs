@@ -261,9 +261,10 @@ impl Server {
         if let Request::Call(ServerRequest::HandOff(release, hand_off), _) = request {
             let (holder, heir) = (release.hold.token, hand_off.heir.request.token);
             let made = (self.number, holder, heir, hand_off.proposal);
-            match net.handed.contains(&made) {
-                true => net.copied.push((self.number, heir)),
-                false => net.handed.push(made),
+            if !net.handed.contains(&made) {
+                net.handed.push(made);
+            } else if !self.tokens(net).any(|token| token == heir) {
+                net.copied.push((self.number, heir));
             }
         }
         if self.redis.is_some() && !matches!(request, Request::Greet) {
