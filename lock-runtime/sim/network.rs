@@ -131,8 +131,8 @@ pub(super) struct Network {
     pub(super) paused_until: Option<Instant>,
     /// When the leases end that were requested for each token, counted from the sending.
     requested: BTreeMap<Token, Instant>,
-    /// The holds that clients have left to their leases, each with its server, until the checker has
-    /// looked at them.
+    /// The holds that clients have left to their leases, each with its server. The checker looks at
+    /// them and takes them away.
     pub(super) left: Vec<(usize, Hold)>,
     /// The locks that clients have lost in this event although they renew them, each with the time
     /// of its grant.
