@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests of the workspace, documentation included, against real servers. Where they are missing, it installs
 # redis-server and unpacks Prometheus below the target directory. `--browser` also runs the tests of the pages for operators
-# in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL, and installs it. More arguments go to cargo, and
-# select the tests:
+# in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL and etcd, and installs them. More arguments go to
+# cargo, and select the tests:
 # tests/run.sh -p lock-tests --test operators fixture
 # `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
 # installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
@@ -61,10 +61,9 @@ install_browser() {
     command -v chromedriver >/dev/null || fail 'apt-get has installed chromium-driver, but chromedriver is not in the PATH'
 }
 
-# Without the cluster and the service that the packages would create and start.
-install_postgresql() {
-    on_debian postgresql postgresql-server
-    as_root postgresql env DEBIAN_FRONTEND=noninteractive sh -ec '
+# without_services PACKAGE...: installs them without the cluster and the services that they would create and start.
+without_services() {
+    as_root "$1" env DEBIAN_FRONTEND=noninteractive sh -ec '
         mkdir -p /etc/postgresql-common/createcluster.d
         no_cluster=/etc/postgresql-common/createcluster.d/lock-tests.conf
         policy=/usr/sbin/policy-rc.d
@@ -72,8 +71,23 @@ install_postgresql() {
         trap "rm -f $no_cluster $policy" EXIT
         echo "create_main_cluster = false" >$no_cluster
         [ -z "$policy" ] || { printf "#!/bin/sh\nexit 101\n" >$policy && chmod +x $policy; }
-        apt-get install -y -q --no-install-recommends postgresql pgbouncer'
+        apt-get install -y -q --no-install-recommends "$@"' without_services "$@"
+}
+
+install_postgresql() {
+    on_debian postgresql postgresql-server
+    without_services postgresql pgbouncer
     has_postgresql || fail 'apt-get has installed postgresql and pgbouncer, but they are not there'
+}
+
+install_etcd() {
+    on_debian etcd-server etcd
+    without_services etcd-server etcd-client
+    has_etcd || fail 'apt-get has installed etcd-server and etcd-client, but they are not in the PATH'
+}
+
+has_etcd() {
+    command -v etcd >/dev/null && command -v etcdctl >/dev/null
 }
 
 # In the places where the tests look for them.
@@ -152,6 +166,7 @@ while :; do
     --stores)
         with_stores=1
         has_postgresql || install_postgresql
+        has_etcd || install_etcd
         ;;
     --judge)
         with_judges=1
@@ -174,7 +189,7 @@ fi
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
-    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip stores:: --skip outage::database::
+    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip etcd --skip stores:: --skip outage::database::
 fi
 # Most tests wait most of the time, also with one thread for each core.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}

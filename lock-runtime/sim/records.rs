@@ -9,7 +9,8 @@ use crate::{
     store::{
         KeyRequest, RevokeScope, StoreEvent, Token,
         records::sim::{
-            Body, Caused, Lock, Now, Origin, Outcome, Record, Terms, Timestamp, Writes, evaluate,
+            Body, Caused, Lock, Now, Origin, Outcome, Passed, Record, Terms, Timestamp, Writes,
+            evaluate,
         },
         table::{Step, Table, acquire_all},
     },
@@ -77,15 +78,21 @@ impl Stored {
                 self.records.insert(name, (lock, change.record));
             }
         }
-        let late = match broken {
+        let at_most = match broken {
             Some(Broken::KnowsTheTime) => Duration::ZERO,
             _ => now.unsure,
         };
+        let passed = Passed {
+            at_least: Duration::ZERO,
+            at_most,
+        };
         for mut caused in evaluation.events {
-            read_late(&mut caused.event, late);
+            if let StoreEvent::Granted { grant, .. } = &mut caused.event {
+                grant.shorten(passed);
+            }
             step.events.push(caused.event);
         }
-        shortened(evaluation.outcome, late)
+        shortened(evaluation.outcome, passed)
     }
 
     /// Returns to an earlier state.
@@ -122,7 +129,7 @@ pub(super) fn now(micros: u64, doubt: Duration, dice: &mut Dice) -> Now {
     }
 }
 
-fn shortened(mut reply: quorum::Reply, by: Duration) -> quorum::Reply {
+fn shortened(mut reply: quorum::Reply, by: Passed) -> quorum::Reply {
     use quorum::Reply;
     match &mut reply {
         Reply::Acquire(reply) => reply.shorten(by),

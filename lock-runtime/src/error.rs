@@ -112,6 +112,8 @@ pub enum LockErrorKind {
     WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
+    /// The database has no room left. The message names the remedy.
+    Full,
     /// The keys of the namespace have a format that another version of this library writes. Choose
     /// another namespace, or use versions of one format for all its clients.
     IncompatibleFormat,
@@ -296,6 +298,7 @@ impl LockErrorKind {
             Self::WrongServer => ("wrong_server", ErrorClass::Internal),
             // A server is read-only while it fails over.
             Self::ReadOnly => ("read_only", ErrorClass::Unavailable),
+            Self::Full => ("full", ErrorClass::Unavailable),
             Self::IncompatibleFormat => ("incompatible_format", ErrorClass::Internal),
         }
     }
@@ -310,6 +313,7 @@ impl From<StoreErrorKind> for LockErrorKind {
             StoreErrorKind::Forbidden => Self::Forbidden,
             StoreErrorKind::WrongServer => Self::WrongServer,
             StoreErrorKind::ReadOnly => Self::ReadOnly,
+            StoreErrorKind::Full => Self::Full,
             StoreErrorKind::ForeignKey => Self::ForeignKey,
             StoreErrorKind::Unsupported => Self::InvalidSpec,
             StoreErrorKind::InvalidUrl => Self::InvalidUrl,

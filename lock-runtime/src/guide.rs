@@ -10,6 +10,7 @@
 //! | [`fencing`] | How to make it safe: fencing tokens in PostgreSQL, other databases and Redis |
 //! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
 //! | [`postgres`] | PostgreSQL as the store: schema, rights, poolers, standbys |
+//! | [`etcd`] | etcd as the store: rights, time, what operators should know |
 //! | [`stores`] | Locks in a database of your own |
 //! | [`majority`] | Several independent servers and a majority vote (Redlock) |
 //! | [`observing`] | Names, metrics and spans; Prometheus and OpenTelemetry |
@@ -20,6 +21,11 @@
 //! The page for operators, with who holds which lock and who waits, is `lock_tower::inspector`.
 //! Recipes for axum and tonic (keys from a body, a cookie or a user, and graceful shutdown) are on
 //! the page `lock_tower::recipes`.
+
+#[cfg(feature = "etcd")]
+pub mod etcd {
+    #![doc = include_str!("../guide/etcd.md")]
+}
 
 pub mod fencing {
     #![doc = include_str!("../guide/fencing.md")]
@@ -105,7 +111,8 @@ pub mod stores {
 
     #[cfg(doc)]
     use crate::store::records::{
-        Change, Inbox, Message, RecordName, RecordStore, Records, Swap, Swapped, Timestamp,
+        Change, Inbox, Message, RecordName, RecordStore, Records, SharedClock, Swap, SwapReply,
+        Swapped, Tick, Timestamp,
     };
 }
 

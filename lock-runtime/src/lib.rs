@@ -35,6 +35,8 @@
 //! | `records` | | locks in a database of your own: [`store::records`] |
 //! | `postgres` | | the PostgreSQL store: `postgres://`; [`fencing`] tokens in your transactions |
 //! | `postgres-rustls` | | TLS for `postgres://` |
+//! | `etcd` | | the etcd store: `etcd://` |
+//! | `etcd-rustls` | | `etcds://` |
 //! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor, [`web::readiness`] |
 //! | `tonic` | | `LockError` as a `tonic::Status` |
@@ -75,7 +77,7 @@ mod sim;
 pub use shell::rt::FromLockError;
 // Compiler errors name these traits by their shortest path.
 pub use client::ambient::AlreadyInstalled;
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub use client::credentials::Credentials;
 pub use client::{EnvVariable, LockClient, LockClientBuilder};
 pub use error::{LockError, LockErrorKind, Loss};
@@ -97,6 +99,8 @@ pub use request::spec::{LockKind, LockSpec, Mode, OnLost};
 pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
+#[cfg(feature = "etcd")]
+pub use store::etcd::EtcdOptions;
 #[cfg(feature = "postgres")]
 pub use store::postgres::PostgresOptions;
 #[cfg(feature = "redis")]

@@ -236,7 +236,7 @@ fn was_not_sent(error: &LockError) -> bool {
 fn is_out_of_reach(error: &LockError) -> bool {
     matches!(
         error.kind(),
-        LockErrorKind::Unavailable | LockErrorKind::ReadOnly
+        LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::Full
     )
 }
 

@@ -147,7 +147,7 @@
 //! |---|---|---|
 //! | `Contended`, `WaitTimeout`, `Blocked` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
-//! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
+//! | `Unavailable`, `ReadOnly`, `Full`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
 //! | a part of the request that the key needs is missing or invalid | 400 | `INVALID_ARGUMENT` |
 //! | any other | 500 | `INTERNAL` |

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`redis_server`] | a real `redis-server` for one test, or for all tests of the process |
 //! | [`postgres`] | a real PostgreSQL server for one test, or a database on one for all tests |
+//! | [`etcd`] | a real etcd cluster for one test, or one member for all tests |
 //! | [`sentinel`] | a primary with two replicas, monitored by three Sentinels |
 //! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
@@ -29,6 +30,7 @@
 pub mod access;
 pub mod cluster;
 pub mod errors;
+pub mod etcd;
 pub mod faulty_store;
 pub mod fenced;
 pub mod lateness;
@@ -53,6 +55,7 @@ mod supervised;
 
 pub use cluster::{RedisCluster, shared_cluster};
 pub use errors::chain;
+pub use etcd::{EtcdCluster, shared_etcd};
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
 pub use lateness::{Delays, Lateness};

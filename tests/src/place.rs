@@ -1,4 +1,5 @@
-//! Places for a test's locks: in this process, on a Redis server or cluster, or in PostgreSQL.
+//! Places for a test's locks: in this process, on a Redis server or cluster, in PostgreSQL, or in
+//! etcd.
 //! `on_every_store!` runs one test body on all of them.
 
 use std::{
@@ -14,13 +15,16 @@ use lock_runtime::{
     LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, LockSpec,
     store::{
         MemoryStore, QuorumMember, QuorumStore, Store,
+        etcd::{EtcdOptions, EtcdRecords},
         postgres::{PostgresOptions, PostgresRecords},
         redis::RedisStore,
     },
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{RedisCluster, RedisServer, shared_cluster, shared_postgres, shared_server, unique};
+use crate::{
+    RedisCluster, RedisServer, shared_cluster, shared_etcd, shared_postgres, shared_server, unique,
+};
 
 /// Longer than any operation that does not hang.
 pub const LONG: Duration = Duration::from_secs(30);
@@ -83,6 +87,9 @@ macro_rules! on_every_store {
         mod on_postgres {
             $crate::on_every_store!(@ tokio::test, $crate::place::Place::postgres().await, $($name)* $($($counted)+)?);
         }
+        mod on_etcd {
+            $crate::on_every_store!(@ tokio::test, $crate::place::Place::etcd().await, $($name)* $($($counted)+)?);
+        }
         mod on_a_cluster {
             $crate::on_every_store!(@ tokio::test, $crate::place::Place::cluster().await, $($name)* $($($counted)+)?);
         }
@@ -117,6 +124,13 @@ pub enum Place {
         /// The namespace.
         namespace: String,
     },
+    /// A namespace of etcd.
+    Etcd {
+        /// Its URL.
+        url: String,
+        /// The namespace.
+        namespace: String,
+    },
 }
 
 impl Place {
@@ -139,6 +153,14 @@ impl Place {
     pub async fn postgres() -> Self {
         Self::Postgres {
             url: shared_postgres().await.url(),
+            namespace: unique("ns"),
+        }
+    }
+
+    /// A separate namespace on the shared member of etcd.
+    pub async fn etcd() -> Self {
+        Self::Etcd {
+            url: shared_etcd().await.url(),
             namespace: unique("ns"),
         }
     }
@@ -168,7 +190,9 @@ impl Place {
                 let client = builder.build_with_store(self.store().await);
                 client.expect("a client with settings that the store honours")
             }
-            Self::Redis { url, namespace } | Self::Postgres { url, namespace } => builder
+            Self::Redis { url, namespace }
+            | Self::Postgres { url, namespace }
+            | Self::Etcd { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)
                 .await
@@ -199,6 +223,10 @@ impl Place {
                 let records = PostgresRecords::connect(url, namespace, options).await;
                 Arc::new(records.expect("a server that runs").into_store())
             }
+            Self::Etcd { url, namespace } => {
+                let records = EtcdRecords::connect(url, namespace, EtcdOptions::new()).await;
+                Arc::new(records.expect("a server that runs").into_store())
+            }
         }
     }
 
@@ -207,11 +235,21 @@ impl Place {
         !matches!(self, Self::Majority(_))
     }
 
+    /// The time by which a lease may be over late, as the store does not know the time better.
+    pub fn unsure(&self) -> Duration {
+        match self {
+            Self::Etcd { .. } => Duration::from_millis(300),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// The namespace; empty in memory.
     pub fn namespace(&self) -> &str {
         match self {
             Self::Memory(_) | Self::Majority(_) => "",
-            Self::Redis { namespace, .. } | Self::Postgres { namespace, .. } => namespace,
+            Self::Redis { namespace, .. }
+            | Self::Postgres { namespace, .. }
+            | Self::Etcd { namespace, .. } => namespace,
         }
     }
 }

@@ -10,10 +10,7 @@ use lock_runtime::{
     },
 };
 
-use super::subject::{Subject, beside, in_time, promise, skipped, unique};
-
-/// The precision to which a store may know the time. It may keep a lock for longer by as much.
-const IMPRECISE: Duration = Duration::from_millis(500);
+use super::subject::{IMPRECISE, Subject, beside, in_time, promise, skipped, unique};
 
 /// Checks that an inspection shows the holders and the waiters of a lock with their modes, leases
 /// and clients, and nothing else.

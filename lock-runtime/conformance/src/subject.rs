@@ -20,6 +20,8 @@ use lock_runtime::{
 
 /// Longer than any operation that does not hang, also on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
+/// The precision to which a store may know the time. It may keep a lock for longer by as much.
+pub(crate) const IMPRECISE: Duration = Duration::from_millis(500);
 /// The pause between two checks of a condition that is not an event.
 const LOOK: Duration = Duration::from_millis(10);
 

@@ -77,7 +77,7 @@ impl From<LockError> for Failure {
         let status = match error.kind() {
             Kind::Contended | Kind::WaitTimeout | Kind::Overloaded | Kind::Blocked => status::BUSY,
             Kind::Lost(_) => status::LOST,
-            Kind::Unavailable | Kind::ReadOnly => status::UNAVAILABLE,
+            Kind::Unavailable | Kind::ReadOnly | Kind::Full => status::UNAVAILABLE,
             Kind::InvalidKey | Kind::InvalidSpec => status::USAGE,
             Kind::InvalidUrl
             | Kind::Unauthenticated

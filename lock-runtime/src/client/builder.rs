@@ -4,8 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     LockClient,
-    scheme::{is_in_memory, is_postgres},
+    scheme::{is_etcd, is_in_memory, is_postgres},
 };
+#[cfg(feature = "etcd")]
+use crate::store::etcd::{EtcdOptions, EtcdRecords};
 #[cfg(feature = "postgres")]
 use crate::store::postgres::{PostgresOptions, PostgresRecords};
 use crate::{
@@ -52,6 +54,8 @@ pub struct LockClientBuilder {
     pub(super) redis: RedisOptions,
     #[cfg(feature = "postgres")]
     pub(super) postgres: PostgresOptions,
+    #[cfg(feature = "etcd")]
+    pub(super) etcd: EtcdOptions,
 }
 
 /// The name of a client.
@@ -79,6 +83,8 @@ impl Default for LockClientBuilder {
             redis: RedisOptions::new(),
             #[cfg(feature = "postgres")]
             postgres: PostgresOptions::new(),
+            #[cfg(feature = "etcd")]
+            etcd: EtcdOptions::new(),
         }
     }
 }
@@ -230,6 +236,12 @@ impl LockClientBuilder {
         Self { postgres, ..self }
     }
 
+    /// Sets the options for connections to etcd.
+    #[cfg(feature = "etcd")]
+    pub fn etcd(self, etcd: EtcdOptions) -> Self {
+        Self { etcd, ..self }
+    }
+
     /// Connects to the store at `url`. See [`LockClient::connect`].
     ///
     /// # Errors
@@ -246,13 +258,27 @@ impl LockClientBuilder {
             self.check()?;
             #[cfg(feature = "postgres")]
             {
-                self.refuse_replicas()?;
+                self.refuse_replicas(
+                    "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
+                )?;
                 let options = self.postgres.clone();
                 let records = PostgresRecords::connect(url, &self.namespace, options).await?;
-                return self.over_records(records);
+                return self.over_records(records.into_store());
             }
             #[cfg(not(feature = "postgres"))]
             return Err(without("postgres", "postgres://host/database"));
+        }
+        if is_etcd(url) {
+            self.check()?;
+            #[cfg(feature = "etcd")]
+            {
+                self.refuse_replicas("each change of etcd is on a majority of its members")?;
+                let options = self.etcd.clone();
+                let records = EtcdRecords::connect(url, &self.namespace, options).await?;
+                return self.over_records(records.into_store());
+            }
+            #[cfg(not(feature = "etcd"))]
+            return Err(without("etcd", "etcd://host:2379"));
         }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
@@ -303,13 +329,27 @@ impl LockClientBuilder {
             self.check()?;
             #[cfg(feature = "postgres")]
             {
-                self.refuse_replicas()?;
+                self.refuse_replicas(
+                    "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
+                )?;
                 let options = self.postgres.clone();
                 let records = PostgresRecords::connect_lazy(url, &self.namespace, options)?;
-                return self.over_records(records);
+                return self.over_records(records.into_store());
             }
             #[cfg(not(feature = "postgres"))]
             return Err(without("postgres", "postgres://host/database"));
+        }
+        if is_etcd(url) {
+            self.check()?;
+            #[cfg(feature = "etcd")]
+            {
+                self.refuse_replicas("each change of etcd is on a majority of its members")?;
+                let options = self.etcd.clone();
+                let records = EtcdRecords::connect_lazy(url, &self.namespace, options)?;
+                return self.over_records(records.into_store());
+            }
+            #[cfg(not(feature = "etcd"))]
+            return Err(without("etcd", "etcd://host:2379"));
         }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
@@ -529,12 +569,13 @@ impl LockClientBuilder {
         Ok(())
     }
 
-    #[cfg(feature = "postgres")]
-    fn refuse_replicas(&self) -> Result<(), LockError> {
+    /// Refuses a setting of Redis that would have no effect, for this reason.
+    #[cfg(any(feature = "postgres", feature = "etcd"))]
+    fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
         #[cfg(feature = "redis")]
-        self.redis.refuse_replicas(
-            "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
-        )?;
+        self.redis.refuse_replicas(reason)?;
+        #[cfg(not(feature = "redis"))]
+        let _ = reason;
         Ok(())
     }
 
@@ -542,16 +583,16 @@ impl LockClientBuilder {
         Ok(self.build(Arc::new(store)))
     }
 
-    #[cfg(feature = "postgres")]
-    fn over_records(self, records: PostgresRecords) -> Result<LockClient, LockError> {
-        let store = records.into_store().confirm_grants(self.confirm_grants);
+    #[cfg(any(feature = "postgres", feature = "etcd"))]
+    fn over_records(self, store: crate::store::RecordStore) -> Result<LockClient, LockError> {
+        let store = store.confirm_grants(self.confirm_grants);
         let store = store.unavailable_after(self.unavailable_after);
         let store = store.keep_fences_for(self.fences_kept_for.unwrap_or(FencingToken::KEPT_FOR));
         self.over(store)
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "postgres")))]
+#[cfg(not(all(feature = "redis", feature = "postgres", feature = "etcd")))]
 fn without(feature: &str, url: &str) -> LockError {
     let message = format!(
         "the store is not compiled in, but \"memory:\" is; enable the feature `{feature}` of lock-runtime for {url:?}"

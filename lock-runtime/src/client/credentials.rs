@@ -30,12 +30,13 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// The shortest time after which a connection authenticates again.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// The user and the password of a connection, for [`RedisOptions::credentials`] and
-/// [`PostgresOptions::credentials`].
+/// The user and the password of a connection, for [`RedisOptions::credentials`],
+/// [`PostgresOptions::credentials`] and [`EtcdOptions::credentials`].
 ///
 /// `Debug` omits the password.
 ///
 /// [`RedisOptions::credentials`]: crate::RedisOptions::credentials
+/// [`EtcdOptions::credentials`]: crate::EtcdOptions::credentials
 /// [`PostgresOptions::credentials`]: crate::store::postgres::PostgresOptions::credentials
 #[derive(Clone)]
 pub struct Credentials {
@@ -66,7 +67,8 @@ impl Credentials {
     ///
     /// After about three quarters of it, the application is asked for the next credentials. A
     /// connection to Redis then authenticates with them, without an interruption, and goes on
-    /// with its earlier ones if they are refused. A connection to PostgreSQL is replaced.
+    /// with its earlier ones if they are refused. A connection to PostgreSQL is replaced, and etcd
+    /// is asked for a new token.
     ///
     /// Leave it out where a server accepts its connections for as long as they last.
     #[must_use]

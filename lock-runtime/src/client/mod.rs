@@ -2,7 +2,7 @@
 
 pub(crate) mod ambient;
 pub(crate) mod clients;
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub(crate) mod credentials;
 
 mod builder;
@@ -148,6 +148,8 @@ impl LockClient {
     ///   majority has to agree.
     /// - `postgres://[user[:password]@]host[:port]/database`: a PostgreSQL database (feature
     ///   `postgres`).
+    /// - `etcd://[user:password@]host[:2379][,host...]`: an etcd cluster (feature `etcd`), with TLS
+    ///   `etcds://` (feature `etcd-rustls`).
     ///
     /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`). `valkey` and
     /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
@@ -157,8 +159,8 @@ impl LockClient {
     ///   or needs a feature that is not compiled in.
     /// - `NoRuntime` outside a Tokio runtime, or in one without timers. `memory:` needs no
     ///   runtime.
-    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `WrongServer` or `ReadOnly`, within 3 s, if
-    ///   the server cannot be reached or cannot be used.
+    /// - `Unavailable`, `Unauthenticated`, `Forbidden`, `WrongServer`, `ReadOnly` or `Full`, within
+    ///   5 s, if the server cannot be reached or cannot be used.
     /// - `IncompatibleFormat` if a version of this library with another format of its keys uses the
     ///   namespace.
     ///

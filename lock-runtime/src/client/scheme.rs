@@ -33,8 +33,13 @@ pub(super) fn is_postgres(url: &str) -> bool {
     is_of(url, &["postgres", "postgresql"]) && parts(url).1.starts_with("://")
 }
 
+/// Returns whether the URL is that of an etcd cluster.
+pub(super) fn is_etcd(url: &str) -> bool {
+    is_of(url, &["etcd", "etcds"]) && parts(url).1.starts_with("://")
+}
+
 /// Returns whether the URL names a server.
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub(super) fn names_a_server(url: &str) -> bool {
     url.contains("://") && !is_of(url, &["memory"])
 }
@@ -63,7 +68,7 @@ mod tests {
     fn the_case_of_a_scheme_does_not_matter() {
         assert!(is_in_memory("MEMORY:").unwrap() && is_in_memory("memory").unwrap());
         assert!(is_in_memory("Memory://host").is_err());
-        #[cfg(any(feature = "redis", feature = "postgres"))]
+        #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
         assert!(!names_a_server("Memory://") && names_a_server("redis://host"));
         assert!(is_postgres("PostgreSQL://host/db") && !is_postgres("postgres"));
         for tls in [

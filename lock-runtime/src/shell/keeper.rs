@@ -70,13 +70,13 @@ pub(crate) fn is_here() -> bool {
 
 /// The parts of a store that make its calls. The keeper has its own, as those of the application
 /// may depend on the runtime that is blocked.
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "etcd"))]
 pub(crate) struct Kept<T> {
     usual: T,
     of_keeper: std::sync::OnceLock<T>,
 }
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "etcd"))]
 impl<T> Kept<T> {
     pub(crate) fn new(usual: T) -> Self {
         Self {

@@ -59,6 +59,9 @@ pub enum StoreErrorKind {
     WrongServer,
     /// The server is a read-only replica.
     ReadOnly,
+    /// The database has no room left: it answers reads and refuses changes. The message names the
+    /// remedy.
+    Full,
     /// Foreign data is stored under one of the lock's keys. It was left untouched. The message
     /// names the key.
     ForeignKey,
@@ -211,7 +214,10 @@ impl StoreError {
         self.passes
             || matches!(
                 self.kind,
-                StoreErrorKind::Unavailable | StoreErrorKind::Blocked | StoreErrorKind::ReadOnly
+                StoreErrorKind::Unavailable
+                    | StoreErrorKind::Blocked
+                    | StoreErrorKind::ReadOnly
+                    | StoreErrorKind::Full
             )
     }
 }

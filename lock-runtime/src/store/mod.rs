@@ -25,6 +25,8 @@ use crate::{
 };
 
 pub(crate) mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod event;
 mod hand_off;
 mod identity;
@@ -33,7 +35,7 @@ mod limits;
 mod listing;
 pub mod memory;
 mod message;
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub(crate) mod namespace;
 #[cfg(feature = "postgres")]
 pub mod postgres;

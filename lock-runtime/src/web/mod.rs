@@ -8,7 +8,7 @@
 //! | `Contended`, `WaitTimeout` | 409 + `Retry-After` | `ABORTED` + `RetryInfo` (see below) |
 //! | `Blocked` | the same | the same |
 //! | `Overloaded` | 503 + `Retry-After` | `RESOURCE_EXHAUSTED` + `RetryInfo` |
-//! | `Unavailable`, `ReadOnly`, `ShuttingDown` | 503 | `UNAVAILABLE` |
+//! | `Unavailable`, `ReadOnly`, `Full`, `ShuttingDown` | 503 | `UNAVAILABLE` |
 //! | `Lost` | 500, no `Retry-After`: effects may exist | `ABORTED`, no `RetryInfo` |
 //! | `InvalidKey` | 400: the name is built from parts of the request | `INVALID_ARGUMENT` |
 //! | any other | 500 | `INTERNAL` |
@@ -134,7 +134,7 @@ pub const fn public_detail(kind: LockErrorKind) -> &'static str {
             "The resource was in use for as long as the request could wait."
         }
         LockErrorKind::Overloaded => "Too many requests wait.",
-        LockErrorKind::Unavailable | LockErrorKind::ReadOnly => {
+        LockErrorKind::Unavailable | LockErrorKind::ReadOnly | LockErrorKind::Full => {
             "Locks are not available at the moment."
         }
         LockErrorKind::ShuttingDown => "The server is shutting down.",

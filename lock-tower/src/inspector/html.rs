@@ -266,7 +266,8 @@ fn waiter_row(waiter: &Waiter) -> Markup {
     }
 }
 
-/// A button that has to be opened before it can be pressed.
+/// A button that has to be opened before it can be pressed. The style sheet keeps its text from
+/// being found: a browser opens what hides the text that a link of another site names.
 fn revoke(key: &LockKey, kind: LockKind, holder: &Holder) -> Markup {
     if holder.ttl.is_none() {
         // A revocation would delete data that may not be a lock.

@@ -62,6 +62,30 @@ mod on_postgres {
     });
 }
 
+mod on_etcd {
+    use std::sync::Arc;
+
+    use lock_runtime::{
+        EtcdOptions,
+        store::{Records, Store, etcd::EtcdRecords},
+    };
+    use lock_tests::shared_etcd;
+
+    async fn records() -> EtcdRecords {
+        let url = shared_etcd().await.url();
+        let records = EtcdRecords::connect(&url, "conformance", EtcdOptions::new());
+        records.await.unwrap()
+    }
+
+    lock_conformance::conformance!(async || {
+        Arc::new(records().await.into_store()) as Arc<dyn Store>
+    });
+
+    lock_conformance::conformance!(records: async || {
+        Arc::new(records().await) as Arc<dyn Records>
+    });
+}
+
 mod on_a_server_of_a_quorum {
     use std::{sync::Arc, time::Duration};
 

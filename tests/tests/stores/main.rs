@@ -7,6 +7,7 @@
 
 mod conformance;
 mod credentials;
+mod etcd;
 mod leftovers;
 mod malice;
 mod protocol;

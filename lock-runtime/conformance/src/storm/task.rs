@@ -415,10 +415,10 @@ fn validity(guard: &LockGuard) -> u64 {
 /// Returns the code of an error, which a failing store or another holder must explain.
 fn code(error: &LockError) -> String {
     use LockErrorKind::{
-        Blocked, Contended, Lost, ReadOnly, ReleaseUnknown, Unavailable, WaitTimeout,
+        Blocked, Contended, Full, Lost, ReadOnly, ReleaseUnknown, Unavailable, WaitTimeout,
     };
     let expected = match error.kind() {
-        Contended | WaitTimeout | Unavailable | ReleaseUnknown | ReadOnly | Lost(_) => true,
+        Contended | WaitTimeout | Unavailable | ReleaseUnknown | ReadOnly | Full | Lost(_) => true,
         // A process that is stopped within a transaction has a record locked for up to a second.
         Blocked => true,
         _ => false,

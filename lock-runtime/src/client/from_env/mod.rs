@@ -6,7 +6,7 @@ mod fuzz;
 
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 use super::scheme::names_a_server;
 use super::{LockClient, LockClientBuilder, scheme::is_tls_of_redis};
 use crate::{
@@ -250,7 +250,7 @@ impl Settings {
         };
         let mut builder = LockClientBuilder::default().defaults(values.defaults()?);
         if let Some(namespace) = values.0.get("LOCK_NAMESPACE") {
-            #[cfg(any(feature = "redis", feature = "postgres"))]
+            #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
             crate::store::namespace::check_namespace(namespace)
                 .map_err(|error| error.with_context("LOCK_NAMESPACE"))?;
             builder.namespace.clone_from(namespace);
@@ -369,7 +369,7 @@ impl Values {
     }
 
     /// Sets the files of passwords.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
     fn passwords(
         &self,
         mut builder: LockClientBuilder,
@@ -402,11 +402,15 @@ impl Values {
             if !is_of_sentinels {
                 builder.postgres = builder.postgres.credentials(in_file(path));
             }
+            #[cfg(feature = "etcd")]
+            if !is_of_sentinels {
+                builder.etcd = builder.etcd.credentials(in_file(path));
+            }
         }
         Ok(builder)
     }
 
-    #[cfg(not(any(feature = "redis", feature = "postgres")))]
+    #[cfg(not(any(feature = "redis", feature = "postgres", feature = "etcd")))]
     fn passwords(
         &self,
         builder: LockClientBuilder,

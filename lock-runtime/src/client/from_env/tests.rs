@@ -206,7 +206,7 @@ fn a_certificate_file_is_read_or_reported() {
     std::fs::remove_file(file).unwrap();
 }
 
-#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 #[test]
 fn a_password_file_is_read_or_reported_and_never_shown() {
     let (redis, sentinels) = ("redis://app@a", "redis+sentinel://a/m");

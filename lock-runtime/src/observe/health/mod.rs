@@ -122,6 +122,12 @@ pub enum ServerRole {
     Replica,
     /// A Sentinel, which names the primary.
     Sentinel,
+    /// A member of a cluster that orders its changes.
+    Leader,
+    /// A member that votes.
+    Follower,
+    /// A member that does not vote.
+    Learner,
 }
 
 /// An observation about a store that an operator should know of.
@@ -277,6 +283,7 @@ impl Finding {
                 "read_only",
                 "connect to the primary, or promote the replica",
             ),
+            Kind::Full => ("full", "make room, as the message says"),
             Kind::Blocked => ("blocked", "end the session that has locked the record"),
             Kind::Unauthenticated => ("unauthenticated", "correct the user name and password"),
             Kind::Forbidden => ("missing_rights", "allow the user the right"),

@@ -73,6 +73,9 @@ impl fmt::Display for ServerRole {
             Self::Primary => "primary",
             Self::Replica => "replica",
             Self::Sentinel => "Sentinel",
+            Self::Leader => "leader",
+            Self::Follower => "follower",
+            Self::Learner => "learner",
         })
     }
 }

@@ -32,7 +32,7 @@ static METADATA: Metadata<'static> =
 const MAX_NAMES: usize = 256;
 
 /// The outcomes of requests, the codes of their errors included.
-const OUTCOMES: [&str; 25] = [
+const OUTCOMES: [&str; 26] = [
     GRANTED,
     "contended",
     "wait_timeout",
@@ -44,6 +44,7 @@ const OUTCOMES: [&str; 25] = [
     "forbidden",
     "wrong_server",
     "read_only",
+    "full",
     "incompatible_format",
     REENTERED,
     CANCELLED,
@@ -61,7 +62,7 @@ const OUTCOMES: [&str; 25] = [
 ];
 /// The number of outcomes, the first ones, that are zero before they occur. Those are the ones that
 /// operators watch; a series for each of the others, name and mode would seldom have a value.
-const WATCHED: usize = 12;
+const WATCHED: usize = 13;
 const GRANTED: &str = "granted";
 const REENTERED: &str = "reentered";
 const CANCELLED: &str = "cancelled";
@@ -421,6 +422,7 @@ mod tests {
             Kind::Forbidden,
             Kind::WrongServer,
             Kind::ReadOnly,
+            Kind::Full,
             Kind::IncompatibleFormat,
         ] {
             assert!(OUTCOMES.contains(&kind.code()), "{kind:?}");

@@ -6,7 +6,6 @@ mod failure;
 #[cfg(test)]
 #[path = "../../../fuzz/postgres.rs"]
 mod fuzz;
-mod groups;
 mod health;
 mod locked;
 mod settings;
@@ -30,7 +29,6 @@ use tokio_postgres::{
 use self::{
     connection::{listener::Listening, pool::Pool},
     failure::Failure,
-    groups::Group,
     locked::Locked,
     settings::Target,
     statements::{
@@ -43,6 +41,7 @@ use super::{
     records::{
         Decide, Inbox, ReadReply, Record, RecordName, RecordStore, Records, Swap, SwapReply,
         Swapped,
+        groups::{self, Group, Grouping},
     },
 };
 use crate::{
@@ -204,6 +203,24 @@ fn full_name(namespace: &str, name: &RecordName) -> String {
     format!("{namespace}:{name}")
 }
 
+impl Grouping for Calls {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
+        let arguments = Arguments::new(&self.namespace, [swap]);
+        match self.pool.query_one(SWAP, &arguments.typed()).await {
+            Ok(row) => swap_reply(&row),
+            Err(error) => self.refused(error, swap).await,
+        }
+    }
+
+    async fn swap_group(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+        self.swap_each(swaps).await
+    }
+}
+
 impl Calls {
     fn new(target: Target, namespace: &str, options: &PostgresOptions) -> Result<Self, LockError> {
         Ok(Self {
@@ -216,14 +233,6 @@ impl Calls {
 
     fn name(&self, name: &RecordName) -> String {
         full_name(&self.namespace, name)
-    }
-
-    async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
-        let arguments = Arguments::new(&self.namespace, [swap]);
-        match self.pool.query_one(SWAP, &arguments.typed()).await {
-            Ok(row) => swap_reply(&row),
-            Err(error) => self.refused(error, swap).await,
-        }
     }
 
     /// Makes the swaps in one transaction if each of them is of one record, and otherwise one by
@@ -359,7 +368,7 @@ impl Records for PostgresRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
         Box::pin(async move {
             let calls = self.calls();
-            let reply = calls.swap(swap).await?;
+            let reply = groups::swap(calls, swap).await?;
             if let (Swapped::Done, [name]) = (&reply.outcome, &swap.changes[..])
                 && name.needed_until <= reply.now
                 && let Some(first) = name.name.first_client()

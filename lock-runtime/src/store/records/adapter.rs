@@ -23,6 +23,7 @@ use super::{
         clock::Clock,
         evaluation::{Lock, Writes},
         outcome::Outcome,
+        turns::Turns,
     },
 };
 use crate::{
@@ -66,6 +67,7 @@ pub(super) struct Shared {
     /// A grant that a message announces is polled before it is used.
     confirms: AtomicBool,
     pub(super) presence: Presence,
+    pub(super) turns: Turns,
     /// The time for which a record is kept after the last use of its lock, in seconds.
     kept_for: AtomicU64,
 }
@@ -92,6 +94,7 @@ impl RecordStore {
             clients: Mutex::default(),
             confirms: AtomicBool::new(false),
             presence: Presence::default(),
+            turns: Turns::default(),
             kept_for: AtomicU64::new(FencingToken::KEPT_FOR.as_secs()),
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
@@ -145,6 +148,10 @@ impl Inbox for Shared {
     }
 
     fn connected(&self, is_connected: bool) {
+        if !is_connected {
+            // The next connection may be to a database that shows another time.
+            self.clock.forget();
+        }
         self.listeners.notify(&match is_connected {
             true => StoreEvent::Reconnected,
             false => StoreEvent::Disconnected,

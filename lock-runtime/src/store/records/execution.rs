@@ -152,7 +152,16 @@ impl Shared {
                 Err(refused) => results[index] = Some(Err(refused)),
             }
         }
+        let mut turn = None;
         while !open.is_empty() {
+            if turn.is_none()
+                && let [(_, attempt)] = &mut open[..]
+                && let Some(name) = attempt.in_turn()
+            {
+                let name = name.clone();
+                turn = Some(self.turns.wait(&name).await);
+                attempt.begin_again(&self.cache);
+            }
             open = self.go_on(open, &mut results).await;
         }
         let results = results.into_iter();
@@ -313,13 +322,13 @@ impl Shared {
         reply: SwapReply,
         events: Vec<StoreEvent>,
     ) -> Option<T> {
-        let late = pending.late(reply.latest);
+        let passed = pending.passed(&reply);
         self.revoked(&pending.revoked);
-        let outcome = attempt.was_swapped(pending, reply.latest, reply.outcome)?;
+        let outcome = attempt.was_swapped(pending, reply)?;
         for mut event in events {
             match &mut event {
-                StoreEvent::Granted { grant, .. } => grant.shorten(late),
-                StoreEvent::FreeIn { ttl, .. } => ttl.shorten(late),
+                StoreEvent::Granted { grant, .. } => grant.shorten(passed),
+                StoreEvent::FreeIn { ttl, .. } => ttl.shorten(passed.for_others()),
                 _ => {}
             }
             self.listeners.notify(&event);

@@ -7,6 +7,8 @@ mod adapter;
 mod execution;
 #[cfg(test)]
 mod fuzz;
+#[cfg(any(feature = "postgres", feature = "etcd"))]
+pub(super) mod groups;
 mod name;
 mod news;
 mod probe;
@@ -24,7 +26,7 @@ pub(crate) mod sim {
             body::{Body, Origin},
             clock::Now,
             evaluation::{Caused, Lock, Terms, Writes, evaluate},
-            outcome::Outcome,
+            outcome::{Outcome, Passed},
         },
     };
 }
@@ -43,10 +45,11 @@ use futures_util::future::{BoxFuture, join_all};
 use super::{ClientId, KeyPart, Limits, Replied, Replies, StoreError, StoreErrorKind};
 use crate::{guard::fence::FencingToken, observe::health::Health};
 
-pub use self::{adapter::RecordStore, name::RecordName};
-// It may change until a store of this library uses it.
-#[doc(hidden)]
-pub use self::shared_clock::{Run, SharedClock, Tick, Ticked};
+pub use self::{
+    adapter::RecordStore,
+    name::RecordName,
+    shared_clock::{Run, SharedClock, Tick, Ticked},
+};
 
 /// A database of small records with versions, which all clients share. [`RecordStore`] makes it a
 /// [`Store`](super::Store) of locks. The guide has a [page](crate::guide::stores) about it.

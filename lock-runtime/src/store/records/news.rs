@@ -77,8 +77,8 @@ pub(super) fn message(
 pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
     let letter: Letter = postcard::from_bytes(message).ok()?;
     let name = RecordName::new(letter.name);
-    // No later than by the clock of the database, as the holder relies on it.
-    let left = |at: u64| Timestamp::from_micros(at).since(reading.at(Instant::now()).latest);
+    let now = reading.at(Instant::now());
+    let left = |at: u64, now: Timestamp| Timestamp::from_micros(at).since(now);
     Some(match letter.news {
         News::Granted {
             mode,
@@ -88,8 +88,9 @@ pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
             expires,
         } => {
             let (key, _) = name.lock()?;
-            // Longer if the reading is older than a step of the clock.
-            let ttl = left(expires).min(Grant::HANDOFF_LEASE);
+            // No later than by the clock of the database, as the holder relies on it. Longer if the
+            // reading is older than a step of the clock.
+            let ttl = left(expires, now.latest).min(Grant::HANDOFF_LEASE);
             let grant = Grant::new(FencingToken::new(fence)?, ttl);
             let grant = grant.reserved(reserved.min(MOST_RESERVED));
             StoreEvent::Granted {
@@ -101,7 +102,8 @@ pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
         }
         News::FreeIn { at } => {
             let (key, kind) = name.lock()?;
-            let ttl = left(at);
+            // No earlier: the request would find the lock taken.
+            let ttl = left(at, now.reached);
             StoreEvent::FreeIn { key, kind, ttl }
         }
         News::Revoked { token } => StoreEvent::Revoked {

@@ -40,6 +40,9 @@ use crate::{
 const RECENT: Duration = Duration::from_millis(200);
 /// The longest time by which one client can be ahead of the time that another one relies on.
 const LAG: Duration = Duration::from_millis(250);
+/// The time within which a reply has to come for a client to count from the sending of its own
+/// value. Shorter than `LAG` - `RECENT`, as clocks run at different rates.
+const PROMPT: Duration = Duration::from_millis(45);
 /// The time without an answer of the database after which a client writes only over the value that
 /// it knows: if others have raised it, their value may be as old. Longer than calls take, as one of
 /// several such calls succeeds.
@@ -378,10 +381,13 @@ impl SharedClock {
             Some(known) if known.value > Some(value) => {}
             Some(known) if known.value == Some(value) => {
                 known.latest_after = known.latest_after.max(turn.begun);
+                if is_taken {
+                    known.written_after = known.written_after.max(Some(turn.begun));
+                }
             }
             old => {
                 let before = old.as_ref().map(|old| old.latest_after);
-                let is_prompt = now.saturating_duration_since(turn.begun) <= LAG - RECENT
+                let is_prompt = now.saturating_duration_since(turn.begun) <= PROMPT
                     || self.breaks(Mutation::CountsSlowReplies);
                 let from_sending =
                     is_taken && is_prompt || self.breaks(Mutation::CountsFromSending);

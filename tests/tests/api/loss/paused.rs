@@ -30,7 +30,7 @@ async fn stop_and_overtake(
 ) -> (Worker, RedisFencedResource) {
     let url = shared_server().await.url();
     let store = match place {
-        Place::Redis { url, .. } | Place::Postgres { url, .. } => url,
+        Place::Redis { url, .. } | Place::Postgres { url, .. } | Place::Etcd { url, .. } => url,
         Place::Memory(_) | Place::Majority(_) => unreachable!("no store of several processes"),
     };
     let locks = place.client().await;

@@ -24,7 +24,7 @@ on_every_store! {
 }
 
 /// Long enough that a busy machine keeps it, short enough to be waited for.
-const WHILE: Duration = Duration::from_millis(800);
+const WHILE: Duration = Duration::from_secs(1);
 
 async fn min_hold_keeps_a_lock_that_is_released_early(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
@@ -131,7 +131,8 @@ async fn a_lock_that_is_kept_is_had_as_soon_as_it_is_free(place: Place) {
         let guard = waiting.await.unwrap().unwrap();
         let waited = start.elapsed();
         assert!(
-            waited >= kept - Duration::from_millis(5) && waited < kept + Duration::from_millis(150),
+            waited >= kept - Duration::from_millis(5)
+                && waited < kept + Duration::from_millis(150) + place.unsure(),
             "{waited:?}"
         );
         guard.release().await.unwrap();
@@ -186,7 +187,7 @@ async fn without_renewal_a_lock_ends_with_its_lease(place: Place) {
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Expired));
     // By its own clock a moment before the store frees it, and never after.
     assert!(
-        start.elapsed() >= WHILE - WHILE / 20,
+        start.elapsed() >= WHILE - WHILE / 20 - place.unsure(),
         "{:?}",
         start.elapsed()
     );
@@ -269,7 +270,7 @@ async fn extend_never_shortens(place: Place) {
         .chain(permit)
     {
         let guard = request.acquire().await.unwrap();
-        guard.extend(Duration::from_millis(100)).await.unwrap();
+        guard.extend(Duration::from_secs(1)).await.unwrap();
         guard.verify().await.unwrap();
         assert!(
             guard.validity() > Duration::from_secs(20),

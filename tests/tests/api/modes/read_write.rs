@@ -187,7 +187,7 @@ async fn no_writer_gets_in_while_one_downgrades(place: Place) {
 
 async fn a_downgraded_lock_is_renewed(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let lease = Duration::from_millis(900);
+    let lease = Duration::from_secs(1);
     let reader = locks
         .exclusive("a")
         .lease(lease)

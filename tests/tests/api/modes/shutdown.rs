@@ -81,7 +81,7 @@ async fn what_was_dropped_is_given_back_before_shutdown_ends(place: Place) {
 
 async fn guards_in_hand_stay_and_are_renewed(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let lease = Duration::from_millis(900);
+    let lease = Duration::from_secs(1);
     let guard = locks.exclusive("a").lease(lease).acquire().await.unwrap();
     locks.shutdown().await;
     sleep(lease * 2).await;

@@ -4,11 +4,11 @@
 use std::{mem::take, time::Duration};
 
 use super::{
-    super::{Record, RecordName, Swap, Swapped, Timestamp},
+    super::{Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
     cache::Cache,
     clock::Now,
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
-    outcome::Outcome,
+    outcome::{Outcome, Passed},
 };
 use crate::store::{
     ClientId, StoreError, Token,
@@ -61,9 +61,12 @@ pub(crate) struct Pending<T> {
 
 impl<T> Pending<T> {
     /// Returns the time by which the remaining leases of the step are shorter after its execution,
-    /// which the clock had not passed at `latest`.
-    pub(crate) fn late(&self, latest: Timestamp) -> Duration {
-        latest.since(self.now).max(self.unsure)
+    /// between two bounds of the clock.
+    pub(crate) fn passed(&self, reply: &SwapReply) -> Passed {
+        Passed {
+            at_least: reply.now.since(self.now),
+            at_most: reply.latest.since(self.now).max(self.unsure),
+        }
     }
 }
 
@@ -128,6 +131,22 @@ impl<T: Outcome> Attempt<T> {
         self
     }
 
+    /// Returns the contended record that the operation changes without a lock of the database, if
+    /// it is one. Those of this process change it one after the other, as they would conflict.
+    pub(crate) fn in_turn(&self) -> Option<&RecordName> {
+        match &self.locks[..] {
+            [lock] if self.is_contended && self.cannot_lock => Some(&lock.name),
+            _ => None,
+        }
+    }
+
+    /// Begins with the record that was seen last, by another operation.
+    pub(crate) fn begin_again(&mut self, cache: &Cache) {
+        let cached = self.locks.iter().map(|lock| cache.get(&lock.name));
+        self.found = cached.collect();
+        self.is_fresh = false;
+    }
+
     /// Returns the client that waits if the operation queues a request.
     pub(crate) fn waiter(&self) -> Option<ClientId> {
         self.caller.map(Token::client)
@@ -167,7 +186,10 @@ impl<T: Outcome> Attempt<T> {
                 outcome,
             })),
             None if self.is_fresh => {
-                outcome.shorten(now.unsure);
+                outcome.shorten(Passed {
+                    at_least: Duration::ZERO,
+                    at_most: now.unsure,
+                });
                 Next::Done(outcome, revoked)
             }
             None => Next::Read,
@@ -183,19 +205,13 @@ impl<T: Outcome> Attempt<T> {
         (self.found, self.is_fresh) = (Some(records), true);
     }
 
-    /// Records the reply to a swap, with a time that the clock had not passed when it was executed.
-    /// Returns the outcome if it took effect.
-    pub(crate) fn was_swapped(
-        &mut self,
-        pending: Pending<T>,
-        latest: Timestamp,
-        swapped: Swapped,
-    ) -> Option<T> {
-        match swapped {
+    /// Records the reply to a swap. Returns the outcome if it took effect.
+    pub(crate) fn was_swapped(&mut self, pending: Pending<T>, reply: SwapReply) -> Option<T> {
+        match reply.outcome {
             Swapped::Done => {
-                let late = pending.late(latest);
+                let passed = pending.passed(&reply);
                 let mut outcome = pending.outcome;
-                outcome.shorten(late);
+                outcome.shorten(passed);
                 return Some(outcome);
             }
             Swapped::Conflict(mut present) => {
@@ -214,12 +230,16 @@ impl<T: Outcome> Attempt<T> {
     }
 
     /// Returns the pause before the next step, at random: a record that many clients change needs
-    /// one, so that each of them succeeds some time.
+    /// one, so that each of them succeeds some time. Operations that keep a lock or make it free go
+    /// on at once at first, as the others wait for them.
     pub(crate) fn pause(&self) -> Option<Duration> {
-        const UNPAUSED: u32 = 4;
         const LONGEST: Duration = Duration::from_millis(20);
-        let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
-        let longest = (Duration::from_micros(200) * 2_u32.pow(doublings)).min(LONGEST);
+        let unpaused = match self.in_outage {
+            InOutage::Try => 8,
+            InOutage::Wait | InOutage::Refuse => 0,
+        };
+        let doublings = self.conflicts.checked_sub(unpaused + 1)?.min(8);
+        let longest = (Duration::from_millis(1) * 2_u32.pow(doublings)).min(LONGEST);
         Some(longest.mul_f64(rand::random()))
     }
 }

@@ -48,6 +48,11 @@ impl Clock {
         *lock(&self.0)
     }
 
+    /// Makes operations read the time before they go on.
+    pub(crate) fn forget(&self) {
+        *lock(&self.0) = None;
+    }
+
     /// Records the time in a reply to a call that was sent at `sent`, a lower and an upper bound,
     /// unless the reply to a later call has arrived before.
     pub(crate) fn read(&self, now: Timestamp, latest: Timestamp, sent: Instant) {

@@ -7,3 +7,4 @@ pub(super) mod cache;
 pub(super) mod clock;
 pub(super) mod evaluation;
 pub(super) mod outcome;
+pub(super) mod turns;

@@ -293,6 +293,37 @@ async fn a_page_of_another_site_may_only_link_to_a_view() {
     .await;
 }
 
+/// A link may name text that the browser is to show, and opens what hides it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_of_another_site_does_not_show_the_button() {
+    let locks = named("orders");
+    let url = pages(Inspector::new(locks.clone())).await;
+    let _guard = locks.exclusive("order:42").acquire().await.unwrap();
+    let texts = [
+        "The%20holder%20may%20still",
+        "Revoke%20from",
+        "once.,Revoke",
+    ];
+    let link = |text| format!("<a href='{url}?key=order:42#:~:text={text}'>{text}</a> ");
+    let links: String = texts.into_iter().map(link).collect();
+    let evil = serve(|_| Router::new().route("/", get(async move || Html(links)))).await;
+    let evil = evil.replace("127.0.0.1", REBOUND);
+    Browser::run(async |page| {
+        for text in texts {
+            page.goto(&evil).await.unwrap();
+            click(page, Locator::LinkText(text)).await;
+            becomes(page, "shown", |shown| shown.contains("Revoke")).await;
+            // The browser looks for the text after it has shown the page.
+            sleep(Duration::from_millis(500)).await;
+            let button = page.find(Locator::Css("details button")).await.unwrap();
+            assert!(!button.is_displayed().await.unwrap(), "{text}");
+        }
+        revoke(page).await;
+        becomes(page, "revoked", |shown| shown.contains("Revoked.")).await;
+    })
+    .await;
+}
+
 /// DNS rebinding: to the browser, the pages are those of the other site.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_site_whose_name_resolves_to_the_pages_reads_and_revokes_nothing() {

@@ -1,4 +1,4 @@
-//! Swaps that share a transaction: those that are made while all connections are in use.
+//! Swaps that share a call: those that are made while as many calls are in flight as have room.
 
 use std::{
     collections::VecDeque,
@@ -9,22 +9,29 @@ use std::{
 use futures_util::future::join_all;
 use tokio::{runtime::Handle, sync::oneshot};
 
-use super::Calls;
+use super::{Swap, SwapReply};
 use crate::{
     shell::sync::lock,
-    store::{
-        StoreError, StoreErrorKind,
-        records::{Swap, SwapReply},
-    },
+    store::{StoreError, StoreErrorKind},
 };
 
-/// The largest number of swaps in a transaction.
+/// The largest number of swaps in a call.
 const LARGEST: usize = 32;
 
 type Reply = Result<SwapReply, StoreError>;
 
-/// Swaps that wait for a connection.
-pub(super) struct Group(Mutex<State>);
+/// The calls to a database, of which each can make several swaps.
+pub(in crate::store) trait Grouping: Send + Sync + 'static {
+    fn group(&self) -> &Group;
+
+    fn swap_alone(&self, swap: &Swap) -> impl Future<Output = Reply> + Send;
+
+    /// Makes the swaps of one group. Some of them may be of the same record.
+    fn swap_group(&self, swaps: &[Swap]) -> impl Future<Output = Vec<Reply>> + Send;
+}
+
+/// Swaps that wait for a call.
+pub(in crate::store) struct Group(Mutex<State>);
 
 struct State {
     waiting: VecDeque<(Swap, oneshot::Sender<Reply>)>,
@@ -33,7 +40,7 @@ struct State {
 }
 
 impl Group {
-    pub(super) fn new(room: usize) -> Self {
+    pub(in crate::store) fn new(room: usize) -> Self {
         Self(Mutex::new(State {
             waiting: VecDeque::new(),
             room,
@@ -60,12 +67,12 @@ impl Group {
 }
 
 /// The room of one call. When it is dropped, the swaps that wait by then use it.
-struct Room<'a>(&'a Arc<Calls>);
+struct Room<'a, C: Grouping>(&'a Arc<C>);
 
-impl Drop for Room<'_> {
+impl<C: Grouping> Drop for Room<'_, C> {
     fn drop(&mut self) {
         {
-            let mut state = lock(&self.0.group.0);
+            let mut state = lock(&self.0.group().0);
             if state.waiting.is_empty() {
                 state.room += 1;
                 return;
@@ -79,13 +86,13 @@ impl Drop for Room<'_> {
 }
 
 /// The room of a call that serves the swaps that wait. If its runtime ends, these swaps fail.
-struct Serving(Option<Arc<Calls>>);
+struct Serving<C: Grouping>(Option<Arc<C>>);
 
-impl Drop for Serving {
+impl<C: Grouping> Drop for Serving<C> {
     fn drop(&mut self) {
         if let Some(calls) = self.0.take() {
             let waiting = {
-                let mut state = lock(&calls.group.0);
+                let mut state = lock(&calls.group().0);
                 state.room += 1;
                 take(&mut state.waiting)
             };
@@ -95,11 +102,11 @@ impl Drop for Serving {
     }
 }
 
-impl Serving {
+impl<C: Grouping> Serving<C> {
     /// Makes the swaps that wait, until there are none.
     async fn serve(mut self) {
         while let Some(calls) = &self.0 {
-            let (swaps, senders) = calls.group.next();
+            let (swaps, senders) = calls.group().next();
             if swaps.is_empty() {
                 // The group has its room back.
                 self.0 = None;
@@ -109,7 +116,7 @@ impl Serving {
             let replies = {
                 let ended = join_all(senders.iter_mut().map(oneshot::Sender::closed));
                 tokio::select! {
-                    replies = calls.swap_each(&swaps) => replies,
+                    replies = calls.swap_group(&swaps) => replies,
                     // The server may hang. Its connection is not used again then.
                     _ = ended => continue,
                 }
@@ -127,37 +134,35 @@ fn interrupted() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, message)
 }
 
-/// Returns whether a swap can share a transaction with others.
-pub(super) fn fits(swap: &Swap) -> bool {
+/// Returns whether a swap can share a call with others.
+pub(in crate::store) fn fits(swap: &Swap) -> bool {
     swap.changes.len() == 1 && swap.messages.is_empty()
 }
 
-impl Calls {
-    /// Makes a swap, alone or together with others.
-    pub(super) async fn swap(self: &Arc<Self>, swap: &Swap) -> Reply {
-        if !fits(swap) {
-            return self.swap_alone(swap).await;
-        }
-        let reply = {
-            let mut state = lock(&self.group.0);
-            match state.room.checked_sub(1) {
-                Some(room) => {
-                    state.room = room;
-                    None
-                }
-                None => {
-                    let (sender, reply) = oneshot::channel();
-                    state.waiting.push_back((swap.clone(), sender));
-                    Some(reply)
-                }
+/// Makes a swap, alone or together with others.
+pub(in crate::store) async fn swap<C: Grouping>(calls: &Arc<C>, swap: &Swap) -> Reply {
+    if !fits(swap) {
+        return calls.swap_alone(swap).await;
+    }
+    let reply = {
+        let mut state = lock(&calls.group().0);
+        match state.room.checked_sub(1) {
+            Some(room) => {
+                state.room = room;
+                None
             }
-        };
-        match reply {
-            Some(reply) => reply.await.unwrap_or_else(|_| Err(interrupted())),
             None => {
-                let _room = Room(self);
-                self.swap_alone(swap).await
+                let (sender, reply) = oneshot::channel();
+                state.waiting.push_back((swap.clone(), sender));
+                Some(reply)
             }
+        }
+    };
+    match reply {
+        Some(reply) => reply.await.unwrap_or_else(|_| Err(interrupted())),
+        None => {
+            let _room = Room(calls);
+            calls.swap_alone(swap).await
         }
     }
 }

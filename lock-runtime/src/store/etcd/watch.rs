@@ -1,0 +1,271 @@
+//! The stream on which messages and the values of the clock arrive.
+
+use std::{
+    collections::HashMap,
+    future::pending,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{sleep, timeout},
+};
+use tonic::{Status, Streaming, codegen::http::uri::PathAndQuery};
+use tonic_prost::ProstCodec;
+
+use super::{
+    Layout, error,
+    members::Members,
+    messages::{WATCH, WatchCreate, WatchRequest, WatchResponse},
+};
+use crate::{
+    shell::sync::lock,
+    store::{
+        ClientId, StoreError,
+        records::{Inbox, SharedClock},
+    },
+};
+
+/// The number of the watch of the clock. Those of clients are positive.
+const CLOCK: i64 = 0;
+/// The time limit of opening a stream, and of a client that waits for its watch.
+const OPEN: Duration = Duration::from_secs(2);
+/// The pause before the next attempt to open one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) struct Watching(Arc<Shared>);
+
+struct Shared {
+    members: Arc<Members>,
+    layout: Layout,
+    clock: Arc<SharedClock>,
+    state: Mutex<State>,
+    /// Notified when a watch has begun.
+    begun: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct State {
+    inboxes: Vec<Weak<dyn Inbox>>,
+    /// The clients whose messages are expected: the number of the watch, and whether it has begun.
+    clients: HashMap<ClientId, (i64, bool)>,
+    /// The stream that is open.
+    requests: Option<mpsc::UnboundedSender<WatchRequest>>,
+    is_running: bool,
+}
+
+impl Watching {
+    pub(super) fn new(members: Arc<Members>, layout: Layout, clock: Arc<SharedClock>) -> Self {
+        Self(Arc::new(Shared {
+            members,
+            layout,
+            clock,
+            state: Mutex::default(),
+            begun: watch::Sender::new(()),
+        }))
+    }
+
+    pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
+        let inboxes = &mut lock(&self.0.state).inboxes;
+        inboxes.retain(|inbox| inbox.strong_count() > 0);
+        inboxes.push(inbox);
+    }
+
+    /// Opens the stream, which brings the values of the clock.
+    pub(super) fn start(&self) {
+        let mut state = lock(&self.0.state);
+        if !state.is_running {
+            state.is_running = true;
+            tokio::spawn(run(Arc::downgrade(&self.0)));
+        }
+    }
+
+    /// Waits until messages to `client` are received, for a bounded time. `None` if that is so.
+    pub(super) fn expect(&self, client: ClientId) -> Option<impl Future<Output = ()> + use<>> {
+        self.start();
+        let mut begun = self.0.begun.subscribe();
+        {
+            let mut state = lock(&self.0.state);
+            let next = state.clients.len() as i64 + 1;
+            match state.clients.get(&client) {
+                Some((_, true)) => return None,
+                Some((_, false)) => {}
+                None => {
+                    state.clients.insert(client, (next, false));
+                    if let Some(requests) = &state.requests {
+                        // If the stream has ended, the next one begins with all of them.
+                        let _ = requests.send(self.0.messages_to(client, next));
+                    }
+                }
+            }
+        }
+        let shared = self.0.clone();
+        Some(async move {
+            let has_begun = || {
+                lock(&shared.state)
+                    .clients
+                    .get(&client)
+                    .is_some_and(|it| it.1)
+            };
+            // Polls find the grant if there is no stream.
+            let _ = timeout(OPEN, begun.wait_for(|()| has_begun())).await;
+        })
+    }
+}
+
+/// Ends the stream with the store.
+impl Drop for Watching {
+    fn drop(&mut self) {
+        lock(&self.0.state).requests = None;
+    }
+}
+
+impl Shared {
+    fn watch_of(key: Vec<u8>, range_end: Vec<u8>, watch_id: i64) -> WatchRequest {
+        let create = WatchCreate {
+            key,
+            range_end,
+            filters: vec![1],
+            watch_id,
+        };
+        WatchRequest {
+            create: Some(create),
+        }
+    }
+
+    fn messages_to(&self, client: ClientId, number: i64) -> WatchRequest {
+        let (first, end) = self.layout.messages_to(client);
+        Self::watch_of(first, end, number)
+    }
+
+    fn inboxes(&self) -> Vec<Arc<dyn Inbox>> {
+        let state = lock(&self.state);
+        state.inboxes.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Begins a stream with all watches.
+    fn requests(&self) -> mpsc::UnboundedReceiver<WatchRequest> {
+        let (sender, requests) = mpsc::unbounded_channel();
+        let mut state = lock(&self.state);
+        let clock = Self::watch_of(self.layout.clock(), Vec::new(), CLOCK);
+        let clients = state.clients.iter();
+        let clients = clients.map(|(client, (number, _))| self.messages_to(*client, *number));
+        for request in [clock].into_iter().chain(clients) {
+            let _ = sender.send(request);
+        }
+        state.requests = Some(sender);
+        requests
+    }
+
+    fn ended(&self) {
+        let mut state = lock(&self.state);
+        state.requests = None;
+        state.clients.values_mut().for_each(|it| it.1 = false);
+    }
+
+    fn began(&self, number: i64) {
+        let mut state = lock(&self.state);
+        if let Some(client) = state.clients.values_mut().find(|it| it.0 == number) {
+            client.1 = true;
+        }
+        // Those who wait look at the state while the channel is locked.
+        drop(state);
+        self.begun.send_replace(());
+    }
+
+    fn received(&self, reply: WatchResponse) -> Result<(), Status> {
+        if reply.canceled {
+            return Err(Status::unavailable(reply.cancel_reason));
+        }
+        if reply.created {
+            self.began(reply.watch_id);
+        }
+        let values = reply.events.into_iter().filter_map(|event| event.kv);
+        let values = values.map(|kv| kv.value);
+        if reply.watch_id == CLOCK {
+            let values = values.filter_map(|value| Layout::micros(&value));
+            values.for_each(|micros| self.clock.heard(micros));
+            return Ok(());
+        }
+        for value in values {
+            self.inboxes()
+                .iter()
+                .for_each(|inbox| inbox.deliver(&value));
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a stream open until the store is dropped.
+async fn run(shared: Weak<Shared>) {
+    let mut was_open = false;
+    while let Some(this) = shared.upgrade() {
+        let (index, token) = (this.members.current(), this.members.token());
+        let ended = match open(&this, index).await {
+            Ok(messages) => {
+                if was_open {
+                    this.inboxes()
+                        .iter()
+                        .for_each(|inbox| inbox.connected(true));
+                }
+                was_open = true;
+                drop(this);
+                receive(&shared, messages).await
+            }
+            Err(status) => status,
+        };
+        let Some(this) = shared.upgrade() else { return };
+        this.ended();
+        if was_open {
+            this.inboxes()
+                .iter()
+                .for_each(|inbox| inbox.connected(false));
+        }
+        let refused: Result<(), StoreError> = match error::is_token_refused(&ended) {
+            true => this.members.authenticate(index, token).await,
+            false => Err(this.members.failed(index, &ended)),
+        };
+        if let Err(error) = refused {
+            tracing::debug!("no stream of messages: {error}");
+        }
+        drop(this);
+        sleep(PAUSE).await;
+    }
+}
+
+async fn open(this: &Shared, index: usize) -> Result<Streaming<WatchResponse>, Status> {
+    let mut requests = this.requests();
+    let requests = stream::poll_fn(move |cx| requests.poll_recv(cx));
+    // It stays open when there is nothing more to request.
+    let requests = requests.chain(stream::once(pending()));
+    let mut grpc = this.members.grpc(index);
+    let opened = async {
+        let ready = grpc.ready().await;
+        ready.map_err(|error| Status::from_error(Box::new(error)))?;
+        let path = PathAndQuery::from_static(WATCH);
+        let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+        grpc.streaming(this.members.request(requests), path, codec)
+            .await
+    };
+    let opened = timeout(OPEN, opened).await;
+    let opened = opened.unwrap_or_else(|_| Err(Status::unavailable("no stream of messages")));
+    opened.map(tonic::Response::into_inner)
+}
+
+/// Handles messages until the stream ends, or the store is dropped.
+async fn receive(shared: &Weak<Shared>, mut messages: Streaming<WatchResponse>) -> Status {
+    loop {
+        let received = match messages.next().await {
+            Some(Ok(reply)) => shared.upgrade().map(|this| this.received(reply)),
+            Some(Err(status)) => return status,
+            None => None,
+        };
+        match received {
+            Some(Ok(())) => {}
+            Some(Err(status)) => return status,
+            None => return Status::unavailable("the stream of messages has ended"),
+        }
+    }
+}
