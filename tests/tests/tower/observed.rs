@@ -215,7 +215,7 @@ async fn outcomes_exist_from_the_first_use_of_a_name() {
     }
     // Of the outcomes, those that operators watch.
     let is_outcome = |metric: &&String| metric.starts_with("lock_acquisitions_total{name=zero");
-    assert_eq!(figures.keys().filter(is_outcome).count(), 12, "{figures:?}");
+    assert_eq!(figures.keys().filter(is_outcome).count(), 13, "{figures:?}");
     // A re-entered lock is one hold.
     let request = locks.exclusive("k").name("zero").reentrant();
     drop(guard.scope(request.acquire()).await.unwrap());

@@ -119,7 +119,14 @@ fn revoke_elsewhere(place: &Place) {
             runtime.unwrap().block_on(async {
                 let store = place.store().await;
                 let (key, kind) = ("a".parse().unwrap(), LockKind::Lock);
-                store.revoke(&key, kind, RevokeScope::Leased).await.unwrap();
+                let revoke = async || store.revoke(&key, kind, RevokeScope::Leased).await;
+                // The runtime that waits for this may have been stopped within a transaction.
+                let is_blocked = |error: &StoreError| error.kind() == StoreErrorKind::Blocked;
+                let mut revoked = revoke().await;
+                while revoked.as_ref().is_err_and(is_blocked) {
+                    revoked = revoke().await;
+                }
+                revoked.unwrap();
             });
         });
         revoked.join().unwrap();
