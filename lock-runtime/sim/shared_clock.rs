@@ -1,10 +1,7 @@
 //! Clients that advance the clock of a database that has none, in random schedules: their clocks
 //! run at different rates and stop, and replies and messages are late, lost and out of order.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{clock::Clock, dice::Dice, explore::from_environment};
 use crate::{
@@ -52,8 +49,10 @@ struct World {
     /// In a thousand: messages that are lost, clients that are stopped before they send.
     lost: usize,
     stopped: usize,
-    /// The latest times of which clients know, in the order of their executions.
-    promised: VecDeque<(Instant, u64)>,
+    /// Times that the clock had not passed by then, as clients know.
+    promised: Vec<(Instant, u64)>,
+    /// Times on which calls relied that were executed by then.
+    relied: Vec<(Instant, u64)>,
     calls: usize,
     history: Vec<String>,
 }
@@ -86,7 +85,8 @@ impl World {
             pause,
             lost,
             stopped,
-            promised: VecDeque::new(),
+            promised: Vec::new(),
+            relied: Vec::new(),
             calls: 0,
             history: Vec::new(),
         };
@@ -135,6 +135,8 @@ impl World {
             turn.reached = 1_800_000_000_000_000;
             turn.tick = Tick::Start(turn.reached);
         }
+        // The reply to a call that is too early.
+        self.promised.extend(turn.latest.map(|it| (self.now, it)));
         self.history
             .push(format!("{:?} c{client}: {turn:?}", self.now - self.start));
         let mut way = self.way();
@@ -162,7 +164,11 @@ impl World {
             }
             self.value = Some(new);
             for other in 0..self.clients.len() {
-                if !self.dice.chance(self.lost) {
+                let copies = match self.dice.chance(self.lost) {
+                    true => 0,
+                    false => 1 + usize::from(self.dice.chance(50)),
+                };
+                for _ in 0..copies {
                     let way = self.way();
                     self.later(way, Event::Message(other, new));
                 }
@@ -174,18 +180,10 @@ impl World {
             self.value
         ));
         if is_executed {
-            // A lease that ended at this time is over: for each client that was promised more, it
-            // must be, by a clock that is as fast as any.
-            for (at, latest) in &self.promised {
-                let passed = (self.now - *at).as_micros() as u64;
-                let fastest = passed + passed * FAST as u64 / 1_000_000 + 1;
-                if turn.reached > latest + fastest {
-                    return Err(format!(
-                        "c{client} relies on {}, but {latest} was not passed at {:?}",
-                        turn.reached,
-                        *at - self.start
-                    ));
-                }
+            let relied = (self.now, turn.reached);
+            self.relied.push(relied);
+            for promised in &self.promised {
+                self.compare(*promised, relied)?;
             }
         }
         let executed = is_executed.then_some(Executed { sent, at: self.now });
@@ -200,6 +198,29 @@ impl World {
             Event::Reply(client, turn, self.value, is_taken, executed),
         );
         Ok(())
+    }
+
+    /// Checks that no later call relies on a time that may not have been reached. A lease that ends
+    /// at the time on which the call relies is over for it: for each client that was promised more,
+    /// the lease must be over by a clock that is as fast as any.
+    fn compare(
+        &self,
+        (at, latest): (Instant, u64),
+        (executed, reached): (Instant, u64),
+    ) -> Result<(), String> {
+        let Some(passed) = executed.checked_duration_since(at) else {
+            return Ok(());
+        };
+        let passed = passed.as_micros() as u64;
+        let fastest = passed + passed * FAST as u64 / 1_000_000 + 1;
+        match reached > latest + fastest {
+            false => Ok(()),
+            true => Err(format!(
+                "a call that is executed at {:?} relies on {reached}, but {latest} was not passed at {:?}",
+                executed - self.start,
+                at - self.start
+            )),
+        }
     }
 
     fn replied(
@@ -230,7 +251,12 @@ impl World {
                         "the latest time is ahead by {apart:?} after {call:?}"
                     ));
                 }
-                self.promised.push_back((executed.at, latest.micros()));
+                let promised = (executed.at, latest.micros());
+                self.promised.push(promised);
+                // The reply took a while.
+                for relied in &self.relied {
+                    self.compare(promised, *relied)?;
+                }
             }
             (Learned::Again, None) => {}
             other => return Err(format!("{:?} for executed: {}", other.0, other.1.is_some())),

@@ -82,19 +82,29 @@ impl Builder {
     /// # Panics
     /// When etcd is not installed, or not ready within 30 s, with the log of a member.
     pub async fn start(self) -> EtcdCluster {
+        self.try_start()
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Starts the members and waits until they are ready.
+    ///
+    /// # Errors
+    /// When etcd is not installed, or not ready within 30 s, with the log of a member.
+    pub async fn try_start(self) -> io::Result<EtcdCluster> {
         let mut attempts = 20;
         loop {
             attempts -= 1;
-            match self.try_start().await {
-                Ok(cluster) => return cluster,
+            match self.launch().await {
+                Ok(cluster) => return Ok(cluster),
                 // Another process bound a port between our check and the server's.
                 Err(log) if log.contains("address already in use") && attempts > 0 => {}
-                Err(log) => panic!("etcd did not start:\n{log}"),
+                Err(log) => return Err(io::Error::other(format!("etcd did not start:\n{log}"))),
             }
         }
     }
 
-    async fn try_start(&self) -> Result<EtcdCluster, String> {
+    async fn launch(&self) -> Result<EtcdCluster, String> {
         let members: io::Result<Vec<_>> = (0..self.members)
             .map(|_| Member::new(self.certificates.as_ref()))
             .collect();
@@ -239,6 +249,15 @@ impl EtcdCluster {
         let certificates = self.settings.certificates.as_ref();
         let certificates = certificates.expect("the cluster was built with `tls`");
         (&certificates.ca, &certificates.client)
+    }
+
+    /// The process id of a member.
+    ///
+    /// # Panics
+    /// When it was killed.
+    pub fn pid(&self, member: usize) -> u32 {
+        let process = self.members[member].process();
+        process.as_ref().expect("the member was killed").pid()
     }
 
     /// The output of a member.

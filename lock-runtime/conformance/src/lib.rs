@@ -117,6 +117,10 @@
 //! | `swaps_compare_every_version` | a request for several keys is granted one that is held |
 //! | `conflicts_are_in_the_order_of_their_changes` | the record of another lock decides |
 //! | `swaps_wait_for_their_time` | a lease ends early after a clock was set back or a failover |
+//! | `swaps_of_a_batch_have_their_own_outcomes` | a lock that was not renewed counts as renewed |
+//! | `reads_show_many_records_and_large_ones` | a lock with many waiters cannot be used |
+//! | `swaps_without_effect_send_no_message` | a waiter enters without a grant |
+//! | `the_clock_goes_on_for_all_clients` | a lock is granted while its lease lasts for the holder |
 //!
 //! # Limits of a store
 //!
@@ -171,8 +175,10 @@ use lock_runtime::store::Store;
 pub use self::cancellation::cancelled;
 #[cfg(feature = "records")]
 pub use self::records::{
-    conflicts_are_in_the_order_of_their_changes, swaps_compare_every_version,
-    swaps_wait_for_their_time,
+    conflicts_are_in_the_order_of_their_changes, reads_show_many_records_and_large_ones,
+    swaps_compare_every_version, swaps_of_a_batch_have_their_own_outcomes,
+    swaps_wait_for_their_time, swaps_without_effect_send_no_message,
+    the_clock_goes_on_for_all_clients,
 };
 pub use self::{
     abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},

@@ -18,6 +18,10 @@ macro_rules! conformance {
             swaps_compare_every_version
             conflicts_are_in_the_order_of_their_changes
             swaps_wait_for_their_time
+            swaps_of_a_batch_have_their_own_outcomes
+            reads_show_many_records_and_large_ones
+            swaps_without_effect_send_no_message
+            the_clock_goes_on_for_all_clients
         }
     };
     ($make:expr) => {

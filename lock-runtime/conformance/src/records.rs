@@ -1,11 +1,18 @@
 //! The promises of a store of records that the operations of locks rely on, and seldom need.
 
+mod batches;
+
 use std::{sync::Arc, time::Duration};
 
 use super::subject::{broken, in_time, promise, skipped, unique};
 use lock_runtime::store::{
     Records,
     records::{Change, Record, RecordName, Swap, Swapped, Timestamp, Version},
+};
+
+pub use self::batches::{
+    reads_show_many_records_and_large_ones, swaps_of_a_batch_have_their_own_outcomes,
+    swaps_without_effect_send_no_message, the_clock_goes_on_for_all_clients,
 };
 
 const COMPARED: &str = "a swap replaces its records only if each of them has the known version";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_tests::{PostgresServer, RedisServer};
+use lock_tests::{EtcdCluster, PostgresServer, RedisServer};
 
 /// A server whose CPU time is measured.
 pub(crate) trait Server {
@@ -18,6 +18,13 @@ impl Server for RedisServer {
 impl Server for PostgresServer {
     fn pid(&self) -> u32 {
         self.pid()
+    }
+}
+
+/// Of one member.
+impl Server for EtcdCluster {
+    fn pid(&self) -> u32 {
+        self.pid(0)
     }
 }
 

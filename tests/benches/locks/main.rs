@@ -13,11 +13,13 @@
 //! | `limit` | where there is no `wire`: a hand-off in one script, or a map of mutexes |
 //! | `bare` | PostgreSQL: the statements without a library |
 //! | `poller` | PostgreSQL: a lock that waiters request again every 50 ms, as ShedLock's |
+//! | `etcd's own` | the lock service of etcd, over as many connections |
 //! | `rslock` | the best Rust peer, over one server; it has no fencing tokens and no wait queue |
 
 mod cluster;
 mod contest;
 mod cpu;
+mod etcd;
 mod freed;
 mod handoff;
 mod heap;
@@ -39,11 +41,11 @@ mod uncontended;
 mod wait;
 mod wire;
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
 
-use self::report::Report;
+use self::report::{Report, Row};
 
 #[derive(Parser)]
 #[command(about = "How fast locks are, measured against the limit of the wire in the same run")]
@@ -94,6 +96,20 @@ enum Scenario {
     Cluster,
     /// Locks and fencing in PostgreSQL, which is skipped where it is not installed.
     Postgres,
+    /// Locks in etcd, which is skipped where it is not installed.
+    Etcd,
+}
+
+/// Skips a server that is not installed, unless it is the only one.
+fn installed(rows: io::Result<Vec<Row>>, only: Option<Scenario>) -> Vec<Row> {
+    match rows {
+        Ok(rows) => rows,
+        Err(error) if only.is_none() => {
+            eprintln!("skipped: {error}");
+            Vec::new()
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[tokio::main]
@@ -120,14 +136,8 @@ async fn main() {
             Scenario::Redlock => redlock::measure(slice).await,
             Scenario::Sentinel => sentinel::measure(slice).await,
             Scenario::Cluster => cluster::measure(slice).await,
-            Scenario::Postgres => match postgres::measure(slice).await {
-                Ok(rows) => rows,
-                Err(error) if options.only.is_none() => {
-                    eprintln!("postgres is skipped: {error}");
-                    Vec::new()
-                }
-                Err(error) => panic!("{error}"),
-            },
+            Scenario::Postgres => installed(postgres::measure(slice).await, options.only),
+            Scenario::Etcd => installed(etcd::measure(slice).await, options.only),
         });
     }
     report.print();

@@ -18,7 +18,7 @@ use lock_tests::{
     FaultyStore, Proxy, RedisServer, chain,
     faulty_store::Operation,
     place::{LONG, begun, eventually, in_time},
-    shared_server, unique,
+    shared_etcd, shared_server, unique,
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -186,6 +186,62 @@ fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
                 .await
                 .unwrap();
         }));
+    }
+}
+
+#[test]
+fn a_client_on_etcd_outlives_the_runtime_it_was_made_on_or_goes_on_while_it_idles() {
+    let place = runtime();
+    let url = place.block_on(async { shared_etcd().await.url() });
+    for ends in [true, false] {
+        let first = Builder::new_current_thread().enable_all().build().unwrap();
+        let namespace = unique("ns");
+        let connect = async || {
+            let locks = LockClient::builder().namespace(&namespace);
+            let locks = locks.connect(&url).await.unwrap();
+            locks
+                .exclusive("k")
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+            // It listens for messages.
+            let held = locks.exclusive("k").acquire().await.unwrap();
+            drop(begun(locks.exclusive("k").wait(LONG).acquire()).await);
+            held.release().await.unwrap();
+            locks
+        };
+        let locks = first.block_on(connect());
+        let idle = (!ends).then_some(first);
+        runtime().block_on(in_time(async {
+            let once = async || {
+                let guard = locks.exclusive("k").no_wait().acquire().await?;
+                guard.release().await
+            };
+            eventually("the client is connected", async || once().await.is_ok()).await;
+            let other = LockClient::builder().namespace(&namespace);
+            let other = other.connect(&url).await.unwrap();
+            let mut shortest = Duration::MAX;
+            // The stream of messages may come back later.
+            for _ in 0..20 {
+                let held = other.exclusive("k").wait(LONG).acquire().await.unwrap();
+                let waiting = tokio::spawn(locks.exclusive("k").wait(LONG).acquire());
+                sleep(Duration::from_millis(100)).await;
+                let released = Instant::now();
+                held.release().await.unwrap();
+                let guard = waiting.await.unwrap().unwrap();
+                shortest = shortest.min(released.elapsed());
+                guard.release().await.unwrap();
+            }
+            // By a message, and not by a poll. They come to a runtime that stands still.
+            assert!(
+                !ends || shortest < Duration::from_millis(100),
+                "{shortest:?}"
+            );
+        }));
+        drop(idle);
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
         ),
         Code::ResourceExhausted => (Kind::Unavailable, true, ""),
         Code::DataLoss => (
-            Kind::Full,
+            Kind::WrongServer,
             false,
             ": the cluster has raised the alarm CORRUPT; restore the member",
         ),
@@ -43,6 +43,7 @@ pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
             true,
             ": request fewer keys at once, or raise --max-txn-ops",
         ),
+        _ if is_unable(status) => (Kind::Unavailable, true, ""),
         Code::Unimplemented => (Kind::WrongServer, true, ""),
         Code::InvalidArgument => (Kind::Unsupported, true, ""),
         _ => (Kind::Unavailable, was_not_connected(status), ""),
@@ -59,6 +60,8 @@ fn names_the_user(message: &str) -> bool {
 /// have ended, be of another member, or be older than the latest change of rights.
 pub(super) fn is_token_refused(status: &Status) -> bool {
     status.code() == Code::Unauthenticated && !status.message().contains("authentication failed")
+        || status.message().contains("invalid auth token")
+        || status.message().contains("revision of auth store is old")
         || status.message().contains("revision in header is old")
         || status.message().contains("user name is empty")
 }
@@ -70,14 +73,21 @@ pub(super) fn is_lease_gone(error: &StoreError) -> bool {
 
 /// Returns whether another member may serve the call.
 pub(super) fn is_of_member(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Unavailable
-            | Code::Unknown
-            | Code::Cancelled
-            | Code::DeadlineExceeded
-            | Code::Internal
-    )
+    is_unable(status)
+        || matches!(
+            status.code(),
+            Code::Unavailable
+                | Code::Unknown
+                | Code::Cancelled
+                | Code::DeadlineExceeded
+                | Code::Internal
+        )
+}
+
+/// Returns whether the member is a learner, or of an older version than the call.
+fn is_unable(status: &Status) -> bool {
+    let message = status.message();
+    message.contains("not supported for learner") || message.contains("not capable")
 }
 
 fn sources(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
@@ -113,6 +123,53 @@ pub(super) fn no_reply() -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_is_replaced_if_it_has_ended_or_the_rights_have_changed() {
+        for (code, message, is_refused) in [
+            (
+                Code::Unauthenticated,
+                "etcdserver: invalid auth token",
+                true,
+            ),
+            (Code::Unavailable, "etcdserver: invalid auth token", true),
+            (
+                Code::InvalidArgument,
+                "etcdserver: revision of auth store is old",
+                true,
+            ),
+            (
+                Code::InvalidArgument,
+                "etcdserver: user name is empty",
+                true,
+            ),
+            (
+                Code::Unauthenticated,
+                "etcdserver: authentication failed, invalid user ID or password",
+                false,
+            ),
+            (
+                Code::PermissionDenied,
+                "etcdserver: permission denied",
+                false,
+            ),
+        ] {
+            let status = Status::new(code, message);
+            assert_eq!(is_token_refused(&status), is_refused, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_learner_is_left_for_another_member() {
+        let message = "etcdserver: rpc not supported for learner";
+        for code in [Code::Unavailable, Code::FailedPrecondition] {
+            let status = Status::new(code, message);
+            assert!(is_of_member(&status));
+            let error = of_call("a:2379", &status);
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+            assert!(error.is_unsent());
+        }
+    }
 
     #[test]
     fn an_error_has_its_kind_and_remedy() {

@@ -10,13 +10,13 @@ use std::{
 };
 
 use prost::Message;
-use tokio::sync::Mutex as Queue;
+use tokio::{runtime::Handle, sync::Mutex as Queue};
 use tonic::{
     Request, Status,
     client::Grpc,
     codegen::http::uri::PathAndQuery,
     metadata::{Ascii, MetadataValue},
-    transport::Channel,
+    transport::{Channel, Endpoint},
 };
 use tonic_prost::ProstCodec;
 
@@ -31,11 +31,15 @@ use crate::{
     store::StoreError,
 };
 
-/// A call that was given up after this time counts against its member.
-const SLOW: Duration = Duration::from_millis(250);
+/// A call that was given up after this time counts against its member. Shorter than a call waits
+/// for the shortest lease.
+const SLOW: Duration = Duration::from_millis(120);
+
+/// The age from which on a connection is replaced after a slow call.
+const LASTS: Duration = Duration::from_secs(1);
 
 pub(super) struct Members {
-    members: Vec<(String, Channel)>,
+    members: Vec<Member>,
     current: AtomicUsize,
     user: Option<String>,
     credentials: Option<Provider>,
@@ -43,6 +47,36 @@ pub(super) struct Members {
     token: Mutex<Option<Token>>,
     /// One call at a time gets a token, as a member checks a password for a tenth of a second.
     login: Queue<()>,
+}
+
+struct Member {
+    name: String,
+    endpoint: Endpoint,
+    /// Its task is on the runtime of the call that has made it, which may end or stand still.
+    connection: Mutex<(Channel, Instant)>,
+}
+
+impl Member {
+    fn new((name, endpoint): &(String, Endpoint)) -> Self {
+        Self {
+            name: name.clone(),
+            endpoint: endpoint.clone(),
+            connection: Mutex::new((endpoint.connect_lazy(), Instant::now())),
+        }
+    }
+
+    fn channel(&self) -> Channel {
+        lock(&self.connection).0.clone()
+    }
+
+    /// Makes a connection on this runtime in place of one that is older than that.
+    fn reconnect(&self, age: Duration) -> Channel {
+        let mut connection = lock(&self.connection);
+        if Instant::now() >= connection.1 + age && Handle::try_current().is_ok() {
+            *connection = (self.endpoint.connect_lazy(), Instant::now());
+        }
+        connection.0.clone()
+    }
 }
 
 /// A token of the user.
@@ -61,6 +95,7 @@ impl Drop for Patience<'_> {
     fn drop(&mut self) {
         if Instant::now() >= self.2 + SLOW {
             self.0.leave(self.1);
+            self.0.members[self.1].reconnect(LASTS);
         }
     }
 }
@@ -68,9 +103,7 @@ impl Drop for Patience<'_> {
 impl Members {
     /// Connects with the first call. Within a runtime of Tokio.
     pub(super) fn new(target: &Target) -> Self {
-        let members = target.members.iter();
-        let members = members.map(|(name, endpoint)| (name.clone(), endpoint.connect_lazy()));
-        let members: Vec<_> = members.collect();
+        let members: Vec<_> = target.members.iter().map(Member::new).collect();
         Self {
             // The clients of a fleet begin with different members.
             current: AtomicUsize::new(rand::random_range(0..members.len())),
@@ -95,7 +128,7 @@ impl Members {
     }
 
     pub(super) fn name(&self, index: usize) -> &str {
-        &self.members[index].0
+        &self.members[index].name
     }
 
     /// The number of the member that serves calls at present.
@@ -103,8 +136,18 @@ impl Members {
         self.current.load(Ordering::Relaxed)
     }
 
-    pub(super) fn grpc(&self, index: usize) -> Grpc<Channel> {
-        Grpc::new(self.members[index].1.clone())
+    /// Returns a connection to a member that takes a call now.
+    pub(super) async fn grpc(&self, index: usize) -> Result<Grpc<Channel>, Status> {
+        let member = &self.members[index];
+        let mut grpc = Grpc::new(member.channel());
+        if grpc.ready().await.is_ok() {
+            return Ok(grpc);
+        }
+        // Its task has ended, with the runtime.
+        let mut grpc = Grpc::new(member.reconnect(Duration::ZERO));
+        let ready = grpc.ready().await;
+        ready.map_err(|error| Status::from_error(Box::new(error)))?;
+        Ok(grpc)
     }
 
     /// Returns a request with the token of the user. A member that knows no leader refuses it at
@@ -131,10 +174,8 @@ impl Members {
         A: Message + Default + Send + Sync + 'static,
     {
         let patience = Patience(self, index, Instant::now());
-        let mut grpc = self.grpc(index);
         let reply = async {
-            let ready = grpc.ready().await;
-            ready.map_err(|error| Status::from_error(Box::new(error)))?;
+            let mut grpc = self.grpc(index).await?;
             let path = PathAndQuery::from_static(path);
             let codec = ProstCodec::<Q, A>::default();
             grpc.unary(self.request(message), path, codec).await
@@ -148,7 +189,7 @@ impl Members {
     /// the token.
     ///
     /// # Cancellation
-    /// If the future is dropped after a quarter of a second, the next call goes to another member.
+    /// If the future of a slow call is dropped, the next call goes to another member.
     pub(super) async fn call<Q, A>(&self, path: &'static str, message: Q) -> Result<A, StoreError>
     where
         Q: Message + Clone + Send + Sync + 'static,

@@ -46,7 +46,7 @@ use super::{
     },
 };
 use crate::{
-    error::LockError,
+    error::{LockError, LockErrorKind},
     observe::health::Health,
     shell::{keeper::Kept, runtime, sync::lock, time::Instant},
 };
@@ -61,11 +61,16 @@ const SEPARATOR: u8 = 1;
 const KEPT_FOR: Duration = Duration::from_secs(50 * 3600);
 /// The time for which what is written gets the same etcd lease.
 const SHARED_FOR: Duration = Duration::from_secs(600);
+/// The age up to which an etcd lease is used if there is no new one. [`KEPT_FOR`] has room for it.
+const LASTS_ON: Duration = Duration::from_secs(3600);
 /// The operations in one list of a transaction; a server refuses more than 128 by default, those
 /// of a nested transaction included.
 const OPERATIONS: usize = 120;
 /// The swaps in one transaction.
 const SWAPS: usize = 60;
+/// The content of the records in a transaction of several swaps. A server refuses requests of more
+/// than 1.5 MiB by default.
+const BYTES: usize = 500_000;
 /// The transactions in flight from which on swaps share the next one.
 const CALLS: usize = 4;
 /// The changes in one swap: two comparisons each.
@@ -191,6 +196,13 @@ impl EtcdRecords {
         options: EtcdOptions,
     ) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
+        if namespace.contains('/') {
+            // Locks of "a/r" would be those of "a" whose names begin with "r/".
+            let message = format!(
+                "the namespace {namespace:?} contains '/', which separates the parts of a key of etcd"
+            );
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         runtime::check()?;
         let target = Target::new(url, &options)?;
         let layout = Layout(namespace.into());
@@ -278,10 +290,13 @@ impl Calls {
         }
         let ttl = KEPT_FOR.as_secs() as i64;
         let granted = self.members.call(LEASE_GRANT, LeaseGrantRequest { ttl });
-        let LeaseGrantResponse { id } = granted
-            .await
+        let LeaseGrantResponse { id } = match (granted.await, *lock(&self.lease)) {
+            (Ok(granted), _) => granted,
+            // Such as that of a full member, which still accepts renewals.
+            (Err(_), Some((id, since))) if now < since + LASTS_ON => return Ok(id),
             // The call that needs it was not sent.
-            .map_err(|error| error.with_unsent(true))?;
+            (Err(error), _) => return Err(error.with_unsent(true)),
+        };
         *lock(&self.lease) = Some((id, now));
         Ok(id)
     }
@@ -396,7 +411,10 @@ impl Calls {
     }
 
     /// Makes swaps of different records in one transaction.
-    async fn swap_together(&self, swaps: &[Swap]) -> Result<Vec<SwapReply>, StoreError> {
+    async fn swap_together(
+        &self,
+        swaps: &[Swap],
+    ) -> Result<Vec<Result<SwapReply, StoreError>>, StoreError> {
         let not_before = swaps.iter().map(|swap| swap.not_before).max();
         let mut has_repeated = false;
         let run = loop {
@@ -417,7 +435,7 @@ impl Calls {
         match run {
             Run::Early { now, latest } => {
                 let early = SwapReply::new(now, Swapped::Early).latest(latest);
-                Ok(vec![early; swaps.len()])
+                Ok(vec![Ok(early); swaps.len()])
             }
             Run::Done { now, latest, reply } => {
                 if reply.len() != swaps.len() {
@@ -426,7 +444,7 @@ impl Calls {
                 let outcomes = reply.into_iter().zip(swaps);
                 let outcomes = outcomes.map(|(part, swap)| self.outcome(part, swap));
                 let reply = |outcome| Ok(SwapReply::new(now, outcome?).latest(latest));
-                outcomes.map(reply).collect()
+                Ok(outcomes.map(reply).collect())
             }
         }
     }
@@ -453,14 +471,17 @@ impl Calls {
         while !rest.is_empty() {
             // Several changes need room for their comparisons. etcd makes all comparisons first, so
             // each record can be changed once.
-            let mut names = HashSet::new();
+            let (mut names, mut bytes) = (HashSet::new(), 0);
             let single = rest.iter().take_while(|swap| match &swap.changes[..] {
-                [change] => names.insert(&change.name),
+                [change] => {
+                    bytes += change.record.body.len();
+                    bytes <= BYTES && names.insert(&change.name)
+                }
                 _ => false,
             });
             let (together, others) = rest.split_at(single.count().clamp(1, SWAPS).min(rest.len()));
             match self.swap_together(together).await {
-                Ok(done) => replies.extend(done.into_iter().map(Ok)),
+                Ok(done) => replies.extend(done),
                 Err(error) => replies.extend(vec![Err(error); together.len()]),
             }
             rest = others;
@@ -532,7 +553,7 @@ impl Grouping for Calls {
 
     async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
         let mut replies = self.swap_together(slice::from_ref(swap)).await?;
-        replies.pop().ok_or_else(error::no_reply)
+        replies.pop().ok_or_else(error::no_reply)?
     }
 
     async fn swap_group(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {

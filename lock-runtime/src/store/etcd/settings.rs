@@ -150,8 +150,7 @@ impl Target {
                 .connect_timeout(CONNECT_TIMEOUT)
                 .tcp_nodelay(true)
                 .http2_keep_alive_interval(KEEPALIVE)
-                .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-                .keep_alive_while_idle(true);
+                .keep_alive_timeout(KEEPALIVE_TIMEOUT);
             let endpoint = match is_secure {
                 true => secured(endpoint, options)?,
                 false => endpoint,

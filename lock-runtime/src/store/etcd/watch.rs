@@ -21,7 +21,7 @@ use super::{
     messages::{WATCH, WatchCreate, WatchRequest, WatchResponse},
 };
 use crate::{
-    shell::sync::lock,
+    shell::{sync::lock, time::Instant},
     store::{
         ClientId, StoreError,
         records::{Inbox, SharedClock},
@@ -32,8 +32,9 @@ use crate::{
 const CLOCK: i64 = 0;
 /// The time limit of opening a stream, and of a client that waits for its watch.
 const OPEN: Duration = Duration::from_secs(2);
-/// The pause before the next attempt to open one.
+/// The pauses before the next attempt to open one, from the first one to the longest.
 const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(2);
 
 pub(super) struct Watching(Arc<Shared>);
 
@@ -145,6 +146,12 @@ impl Shared {
         state.inboxes.iter().filter_map(Weak::upgrade).collect()
     }
 
+    fn inform_of(&self, is_connected: bool) {
+        for inbox in self.inboxes() {
+            inbox.connected(is_connected);
+        }
+    }
+
     /// Begins a stream with all watches.
     fn requests(&self) -> mpsc::UnboundedReceiver<WatchRequest> {
         let (sender, requests) = mpsc::unbounded_channel();
@@ -198,30 +205,46 @@ impl Shared {
     }
 }
 
+/// The task that keeps a stream open. If its runtime ends, the next call begins another one.
+struct Running(Weak<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.ended();
+            lock(&shared.state).is_running = false;
+        }
+    }
+}
+
 /// Keeps a stream open until the store is dropped.
 async fn run(shared: Weak<Shared>) {
-    let mut was_open = false;
+    let _running = Running(shared.clone());
+    let mut pause = PAUSE;
+    // Whether the inboxes know that messages may be lost.
+    let mut is_lost = false;
     while let Some(this) = shared.upgrade() {
         let (index, token) = (this.members.current(), this.members.token());
-        let ended = match open(&this, index).await {
+        let begun = Instant::now();
+        let opened = open(&this, index).await;
+        let was_open = opened.is_ok();
+        let ended = match opened {
             Ok(messages) => {
-                if was_open {
-                    this.inboxes()
-                        .iter()
-                        .for_each(|inbox| inbox.connected(true));
+                if is_lost {
+                    this.inform_of(true);
+                    is_lost = false;
                 }
-                was_open = true;
+                let dropped = this.begun.subscribe();
                 drop(this);
-                receive(&shared, messages).await
+                receive(&shared, messages, dropped).await
             }
             Err(status) => status,
         };
         let Some(this) = shared.upgrade() else { return };
         this.ended();
         if was_open {
-            this.inboxes()
-                .iter()
-                .for_each(|inbox| inbox.connected(false));
+            this.inform_of(false);
+            is_lost = true;
         }
         let refused: Result<(), StoreError> = match error::is_token_refused(&ended) {
             true => this.members.authenticate(index, token).await,
@@ -231,7 +254,11 @@ async fn run(shared: Weak<Shared>) {
             tracing::debug!("no stream of messages: {error}");
         }
         drop(this);
-        sleep(PAUSE).await;
+        pause = match was_open && Instant::now() >= begun + LONGEST {
+            true => PAUSE,
+            false => (pause * 2).min(LONGEST),
+        };
+        sleep(pause).await;
     }
 }
 
@@ -240,10 +267,8 @@ async fn open(this: &Shared, index: usize) -> Result<Streaming<WatchResponse>, S
     let requests = stream::poll_fn(move |cx| requests.poll_recv(cx));
     // It stays open when there is nothing more to request.
     let requests = requests.chain(stream::once(pending()));
-    let mut grpc = this.members.grpc(index);
     let opened = async {
-        let ready = grpc.ready().await;
-        ready.map_err(|error| Status::from_error(Box::new(error)))?;
+        let mut grpc = this.members.grpc(index).await?;
         let path = PathAndQuery::from_static(WATCH);
         let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
         grpc.streaming(this.members.request(requests), path, codec)
@@ -255,9 +280,21 @@ async fn open(this: &Shared, index: usize) -> Result<Streaming<WatchResponse>, S
 }
 
 /// Handles messages until the stream ends, or the store is dropped.
-async fn receive(shared: &Weak<Shared>, mut messages: Streaming<WatchResponse>) -> Status {
+async fn receive(
+    shared: &Weak<Shared>,
+    mut messages: Streaming<WatchResponse>,
+    mut dropped: watch::Receiver<()>,
+) -> Status {
     loop {
-        let received = match messages.next().await {
+        let message = tokio::select! {
+            message = messages.next() => message,
+            // An error: the store is dropped.
+            changed = dropped.changed() => match changed {
+                Ok(()) => continue,
+                Err(_) => None,
+            },
+        };
+        let received = match message {
             Some(Ok(reply)) => shared.upgrade().map(|this| this.received(reply)),
             Some(Err(status)) => return status,
             None => None,

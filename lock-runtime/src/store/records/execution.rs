@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use super::{
     Caller, Change, Decide, Record, RecordName, Swap, SwapReply, Swapped,
@@ -26,6 +29,8 @@ use crate::{
 type Open<T> = Vec<(usize, Attempt<T>)>;
 type Results<T> = Vec<Option<Result<T, StoreError>>>;
 
+/// The time for which an operation on a contended record waits for the earlier ones.
+const TURN: Duration = Duration::from_millis(50);
 /// The time for which the replies of a batch wait for the last ones.
 const STRAGGLERS: Duration = Duration::from_millis(200);
 
@@ -159,7 +164,8 @@ impl Shared {
                 && let Some(name) = attempt.in_turn()
             {
                 let name = name.clone();
-                turn = Some(self.turns.wait(&name).await);
+                // The earlier ones may be on a runtime that stands still.
+                turn = Some(timeout(TURN, self.turns.wait(&name)).await.ok());
                 attempt.begin_again(&self.cache);
             }
             open = self.go_on(open, &mut results).await;

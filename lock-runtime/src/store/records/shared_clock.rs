@@ -143,7 +143,7 @@ pub(crate) struct Turn {
     /// If the call is executed, the value was written after this instant.
     written_after: Instant,
     /// A time that the clock has not passed, if one is known without a call.
-    latest: Option<u64>,
+    pub(crate) latest: Option<u64>,
 }
 
 /// The times after a call.

@@ -127,6 +127,14 @@ async fn a_place_that_is_no_cluster_is_named() {
     }
 }
 
+/// Keys of the namespace `a/r` would be those of `a`.
+#[tokio::test]
+async fn a_namespace_is_no_part_of_another_one() {
+    let builder = LockClient::builder().namespace("a/r");
+    let refused = builder.connect(&shared_etcd().await.url()).await;
+    assert_says(&refused.unwrap_err(), LockErrorKind::InvalidSpec, &["'/'"]);
+}
+
 #[tokio::test]
 async fn keys_of_others_are_left_untouched() {
     let etcd = shared_etcd().await;

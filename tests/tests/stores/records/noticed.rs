@@ -9,7 +9,7 @@ use std::{
 };
 
 use lock_runtime::store::{
-    RecordStore, Records, Replied, Store, StoreError,
+    RecordStore, Records, Replied, Replies, Store, StoreError,
     records::{ReadReply, Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
 };
 use tokio::time::sleep;
@@ -46,6 +46,14 @@ enum Fault {
     ForgetsAndExecutesLate,
     /// Executes a swap at once, and replies late.
     RepliesLate,
+    /// Gives all swaps of a batch the outcome of one that conflicts.
+    ConflictsTogether,
+    /// Keeps the first 32 KiB of a record.
+    CutsRecords,
+    /// Returns the first hundred records of a read.
+    ReadsAHundred,
+    /// Shows the time of its start.
+    Stands,
 }
 
 #[derive(Clone, Debug)]
@@ -55,6 +63,7 @@ struct Faulty {
     swaps: Arc<AtomicUsize>,
     /// Swaps whose futures were dropped, until another one changes the same record.
     dropped: Arc<Mutex<Vec<Swap>>>,
+    start: Timestamp,
 }
 
 impl Faulty {
@@ -64,6 +73,7 @@ impl Faulty {
             fault,
             swaps: Arc::default(),
             dropped: Arc::default(),
+            start: Timestamp::of_system(),
         }
     }
 
@@ -102,6 +112,10 @@ impl Faulty {
                 }
             }
             Fault::HalvesSwaps => swap.changes.truncate(1),
+            Fault::CutsRecords => {
+                let records = swap.changes.iter_mut().map(|change| &mut change.record);
+                records.for_each(|record| record.body.truncate(32 * 1024));
+            }
             Fault::ForgetsAndExecutesLate => {
                 for change in &mut swap.changes {
                     let micros = change.needed_until.micros() - DAY.as_micros() as u64;
@@ -172,8 +186,29 @@ impl Records for Faulty {
         })
     }
 
+    fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
+        Box::pin(async move {
+            let mut replies = self.records.swap_each(swaps).await;
+            let is_conflict = |it: &&Result<SwapReply, StoreError>| matches!(it, Ok(reply) if matches!(reply.outcome, Swapped::Conflict(_)));
+            if self.fault == Fault::ConflictsTogether
+                && let Some(conflict) = replies.iter().find(is_conflict).cloned()
+            {
+                replies.fill(conflict);
+            }
+            replies
+        })
+    }
+
     fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
-        self.records.read(names)
+        Box::pin(async move {
+            let mut reply = self.records.read(names).await?;
+            match self.fault {
+                Fault::ReadsAHundred => reply.records.truncate(100),
+                Fault::Stands => reply = ReadReply::new(self.start, reply.records),
+                _ => {}
+            }
+            Ok(reply)
+        })
     }
 
     fn list<'a>(
@@ -217,6 +252,10 @@ async fn faults_that_locks_meet_rarely_are_noticed() {
         (Fault::HalvesSwaps, "a swap"),
         (Fault::ReversesConflicts, "in the order of the changes"),
         (Fault::IgnoresTimes, "before its time"),
+        (Fault::ConflictsTogether, "has its own outcome"),
+        (Fault::CutsRecords, "a read shows each record"),
+        (Fault::ReadsAHundred, "a read shows each record"),
+        (Fault::Stands, "the clock goes on"),
     ] {
         let place = Place::new();
         let records = Arc::new(Faulty::new(&place, fault));
@@ -225,6 +264,9 @@ async fn faults_that_locks_meet_rarely_are_noticed() {
             lock_conformance::swaps_compare_every_version(&make).await;
             lock_conformance::conflicts_are_in_the_order_of_their_changes(&make).await;
             lock_conformance::swaps_wait_for_their_time(&make).await;
+            lock_conformance::swaps_of_a_batch_have_their_own_outcomes(&make).await;
+            lock_conformance::reads_show_many_records_and_large_ones(&make).await;
+            lock_conformance::the_clock_goes_on_for_all_clients(&make).await;
         })
         .await;
     }
