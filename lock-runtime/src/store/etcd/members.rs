@@ -35,6 +35,9 @@ use crate::{
 /// for the shortest lease.
 const SLOW: Duration = Duration::from_millis(120);
 
+/// The attempts at a call whose tokens are refused. A member that has just started may refuse a new
+/// one as well.
+const LOGINS: usize = 3;
 /// The age from which on a connection is replaced after a slow call.
 const LASTS: Duration = Duration::from_secs(1);
 
@@ -196,16 +199,23 @@ impl Members {
         A: Message + Default + Send + Sync + 'static,
     {
         let index = self.current();
-        self.authenticate(index, None).await?;
-        let token = self.token();
-        let mut reply = self.call_member(index, path, message.clone()).await;
-        if let Err(status) = &reply
-            && self.credentials.is_some()
-            && error::is_token_refused(status)
-        {
-            self.authenticate(index, token).await?;
-            reply = self.call_member(index, path, message).await;
-        }
+        let mut refused = None;
+        let mut attempts = LOGINS;
+        let reply = loop {
+            self.authenticate(index, refused).await?;
+            let token = self.token();
+            let reply = self.call_member(index, path, message.clone()).await;
+            attempts -= 1;
+            match &reply {
+                Err(status) if token.is_some() && error::is_token_refused(status) => {
+                    refused = token
+                }
+                _ => break reply,
+            }
+            if attempts == 0 {
+                break reply;
+            }
+        };
         reply.map_err(|status| self.failed(index, &status))
     }
 

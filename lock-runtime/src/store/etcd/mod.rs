@@ -574,6 +574,8 @@ impl Records for EtcdRecords {
     }
 
     fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {
+        // With the values that others write, the clock does not stand.
+        self.watching.start();
         Box::pin(self.calls().read(names))
     }
 

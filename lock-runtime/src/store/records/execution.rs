@@ -20,6 +20,7 @@ use super::{
     },
 };
 use crate::{
+    shell::keeper,
     shell::sync::lock,
     shell::time::{Instant, timeout_at},
     store::{StoreError, StoreErrorKind, StoreEvent, Token},
@@ -30,7 +31,7 @@ type Open<T> = Vec<(usize, Attempt<T>)>;
 type Results<T> = Vec<Option<Result<T, StoreError>>>;
 
 /// The time for which an operation on a contended record waits for the earlier ones.
-const TURN: Duration = Duration::from_millis(50);
+const TURN: Duration = Duration::from_millis(250);
 /// The time for which the replies of a batch wait for the last ones.
 const STRAGGLERS: Duration = Duration::from_millis(200);
 
@@ -159,7 +160,9 @@ impl Shared {
         }
         let mut turn = None;
         while !open.is_empty() {
+            // The keeper acts while the runtimes of the others may be blocked.
             if turn.is_none()
+                && !keeper::is_here()
                 && let [(_, attempt)] = &mut open[..]
                 && let Some(name) = attempt.in_turn()
             {
