@@ -35,9 +35,6 @@ use crate::{
 /// for the shortest lease.
 const SLOW: Duration = Duration::from_millis(120);
 
-/// The attempts at a call whose tokens are refused. A member that has just started may refuse a new
-/// one as well.
-const LOGINS: usize = 3;
 /// The age from which on a connection is replaced after a slow call.
 const LASTS: Duration = Duration::from_secs(1);
 
@@ -199,23 +196,16 @@ impl Members {
         A: Message + Default + Send + Sync + 'static,
     {
         let index = self.current();
-        let mut refused = None;
-        let mut attempts = LOGINS;
-        let reply = loop {
-            self.authenticate(index, refused).await?;
-            let token = self.token();
-            let reply = self.call_member(index, path, message.clone()).await;
-            attempts -= 1;
-            match &reply {
-                Err(status) if token.is_some() && error::is_token_refused(status) => {
-                    refused = token
-                }
-                _ => break reply,
-            }
-            if attempts == 0 {
-                break reply;
-            }
-        };
+        self.authenticate(index, None).await?;
+        let token = self.token();
+        let mut reply = self.call_member(index, path, message.clone()).await;
+        if let Err(status) = &reply
+            && token.is_some()
+            && error::is_token_refused(status)
+        {
+            self.authenticate(index, token).await?;
+            reply = self.call_member(index, path, message).await;
+        }
         reply.map_err(|status| self.failed(index, &status))
     }
 
@@ -263,6 +253,8 @@ impl Members {
         let credentials = credentials.credentials().await;
         let credentials = credentials.map_err(|error| error.with_unsent(true))?;
         let until = credentials.again_at();
+        // A member refuses a call with a token that has ended, also this one.
+        *lock(&self.token) = None;
         let request = AuthenticateRequest {
             name: (credentials.user.or_else(|| self.user.clone())).unwrap_or_default(),
             password: credentials.password,
@@ -270,7 +262,7 @@ impl Members {
         let reply = self.call_member::<_, AuthenticateResponse>(index, AUTHENTICATE, request);
         let reply = reply.await;
         let reply = reply.map_err(|status| self.failed(index, &status).with_unsent(true))?;
-        let number = self.token().map_or(0, |number| number + 1);
+        let number = rand::random();
         let value = reply.token.parse().ok();
         *lock(&self.token) = value.map(|value| Token {
             value,
