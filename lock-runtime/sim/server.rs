@@ -181,19 +181,21 @@ impl Server {
     /// Undoes some of the changes that need not survive a crash.
     pub(super) fn undo(&mut self, net: &mut Network) {
         let now = self.clock.at(net.now);
-        let tokens = |table: &Table, net: &Network| -> Vec<(Token, Option<Mode>)> {
+        let tokens = |table: &Table, net: &Network, at| -> Vec<(Token, Option<Mode>)> {
             let tokens = net
                 .locks()
-                .flat_map(|(key, kind)| table.tokens(key, kind, now));
+                .flat_map(|(key, kind)| table.tokens(key, kind, at));
             tokens.collect()
         };
-        let before = tokens(&self.data.table, net);
+        let before = tokens(&self.data.table, net, now);
         self.data.records.undo(&mut net.dice);
         self.data.table = self.data.records.table(net.start, self.epoch);
-        let after = tokens(&self.data.table, net);
+        let after = tokens(&self.data.table, net, now);
         let undone = before.iter().filter(|it| !after.contains(it));
         self.undone.extend(undone.map(|(token, _)| *token));
         let before: Vec<_> = before.into_iter().map(|(token, _)| token).collect();
+        // A late copy of a renewal extends also those whose leases have ended.
+        let after = tokens(&self.data.table, net, net.start);
         let after = after.into_iter().map(|(token, _)| token);
         let returned = after.filter(|it| !before.contains(it));
         net.excused.extend(returned);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lock_runtime::store::{
-    ClientId, Records,
+    ClientId, Instant, Records,
     records::{Change, Inbox, Message, Record, RecordName, Swap, Swapped, Timestamp, Version},
 };
 use tokio::time::sleep;
@@ -201,7 +201,7 @@ pub async fn the_clock_goes_on_for_all_clients(make: &impl AsyncFn() -> Arc<dyn 
         let clients = [make().await, make().await];
         let mut before: Option<(Timestamp, Timestamp)> = None;
         for turn in 0..4 {
-            let begun = tokio::time::Instant::now();
+            let begun = Instant::now();
             sleep(PAUSE).await;
             let reply = clients[turn % 2].read(&[]).await.expect("the time");
             let passed = begun.elapsed();
