@@ -22,7 +22,8 @@ use crate::{
     },
 };
 
-const ATTEMPT: Duration = Duration::from_secs(1);
+/// The longest attempt to connect.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 const SILENCE: Duration = Duration::from_secs(2);
 /// The uptime of a server that was not restarted recently, or the age of old data.

@@ -6,6 +6,7 @@ use super::{
     Broken,
     client::Input,
     dice::Dice,
+    link::ATTEMPT,
     message::{Call, Reply, Request, acquires, alias_number, leases},
     process::{self, Began, Who},
     schedule::{Action, Schedule},
@@ -258,6 +259,7 @@ impl Network {
             let (server, request) = (net.connections[conn].server, net.show(&request));
             format!("to s{server} #{call} {request}")
         });
+        self.greeted(conn, call, copies);
         if let (Request::Direct(message), [Some(_), Some(_)]) = (&request, copies) {
             self.excused.extend(acquires(message));
         }
@@ -277,11 +279,20 @@ impl Network {
         let copies = self.copies(conn, Way::Reply, self.is_single, |net| {
             format!("is sent the reply to #{call} {}", net.show_reply(&reply))
         });
+        self.greeted(conn, call, copies);
         let input = match reply {
             Reply::Direct(reply) => Input::Process(process::Event::Replied(call, Some(reply))),
             reply => Input::Replied(conn, call, reply),
         };
         self.deliver(conn, copies, input);
+    }
+
+    /// Records that a lost greeting keeps the client from the server until its attempt is over.
+    fn greeted(&mut self, conn: Conn, call: Call, copies: [Option<Instant>; 2]) {
+        if call == 0 && copies[0].is_none() {
+            let who = self.connections[conn].who;
+            self.trouble(who.process, self.now + ATTEMPT);
+        }
     }
 
     pub(super) fn push(&mut self, conn: Conn, event: StoreEvent) {

@@ -15,7 +15,7 @@ use super::{NEEDED, version};
 use crate::subject::{IMPRECISE, LONG, in_time, promise, skipped, unique};
 
 const OWN: &str = "each swap of a batch has its own outcome";
-const ALL: &str = "a read shows each record, and none for a name that has none";
+const ALL: &str = "a read and a list show each record, and none for a name that has none";
 const SILENT: &str = "a swap sends its messages only if it takes effect";
 const ONWARD: &str = "the clock goes on by itself, and no client is behind another one";
 /// More than a store may put into a call.
@@ -77,7 +77,8 @@ pub async fn swaps_of_a_batch_have_their_own_outcomes(make: &impl AsyncFn() -> A
     .await;
 }
 
-/// Checks that a read of many names shows those that have a record, however large, in their order.
+/// Checks that a read of many names and a list show those that have a record, however large, in
+/// their order.
 ///
 /// # Panics
 /// If the database breaks this promise.
@@ -85,22 +86,24 @@ pub async fn reads_show_many_records_and_large_ones(make: &impl AsyncFn() -> Arc
     in_time(async {
         let records = make().await;
         let now = records.read(&[]).await.expect("the time").now;
-        let names: Vec<_> = (0..MANY).map(|_| name()).collect();
+        let prefix = unique();
+        let name = |index| RecordName::new(format!("{prefix}.{index:03}"));
+        let names: Vec<_> = (0..MANY).map(name).collect();
         let body = |index: usize| match index {
-            0 => Vec::new(),
-            1 => (0..LARGE).map(|byte| byte as u8).collect(),
-            _ => format!("{index}").into_bytes(),
+            0 => Some(Vec::new()),
+            1 => Some((0..LARGE).map(|byte| byte as u8).collect()),
+            _ => (index % 7 == 0).then(|| format!("{index}").into_bytes()),
         };
-        for (index, name) in names.iter().enumerate().step_by(7).chain([(1, &names[1])]) {
-            let reply = records.swap(&swap(name, None, body(index), now)).await;
+        for (index, name) in names.iter().enumerate() {
+            let Some(body) = body(index) else { continue };
+            let reply = records.swap(&swap(name, None, body, now)).await;
             let outcome = reply.expect("a reply to a swap").outcome;
             promise!(ALL, outcome == Swapped::Done, "{index}: {outcome:?}");
         }
         let present = records.read(&names).await.expect("the records").records;
         promise!(ALL, present.len() == MANY, "{} of {MANY}", present.len());
         for (index, record) in present.into_iter().enumerate() {
-            let expected = (index % 7 == 0 || index == 1).then(|| body(index));
-            let found = record.map(|record| record.body);
+            let (found, expected) = (record.map(|record| record.body), body(index));
             let [found_size, size] = [&found, &expected].map(|it| it.as_ref().map(Vec::len));
             promise!(
                 ALL,
@@ -108,6 +111,18 @@ pub async fn reads_show_many_records_and_large_ones(make: &impl AsyncFn() -> Arc
                 "name {index}: {found_size:?} bytes instead of {size:?}"
             );
         }
+        let mut listed = Vec::new();
+        loop {
+            let page = records.list(&prefix, listed.last()).await.expect("a list");
+            if page.is_empty() {
+                break;
+            }
+            listed.extend(page.into_iter().map(|(name, _)| name));
+        }
+        let expected = names.into_iter().enumerate();
+        let expected = expected.filter(|(index, _)| body(*index).is_some());
+        let expected: Vec<_> = expected.map(|(_, name)| name).collect();
+        promise!(ALL, listed == expected, "{} in the list", listed.len());
     })
     .await;
 }
@@ -199,6 +214,10 @@ pub async fn swaps_without_effect_send_no_message(make: &impl AsyncFn() -> Arc<d
 pub async fn the_clock_goes_on_for_all_clients(make: &impl AsyncFn() -> Arc<dyn Records>) {
     in_time(async {
         let clients = [make().await, make().await];
+        // A clock that the clients advance goes on from their first calls.
+        for client in &clients {
+            client.read(&[]).await.expect("the time");
+        }
         let mut before: Option<(Timestamp, Timestamp)> = None;
         for turn in 0..4 {
             let begun = Instant::now();

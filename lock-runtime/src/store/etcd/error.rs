@@ -32,7 +32,7 @@ pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
             ": compact and defragment the members, or raise --quota-backend-bytes, and then \
              `etcdctl alarm disarm`; set --auto-compaction-retention",
         ),
-        Code::ResourceExhausted => (Kind::Unavailable, true, ""),
+        Code::ResourceExhausted => (Kind::Unavailable, is_of_etcd(message), ""),
         Code::DataLoss => (
             Kind::WrongServer,
             false,
@@ -45,11 +45,17 @@ pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
         ),
         _ if is_unable(status) => (Kind::Unavailable, true, ""),
         Code::Unimplemented => (Kind::WrongServer, true, ""),
-        Code::InvalidArgument => (Kind::Unsupported, true, ""),
+        Code::InvalidArgument => (Kind::Unsupported, is_of_etcd(message), ""),
         _ => (Kind::Unavailable, was_not_connected(status), ""),
     };
     let text = format!("etcd at {member}: {}{remedy}", said(status));
     StoreError::new(kind, text).with_unsent(is_unsent)
+}
+
+/// Returns whether etcd itself has refused a call, which it does before the change; not the library
+/// on either side, of which one refuses a reply that is too long.
+fn is_of_etcd(message: &str) -> bool {
+    message.starts_with("etcdserver: ")
 }
 
 fn names_the_user(message: &str) -> bool {

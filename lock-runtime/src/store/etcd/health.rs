@@ -10,7 +10,7 @@ use super::{
 use crate::{
     observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity, is_answer},
     shell::time::Instant,
-    store::StoreError,
+    store::{StoreError, StoreErrorKind},
 };
 
 /// The part of its data that a member should use at least, and the size from which on it matters.
@@ -58,6 +58,17 @@ impl Calls {
         let status = timeout(PATIENCE, status).await;
         let status = match status.unwrap_or_else(|_| Err(StoreError::timed_out(PATIENCE))) {
             Ok(status) => status,
+            // Some versions show it to the user root only.
+            Err(error) if error.kind() == StoreErrorKind::Forbidden => {
+                (server.reachable, server.grants_locks) = (true, true);
+                let finding = Finding::new(
+                    Severity::Notice,
+                    "unknown",
+                    format!("the member does not show its state: {error}"),
+                    "ask as the user root for it",
+                );
+                return (server, vec![finding.about(name)]);
+            }
             Err(error) => {
                 server.reachable = is_answer(&error);
                 return (server, vec![Finding::failed(&error).about(name)]);

@@ -4,7 +4,7 @@ use std::{
     mem::forget,
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -28,12 +28,15 @@ use super::{
 use crate::{
     client::credentials::Provider,
     shell::{sync::lock, time::Instant},
-    store::StoreError,
+    store::{StoreError, StoreErrorKind},
 };
 
 /// A call that was given up after this time counts against its member. Shorter than a call waits
 /// for the shortest lease.
 const SLOW: Duration = Duration::from_millis(120);
+
+/// The longest reply: a page of large records.
+const REPLY: usize = 64 << 20;
 
 /// The age from which on a connection is replaced after a slow call.
 const LASTS: Duration = Duration::from_secs(1);
@@ -47,6 +50,8 @@ pub(super) struct Members {
     token: Mutex<Option<Token>>,
     /// One call at a time gets a token, as a member checks a password for a tenth of a second.
     login: Queue<()>,
+    /// A member has accepted the user.
+    was_accepted: AtomicBool,
 }
 
 struct Member {
@@ -113,6 +118,7 @@ impl Members {
             is_anonymous: target.is_anonymous,
             token: Mutex::default(),
             login: Queue::default(),
+            was_accepted: AtomicBool::new(false),
         }
     }
 
@@ -139,23 +145,26 @@ impl Members {
     /// Returns a connection to a member that takes a call now.
     pub(super) async fn grpc(&self, index: usize) -> Result<Grpc<Channel>, Status> {
         let member = &self.members[index];
-        let mut grpc = Grpc::new(member.channel());
+        let client = |channel| Grpc::new(channel).max_decoding_message_size(REPLY);
+        let mut grpc = client(member.channel());
         if grpc.ready().await.is_ok() {
             return Ok(grpc);
         }
         // Its task has ended, with the runtime.
-        let mut grpc = Grpc::new(member.reconnect(Duration::ZERO));
+        let mut grpc = client(member.reconnect(Duration::ZERO));
         let ready = grpc.ready().await;
         ready.map_err(|error| Status::from_error(Box::new(error)))?;
         Ok(grpc)
     }
 
     /// Returns a request with the token of the user. A member that knows no leader refuses it at
-    /// once.
-    pub(super) fn request<T>(&self, message: T) -> Request<T> {
+    /// once if it `needs_leader`.
+    pub(super) fn request<T>(&self, message: T, needs_leader: bool) -> Request<T> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
-        metadata.insert("hasleader", MetadataValue::from_static("true"));
+        if needs_leader {
+            metadata.insert("hasleader", MetadataValue::from_static("true"));
+        }
         if let Some(Token { value, .. }) = lock(&self.token).clone() {
             metadata.insert("token", value);
         }
@@ -167,7 +176,7 @@ impl Members {
         &self,
         index: usize,
         path: &'static str,
-        message: Q,
+        request: Request<Q>,
     ) -> Result<A, Status>
     where
         Q: Message + Send + Sync + 'static,
@@ -178,7 +187,7 @@ impl Members {
             let mut grpc = self.grpc(index).await?;
             let path = PathAndQuery::from_static(path);
             let codec = ProstCodec::<Q, A>::default();
-            grpc.unary(self.request(message), path, codec).await
+            grpc.unary(request, path, codec).await
         };
         let reply = reply.await;
         forget(patience);
@@ -195,16 +204,16 @@ impl Members {
         Q: Message + Clone + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let index = self.current();
-        self.authenticate(index, None).await?;
-        let token = self.token();
-        let mut reply = self.call_member(index, path, message.clone()).await;
+        self.authenticate(None).await?;
+        let (index, token) = (self.current(), self.token());
+        let make = || self.call_member(index, path, self.request(message.clone(), true));
+        let mut reply = make().await;
         if let Err(status) = &reply
             && token.is_some()
             && error::is_token_refused(status)
         {
-            self.authenticate(index, token).await?;
-            reply = self.call_member(index, path, message).await;
+            self.authenticate(token).await?;
+            reply = make().await;
         }
         reply.map_err(|status| self.failed(index, &status))
     }
@@ -220,7 +229,9 @@ impl Members {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let reply = self.call_member(index, path, message).await;
+        self.authenticate(None).await?;
+        let request = self.request(message, false);
+        let reply = self.call_member(index, path, request).await;
         reply.map_err(|status| error::of_call(self.name(index), &status))
     }
 
@@ -230,11 +241,7 @@ impl Members {
     }
 
     /// Gets a token for the user, if there is one, unless there is a token that was not `refused`.
-    pub(super) async fn authenticate(
-        &self,
-        index: usize,
-        refused: Option<u64>,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn authenticate(&self, refused: Option<u64>) -> Result<(), StoreError> {
         let Some(credentials) = &self.credentials else {
             return Ok(());
         };
@@ -259,9 +266,13 @@ impl Members {
             name: (credentials.user.or_else(|| self.user.clone())).unwrap_or_default(),
             password: credentials.password,
         };
+        // Another one may serve since this call began to wait.
+        let index = self.current();
+        let request = self.request(request, true);
         let reply = self.call_member::<_, AuthenticateResponse>(index, AUTHENTICATE, request);
         let reply = reply.await;
         let reply = reply.map_err(|status| self.failed(index, &status).with_unsent(true))?;
+        self.was_accepted.store(true, Ordering::Relaxed);
         let number = rand::random();
         let value = reply.token.parse().ok();
         *lock(&self.token) = value.map(|value| Token {
@@ -278,6 +289,9 @@ impl Members {
             self.leave(index);
         }
         let error = error::of_call(self.name(index), status);
+        // The password of a user that was accepted before is being replaced.
+        let is_refused = error.kind() == StoreErrorKind::Unauthenticated;
+        let error = error.passing(is_refused && self.was_accepted.load(Ordering::Relaxed));
         let may_lack_certificate = self.is_anonymous && error::was_closed(status);
         match may_lack_certificate {
             true => {

@@ -27,6 +27,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use tokio::sync::OnceCell;
 
 use self::{
     members::Members,
@@ -96,6 +97,8 @@ struct Calls {
     members: Arc<Members>,
     layout: Layout,
     clock: Arc<SharedClock>,
+    /// Set when the format of the keys is known to be this one.
+    format: Arc<OnceCell<()>>,
     /// The etcd lease of what is written now, and the time of its grant.
     lease: Mutex<Option<(i64, Instant)>>,
     group: Group,
@@ -174,7 +177,7 @@ impl EtcdRecords {
     ) -> Result<Self, LockError> {
         let records = Self::connect_lazy(url, namespace, options)?;
         let calls = records.calls.usual();
-        let ready = calls.of_any_member(|| calls.check_format());
+        let ready = calls.of_any_member(|| calls.ready());
         let ready = tokio::time::timeout(CONNECT, ready).await;
         let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
         ready.map_err(|error| {
@@ -206,7 +209,7 @@ impl EtcdRecords {
         runtime::check()?;
         let target = Target::new(url, &options)?;
         let layout = Layout(namespace.into());
-        let calls = Calls::new(&target, layout.clone(), Arc::default());
+        let calls = Calls::new(&target, layout.clone(), Arc::default(), Arc::default());
         let (members, clock) = (calls.members.clone(), calls.clock.clone());
         Ok(Self {
             watching: Watching::new(members, layout, clock),
@@ -223,7 +226,8 @@ impl EtcdRecords {
     /// The calls for the calling thread.
     fn calls(&self) -> &Arc<Calls> {
         let of_keeper = |usual: &Arc<Calls>| {
-            let calls = Calls::new(&self.target, usual.layout.clone(), usual.clock.clone());
+            let (clock, format) = (usual.clock.clone(), usual.format.clone());
+            let calls = Calls::new(&self.target, usual.layout.clone(), clock, format);
             Arc::new(calls)
         };
         self.calls.here(of_keeper)
@@ -231,11 +235,17 @@ impl EtcdRecords {
 }
 
 impl Calls {
-    fn new(target: &Target, layout: Layout, clock: Arc<SharedClock>) -> Self {
+    fn new(
+        target: &Target,
+        layout: Layout,
+        clock: Arc<SharedClock>,
+        format: Arc<OnceCell<()>>,
+    ) -> Self {
         Self {
             members: Arc::new(Members::new(target)),
             layout,
             clock,
+            format,
             lease: Mutex::default(),
             group: Group::new(CALLS),
         }
@@ -255,6 +265,15 @@ impl Calls {
             reply = call().await;
         }
         reply
+    }
+
+    /// Checks the format of the keys before the first call.
+    async fn ready(&self) -> Result<(), StoreError> {
+        let check = || async {
+            let checked = self.check_format().await;
+            checked.map_err(|error| error.with_unsent(true))
+        };
+        self.format.get_or_try_init(check).await.copied()
     }
 
     /// Reads the format of the keys, and writes it if there is none.
@@ -466,6 +485,9 @@ impl Calls {
     }
 
     async fn swap_each(&self, swaps: &[Swap]) -> Vec<Result<SwapReply, StoreError>> {
+        if let Err(error) = self.ready().await {
+            return vec![Err(error); swaps.len()];
+        }
         let mut replies = Vec::with_capacity(swaps.len());
         let mut rest = swaps;
         while !rest.is_empty() {
@@ -490,6 +512,7 @@ impl Calls {
     }
 
     async fn read(&self, names: &[RecordName]) -> Result<ReadReply, StoreError> {
+        self.ready().await?;
         let mut records = Vec::with_capacity(names.len());
         let mut times: Option<(Timestamp, Timestamp)> = None;
         let mut rest = names;
@@ -525,6 +548,7 @@ impl Calls {
         prefix: &str,
         after: Option<&RecordName>,
     ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        self.ready().await?;
         let all = self.layout.record("").len();
         let first = self.layout.record(prefix);
         let after = after.map(|after| [&self.layout.record(after.as_str())[..], &[0]].concat());
@@ -552,6 +576,7 @@ impl Grouping for Calls {
     }
 
     async fn swap_alone(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
+        self.ready().await?;
         let mut replies = self.swap_together(slice::from_ref(swap)).await?;
         replies.pop().ok_or_else(error::no_reply)?
     }

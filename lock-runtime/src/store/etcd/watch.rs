@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::pending,
+    mem::replace,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -54,6 +55,8 @@ struct State {
     clients: HashMap<ClientId, (i64, bool)>,
     /// The stream that is open.
     requests: Option<mpsc::UnboundedSender<WatchRequest>>,
+    /// The inboxes know that messages may be lost.
+    is_lost: bool,
     is_running: bool,
 }
 
@@ -146,9 +149,12 @@ impl Shared {
         state.inboxes.iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Informs the inboxes if that has changed.
     fn inform_of(&self, is_connected: bool) {
-        for inbox in self.inboxes() {
-            inbox.connected(is_connected);
+        if replace(&mut lock(&self.state).is_lost, !is_connected) == is_connected {
+            for inbox in self.inboxes() {
+                inbox.connected(is_connected);
+            }
         }
     }
 
@@ -166,10 +172,15 @@ impl Shared {
         requests
     }
 
-    fn ended(&self) {
-        let mut state = lock(&self.state);
-        state.requests = None;
-        state.clients.values_mut().for_each(|it| it.1 = false);
+    fn ended(&self, was_open: bool) {
+        {
+            let mut state = lock(&self.state);
+            state.requests = None;
+            state.clients.values_mut().for_each(|it| it.1 = false);
+        }
+        if was_open {
+            self.inform_of(false);
+        }
     }
 
     fn began(&self, number: i64) {
@@ -211,7 +222,8 @@ struct Running(Weak<Shared>);
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(shared) = self.0.upgrade() {
-            shared.ended();
+            let is_open = lock(&shared.state).requests.is_some();
+            shared.ended(is_open);
             lock(&shared.state).is_running = false;
         }
     }
@@ -221,8 +233,6 @@ impl Drop for Running {
 async fn run(shared: Weak<Shared>) {
     let _running = Running(shared.clone());
     let mut pause = PAUSE;
-    // Whether the inboxes know that messages may be lost.
-    let mut is_lost = false;
     while let Some(this) = shared.upgrade() {
         let (index, token) = (this.members.current(), this.members.token());
         let begun = Instant::now();
@@ -230,10 +240,7 @@ async fn run(shared: Weak<Shared>) {
         let was_open = opened.is_ok();
         let ended = match opened {
             Ok(messages) => {
-                if is_lost {
-                    this.inform_of(true);
-                    is_lost = false;
-                }
+                this.inform_of(true);
                 let dropped = this.begun.subscribe();
                 drop(this);
                 receive(&shared, messages, dropped).await
@@ -241,13 +248,9 @@ async fn run(shared: Weak<Shared>) {
             Err(status) => status,
         };
         let Some(this) = shared.upgrade() else { return };
-        this.ended();
-        if was_open {
-            this.inform_of(false);
-            is_lost = true;
-        }
+        this.ended(was_open);
         let refused: Result<(), StoreError> = match error::is_token_refused(&ended) {
-            true => this.members.authenticate(index, token).await,
+            true => this.members.authenticate(token).await,
             false => Err(this.members.failed(index, &ended)),
         };
         if let Err(error) = refused {
@@ -271,8 +274,8 @@ async fn open(this: &Shared, index: usize) -> Result<Streaming<WatchResponse>, S
         let mut grpc = this.members.grpc(index).await?;
         let path = PathAndQuery::from_static(WATCH);
         let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
-        grpc.streaming(this.members.request(requests), path, codec)
-            .await
+        let requests = this.members.request(requests, true);
+        grpc.streaming(requests, path, codec).await
     };
     let opened = timeout(OPEN, opened).await;
     let opened = opened.unwrap_or_else(|_| Err(Status::unavailable("no stream of messages")));

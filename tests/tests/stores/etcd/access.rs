@@ -1,6 +1,6 @@
 //! Users, rights, TLS, and places that are no cluster: one clear message each.
 
-use lock_runtime::{EtcdOptions, LockClient, LockError, LockErrorKind};
+use lock_runtime::{EtcdOptions, LockClient, LockError, LockErrorKind, health::Verdict};
 use lock_tests::{EtcdCluster, chain, shared_etcd, shared_server, unique};
 
 use super::once;
@@ -60,6 +60,8 @@ async fn users_have_a_password_and_rights_to_a_prefix() {
         .await
         .unwrap();
     once(&locks, "k").await.unwrap();
+    let health = locks.health().await;
+    assert_eq!(health.verdict(), Verdict::Healthy, "{health}");
     // A member forgets the tokens that it has given out when it starts again.
     cluster.restart(0).await;
     super::until_served(&locks, "k").await;
@@ -151,6 +153,10 @@ async fn keys_of_others_are_left_untouched() {
         LockErrorKind::IncompatibleFormat,
         &["another format", &namespace],
     );
+    let lazy = LockClient::builder().namespace(&namespace);
+    let lazy = lazy.connect_lazy(&etcd.url()).unwrap();
+    let error = once(&lazy, "k").await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::IncompatibleFormat);
     etcd.ctl(&["del", &format!("{namespace}/format")]).await;
 
     etcd.ctl(&["put", &format!("{namespace}/c"), "colour"])

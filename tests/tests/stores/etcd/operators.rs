@@ -2,10 +2,15 @@
 
 use futures_util::TryStreamExt as _;
 use lock_runtime::{
-    LockErrorKind, Loss,
-    health::{ServerRole, Verdict},
+    EtcdOptions, LockErrorKind, Loss,
+    health::{Health, ServerRole, Verdict},
+    store::{
+        Records as _,
+        etcd::EtcdRecords,
+        records::{Change, Record, RecordName, Swap, Swapped, Timestamp, Version},
+    },
 };
-use lock_tests::EtcdCluster;
+use lock_tests::{EtcdCluster, place::eventually, shared_etcd, unique};
 
 use super::{client, once};
 
@@ -44,6 +49,34 @@ async fn each_member_has_a_role_and_one_that_is_down_is_named() {
     cluster.kill((leader + 2) % 3);
     let health = locks.health().await;
     assert_eq!(health.verdict(), Verdict::Unavailable, "{health}");
+    let says = |health: &Health| health.findings().iter().any(|it| it.code == "no_leader");
+    eventually("the member knows no leader", || async {
+        says(&locks.health().await)
+    })
+    .await;
+}
+
+/// More than the 4 MiB to which gRPC limits a message by default.
+#[tokio::test]
+async fn many_large_records_are_read_and_listed() {
+    let options = EtcdOptions::new();
+    let (url, namespace) = (shared_etcd().await.url(), unique("ns"));
+    let records = EtcdRecords::connect(&url, &namespace, options).await;
+    let records = records.unwrap();
+    let names: Vec<_> = (0..110)
+        .map(|it| RecordName::new(format!("{it:03}")))
+        .collect();
+    let now = records.read(&[]).await.unwrap().now;
+    let needed_until = Timestamp::from_micros(now.micros() + 60_000_000);
+    for name in &names {
+        let record = Record::new(Version::from_number(1).unwrap(), vec![7; 40 << 10]);
+        let change = Change::new(name.clone(), None, record, needed_until);
+        let swap = Swap::new(vec![change], Timestamp::default());
+        assert_eq!(records.swap(&swap).await.unwrap().outcome, Swapped::Done);
+    }
+    let read = records.read(&names).await.unwrap().records;
+    assert_eq!(read.iter().flatten().count(), names.len());
+    assert_eq!(records.list("", None).await.unwrap().len(), names.len());
 }
 
 #[tokio::test]
