@@ -150,6 +150,7 @@ impl Round {
         if state.token == token {
             if is_coordinator {
                 self.next = next.map(|next| (next.clone(), cx.now));
+                self.is_named = is_named;
             }
             match state.standing {
                 Standing::Asked | Standing::Queued => state.pushed = Some(grant),
@@ -231,7 +232,9 @@ impl Round {
             let (_, until) = name?;
             let vote = match self.passed[server] {
                 Passed::Vote(vote) => vote,
-                _ if self.coordinator == Some(server) => {
+                // If the others were not to pass their votes on, their messages are forged: that of
+                // one server and a grant by the coordinator would be a majority.
+                _ if self.coordinator == Some(server) && self.is_named => {
                     Vote::until(self.states[server].pushed?, until)
                 }
                 _ => return None,

@@ -69,6 +69,9 @@ pub(crate) struct Round {
     states: PerServer<VoteState>,
     /// For each server, the vote that its previous holder has passed on.
     passed: PerServer<Passed>,
+    /// By the coordinator's latest message, the previous holder has named this acquisition to all
+    /// servers.
+    is_named: bool,
     /// A release may name an alias of this acquisition, which is or was in a wait queue.
     may_be_named: bool,
     /// The acquisition behind this one in the coordinator's queue, and the time of its report.
@@ -150,6 +153,7 @@ impl Round {
                 })
                 .collect(),
             passed: smallvec::smallvec![Passed::Never; servers],
+            is_named: false,
             may_be_named: false,
             next: None,
             // The name in the coordinator's queue is used nowhere else before its turn: it could

@@ -40,10 +40,20 @@ impl Client {
 
     /// Applies the push message of a server that has passed its vote on to the name.
     fn passed(&mut self, server: usize, number: u64, next: Option<Heir>) -> (bool, Output) {
+        self.granted(server, number, true, next)
+    }
+
+    fn granted(
+        &mut self,
+        server: usize,
+        number: u64,
+        is_named: bool,
+        next: Option<Heir>,
+    ) -> (bool, Output) {
         let event = StoreEvent::Granted {
             hold: self.hold.clone(),
             grant: Grant::new(fence(number), LEASE),
-            is_named: true,
+            is_named,
             next,
         };
         let (pause, out) = self.visit(|session, cx| session.pushed(server, &event, cx));
@@ -77,6 +87,24 @@ fn an_heir_holds_the_lock_by_push_messages_alone() {
     let grant = client.wins();
     assert_eq!(grant.fence, fence(9));
     assert!(grant.ttl < Duration::from_secs(3), "{grant:?}");
+}
+
+/// The coordinator has granted the lock by itself, so no other server can have passed a vote on:
+/// the message of one is forged.
+#[test]
+fn a_grant_of_the_coordinator_and_a_forged_message_are_no_majority() {
+    for is_first in [true, false] {
+        let (mut client, [coordinator, one, _]) = Client::queued();
+        if is_first {
+            client.passed(one, 9, None);
+        }
+        assert!(client.granted(coordinator, 9, false, None).0);
+        if !is_first {
+            client.passed(one, 9, None);
+        }
+        let (_, sends) = client.poll();
+        assert!(!sends.is_empty());
+    }
 }
 
 /// The message of the coordinator is missing. The others are enough once the client polls.
