@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests of the workspace, documentation included, against real servers. Where they are missing, it installs
 # redis-server and unpacks Prometheus below the target directory. `--browser` also runs the tests of the pages for operators
-# in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL and etcd, and installs them. More arguments go to
-# cargo, and select the tests:
+# in Chromium, and installs it. `--stores` also runs the tests with PostgreSQL, etcd and ZooKeeper, and installs them. More
+# arguments go to cargo, and select the tests:
 # tests/run.sh -p lock-tests --test operators fixture
 # `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
 # installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
@@ -90,7 +90,17 @@ has_etcd() {
     command -v etcd >/dev/null && command -v etcdctl >/dev/null
 }
 
+install_zookeeper() {
+    on_debian zookeeper zookeeper
+    without_services zookeeper default-jre-headless
+    has_zookeeper || fail 'apt-get has installed zookeeper and default-jre-headless, but they are not there'
+}
+
 # In the places where the tests look for them.
+has_zookeeper() {
+    command -v java >/dev/null && [ -e /usr/share/java/zookeeper.jar ]
+}
+
 has_postgresql() {
     { command -v pgbouncer || [ -x /usr/sbin/pgbouncer ]; } >/dev/null || return 1
     command -v initdb >/dev/null || [ -x "$(pg_config --bindir 2>/dev/null)/initdb" ] || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
@@ -167,6 +177,7 @@ while :; do
         with_stores=1
         has_postgresql || install_postgresql
         has_etcd || install_etcd
+        has_zookeeper || install_zookeeper
         ;;
     --judge)
         with_judges=1
@@ -189,7 +200,7 @@ fi
 if [ $# -eq 0 ]; then
     set -- --workspace
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
-    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip etcd --skip stores:: --skip outage::database::
+    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip etcd --skip zookeeper --skip stores:: --skip outage::database::
 fi
 # Most tests wait most of the time, also with one thread for each core.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}

@@ -11,6 +11,7 @@
 //! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
 //! | [`postgres`] | PostgreSQL as the store: schema, rights, poolers, standbys |
 //! | [`etcd`] | etcd as the store: rights, time, what operators should know |
+//! | [`zookeeper`] | ZooKeeper as the store: rights, time, what operators should know |
 //! | [`stores`] | Locks in a database of your own |
 //! | [`majority`] | Several independent servers and a majority vote (Redlock) |
 //! | [`observing`] | Names, metrics and spans; Prometheus and OpenTelemetry |
@@ -118,4 +119,9 @@ pub mod stores {
 
 pub mod waiting {
     #![doc = include_str!("../guide/waiting.md")]
+}
+
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper {
+    #![doc = include_str!("../guide/zookeeper.md")]
 }

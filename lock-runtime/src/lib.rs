@@ -37,6 +37,7 @@
 //! | `postgres-rustls` | | TLS for `postgres://` |
 //! | `etcd` | | the etcd store: `etcd://` |
 //! | `etcd-rustls` | | `etcds://` |
+//! | `zookeeper` | | the ZooKeeper store: `zookeeper://` |
 //! | `http` | | errors as problem documents and as details of a gRPC status: [`web`] |
 //! | `axum` | | `LockError` as a response, `HeldLock` as an extractor, [`web::readiness`] |
 //! | `tonic` | | `LockError` as a `tonic::Status` |

@@ -10,6 +10,7 @@
 //! | [`redis_server`] | a real `redis-server` for one test, or for all tests of the process |
 //! | [`postgres`] | a real PostgreSQL server for one test, or a database on one for all tests |
 //! | [`etcd`] | a real etcd cluster for one test, or one member for all tests |
+//! | [`zookeeper`] | a real ZooKeeper ensemble for one test, or one server for all tests |
 //! | [`sentinel`] | a primary with two replicas, monitored by three Sentinels |
 //! | [`cluster`] | a Redis Cluster of three primaries with a replica each |
 //! | [`proxy`] | a TCP proxy that loses replies and messages, delays, cuts, refuses and swallows |
@@ -46,6 +47,7 @@ pub mod sentinel;
 pub mod server_clock;
 pub mod storm;
 pub mod traces;
+pub mod zookeeper;
 
 mod certificates;
 mod nodes;
@@ -69,6 +71,7 @@ pub use sentinel::{SentinelSet, shared_sentinels};
 pub use server_clock::ServerClock;
 pub use supervised::Supervised;
 pub use traces::Captured;
+pub use zookeeper::{ZooKeeperEnsemble, shared_zookeeper};
 
 /// Compiles the snippets of the READMEs and of docs/stores.md.
 #[cfg(doctest)]

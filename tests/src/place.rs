@@ -1,5 +1,5 @@
-//! Places for a test's locks: in this process, on a Redis server or cluster, in PostgreSQL, or in
-//! etcd.
+//! Places for a test's locks: in this process, on a Redis server or cluster, in PostgreSQL, in
+//! etcd, or in ZooKeeper.
 //! `on_every_store!` runs one test body on all of them.
 
 use std::{
@@ -18,12 +18,14 @@ use lock_runtime::{
         etcd::{EtcdOptions, EtcdRecords},
         postgres::{PostgresOptions, PostgresRecords},
         redis::RedisStore,
+        zookeeper::ZooKeeperRecords,
     },
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    RedisCluster, RedisServer, shared_cluster, shared_etcd, shared_postgres, shared_server, unique,
+    RedisCluster, RedisServer, shared_cluster, shared_etcd, shared_postgres, shared_server,
+    shared_zookeeper, unique,
 };
 
 /// Longer than any operation that does not hang.
@@ -90,6 +92,9 @@ macro_rules! on_every_store {
         mod on_etcd {
             $crate::on_every_store!(@ tokio::test, $crate::place::Place::etcd().await, $($name)* $($($counted)+)?);
         }
+        mod on_zookeeper {
+            $crate::on_every_store!(@ tokio::test, $crate::place::Place::zookeeper().await, $($name)* $($($counted)+)?);
+        }
         mod on_a_cluster {
             $crate::on_every_store!(@ tokio::test, $crate::place::Place::cluster().await, $($name)* $($($counted)+)?);
         }
@@ -131,6 +136,13 @@ pub enum Place {
         /// The namespace.
         namespace: String,
     },
+    /// A namespace of ZooKeeper.
+    ZooKeeper {
+        /// Its URL.
+        url: String,
+        /// The namespace.
+        namespace: String,
+    },
 }
 
 impl Place {
@@ -165,6 +177,14 @@ impl Place {
         }
     }
 
+    /// A separate namespace on the shared server of ZooKeeper.
+    pub async fn zookeeper() -> Self {
+        Self::ZooKeeper {
+            url: shared_zookeeper().await.url(),
+            namespace: unique("ns"),
+        }
+    }
+
     /// A separate namespace on the shared cluster.
     pub async fn cluster() -> Self {
         Self::at(cluster_url(shared_cluster().await))
@@ -192,7 +212,8 @@ impl Place {
             }
             Self::Redis { url, namespace }
             | Self::Postgres { url, namespace }
-            | Self::Etcd { url, namespace } => builder
+            | Self::Etcd { url, namespace }
+            | Self::ZooKeeper { url, namespace } => builder
                 .namespace(namespace)
                 .connect(url)
                 .await
@@ -227,6 +248,10 @@ impl Place {
                 let records = EtcdRecords::connect(url, namespace, EtcdOptions::new()).await;
                 Arc::new(records.expect("a server that runs").into_store())
             }
+            Self::ZooKeeper { url, namespace } => {
+                let records = ZooKeeperRecords::connect(url, namespace).await;
+                Arc::new(records.expect("a server that runs").into_store())
+            }
         }
     }
 
@@ -238,7 +263,7 @@ impl Place {
     /// The time by which a lease may be over late, as the store does not know the time better.
     pub fn unsure(&self) -> Duration {
         match self {
-            Self::Etcd { .. } => Duration::from_millis(300),
+            Self::Etcd { .. } | Self::ZooKeeper { .. } => Duration::from_millis(300),
             _ => Duration::ZERO,
         }
     }
@@ -249,7 +274,8 @@ impl Place {
             Self::Memory(_) | Self::Majority(_) => "",
             Self::Redis { namespace, .. }
             | Self::Postgres { namespace, .. }
-            | Self::Etcd { namespace, .. } => namespace,
+            | Self::Etcd { namespace, .. }
+            | Self::ZooKeeper { namespace, .. } => namespace,
         }
     }
 }

@@ -4,12 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     LockClient,
-    scheme::{is_etcd, is_in_memory, is_postgres},
+    scheme::{is_etcd, is_in_memory, is_postgres, is_zookeeper},
 };
 #[cfg(feature = "etcd")]
 use crate::store::etcd::{EtcdOptions, EtcdRecords};
 #[cfg(feature = "postgres")]
 use crate::store::postgres::{PostgresOptions, PostgresRecords};
+#[cfg(feature = "zookeeper")]
+use crate::store::zookeeper::ZooKeeperRecords;
 use crate::{
     error::{LockError, LockErrorKind},
     guard::fence::FencingToken,
@@ -280,6 +282,17 @@ impl LockClientBuilder {
             #[cfg(not(feature = "etcd"))]
             return Err(without("etcd", "etcd://host:2379"));
         }
+        if is_zookeeper(url) {
+            self.check()?;
+            #[cfg(feature = "zookeeper")]
+            {
+                self.refuse_replicas("each change of ZooKeeper is on a majority of its servers")?;
+                let records = ZooKeeperRecords::connect(url, &self.namespace).await?;
+                return self.over_records(records.into_store());
+            }
+            #[cfg(not(feature = "zookeeper"))]
+            return Err(without("zookeeper", "zookeeper://host:2181"));
+        }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
             Some(urls) => self.connect_redlock(urls).await,
@@ -350,6 +363,17 @@ impl LockClientBuilder {
             }
             #[cfg(not(feature = "etcd"))]
             return Err(without("etcd", "etcd://host:2379"));
+        }
+        if is_zookeeper(url) {
+            self.check()?;
+            #[cfg(feature = "zookeeper")]
+            {
+                self.refuse_replicas("each change of ZooKeeper is on a majority of its servers")?;
+                let records = ZooKeeperRecords::connect_lazy(url, &self.namespace)?;
+                return self.over_records(records.into_store());
+            }
+            #[cfg(not(feature = "zookeeper"))]
+            return Err(without("zookeeper", "zookeeper://host:2181"));
         }
         #[cfg(feature = "redis")]
         return match redlock::urls_of(url)? {
@@ -570,7 +594,7 @@ impl LockClientBuilder {
     }
 
     /// Refuses a setting of Redis that would have no effect, for this reason.
-    #[cfg(any(feature = "postgres", feature = "etcd"))]
+    #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
     fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
         #[cfg(feature = "redis")]
         self.redis.refuse_replicas(reason)?;
@@ -583,7 +607,7 @@ impl LockClientBuilder {
         Ok(self.build(Arc::new(store)))
     }
 
-    #[cfg(any(feature = "postgres", feature = "etcd"))]
+    #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
     fn over_records(self, store: crate::store::RecordStore) -> Result<LockClient, LockError> {
         let store = store.confirm_grants(self.confirm_grants);
         let store = store.unavailable_after(self.unavailable_after);
@@ -592,7 +616,12 @@ impl LockClientBuilder {
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "postgres", feature = "etcd")))]
+#[cfg(not(all(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "zookeeper"
+)))]
 fn without(feature: &str, url: &str) -> LockError {
     let message = format!(
         "the store is not compiled in, but \"memory:\" is; enable the feature `{feature}` of lock-runtime for {url:?}"

@@ -150,6 +150,8 @@ impl LockClient {
     ///   `postgres`).
     /// - `etcd://[user:password@]host[:2379][,host...]`: an etcd cluster (feature `etcd`), with TLS
     ///   `etcds://` (feature `etcd-rustls`).
+    /// - `zookeeper://[user:password@]host[:2181][,host...][/path]`: a ZooKeeper ensemble (feature
+    ///   `zookeeper`).
     ///
     /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`). `valkey` and
     /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.

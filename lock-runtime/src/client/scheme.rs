@@ -38,6 +38,11 @@ pub(super) fn is_etcd(url: &str) -> bool {
     is_of(url, &["etcd", "etcds"]) && parts(url).1.starts_with("://")
 }
 
+/// Returns whether the URL is that of a ZooKeeper ensemble.
+pub(super) fn is_zookeeper(url: &str) -> bool {
+    is_of(url, &["zookeeper"]) && parts(url).1.starts_with("://")
+}
+
 /// Returns whether the URL names a server.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub(super) fn names_a_server(url: &str) -> bool {

@@ -70,13 +70,13 @@ pub(crate) fn is_here() -> bool {
 
 /// The parts of a store that make its calls. The keeper has its own, as those of the application
 /// may depend on the runtime that is blocked.
-#[cfg(any(feature = "postgres", feature = "etcd"))]
+#[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 pub(crate) struct Kept<T> {
     usual: T,
     of_keeper: std::sync::OnceLock<T>,
 }
 
-#[cfg(any(feature = "postgres", feature = "etcd"))]
+#[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 impl<T> Kept<T> {
     pub(crate) fn new(usual: T) -> Self {
         Self {

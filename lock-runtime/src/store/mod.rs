@@ -35,7 +35,12 @@ mod limits;
 mod listing;
 pub mod memory;
 mod message;
-#[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
+#[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    feature = "etcd",
+    feature = "zookeeper"
+))]
 pub(crate) mod namespace;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -47,6 +52,8 @@ pub mod redis;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) mod remote;
 pub(crate) mod table;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use event::{Listener, Listeners, StoreEvent};

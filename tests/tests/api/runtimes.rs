@@ -18,7 +18,7 @@ use lock_tests::{
     FaultyStore, Proxy, RedisServer, chain,
     faulty_store::Operation,
     place::{LONG, begun, eventually, in_time},
-    shared_etcd, shared_server, unique,
+    shared_etcd, shared_server, shared_zookeeper, unique,
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -192,13 +192,22 @@ fn a_client_on_redis_survives_the_runtime_it_was_made_on() {
 #[test]
 fn a_client_on_etcd_outlives_the_runtime_it_was_made_on_or_goes_on_while_it_idles() {
     let place = runtime();
-    let url = place.block_on(async { shared_etcd().await.url() });
+    outlives(&place.block_on(async { shared_etcd().await.url() }));
+}
+
+#[test]
+fn a_client_on_zookeeper_outlives_the_runtime_it_was_made_on_or_goes_on_while_it_idles() {
+    let place = runtime();
+    outlives(&place.block_on(async { shared_zookeeper().await.url() }));
+}
+
+fn outlives(url: &str) {
     for ends in [true, false] {
         let first = Builder::new_current_thread().enable_all().build().unwrap();
         let namespace = unique("ns");
         let connect = async || {
             let locks = LockClient::builder().namespace(&namespace);
-            let locks = locks.connect(&url).await.unwrap();
+            let locks = locks.connect(url).await.unwrap();
             locks
                 .exclusive("k")
                 .acquire()
@@ -222,7 +231,7 @@ fn a_client_on_etcd_outlives_the_runtime_it_was_made_on_or_goes_on_while_it_idle
             };
             eventually("the client is connected", async || once().await.is_ok()).await;
             let other = LockClient::builder().namespace(&namespace);
-            let other = other.connect(&url).await.unwrap();
+            let other = other.connect(url).await.unwrap();
             let mut shortest = Duration::MAX;
             // The stream of messages may come back later.
             for _ in 0..20 {

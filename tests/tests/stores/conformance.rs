@@ -86,6 +86,27 @@ mod on_etcd {
     });
 }
 
+mod on_zookeeper {
+    use std::sync::Arc;
+
+    use lock_runtime::store::{Records, Store, zookeeper::ZooKeeperRecords};
+    use lock_tests::shared_zookeeper;
+
+    async fn records() -> ZooKeeperRecords {
+        let url = shared_zookeeper().await.url();
+        let records = ZooKeeperRecords::connect(&url, "conformance").await;
+        records.unwrap()
+    }
+
+    lock_conformance::conformance!(async || {
+        Arc::new(records().await.into_store()) as Arc<dyn Store>
+    });
+
+    lock_conformance::conformance!(records: async || {
+        Arc::new(records().await) as Arc<dyn Records>
+    });
+}
+
 mod on_a_server_of_a_quorum {
     use std::{sync::Arc, time::Duration};
 

@@ -21,7 +21,7 @@ async fn client_of(cluster: &EtcdCluster, namespace: &str) -> LockClient {
 }
 
 /// Acquires and releases a lock without waiting for it.
-async fn once(locks: &LockClient, key: &str) -> Result<FencingToken, LockError> {
+pub(crate) async fn once(locks: &LockClient, key: &str) -> Result<FencingToken, LockError> {
     let guard = locks.exclusive(key).no_wait().acquire().await?;
     let fence = guard.fence();
     guard.release().await?;
@@ -30,7 +30,7 @@ async fn once(locks: &LockClient, key: &str) -> Result<FencingToken, LockError> 
 
 /// The time until a request succeeds, while those before it are refused as unavailable, and its
 /// fencing token.
-async fn until_served(locks: &LockClient, key: &str) -> (Duration, FencingToken) {
+pub(crate) async fn until_served(locks: &LockClient, key: &str) -> (Duration, FencingToken) {
     let begun = Instant::now();
     loop {
         match once(locks, key).await {

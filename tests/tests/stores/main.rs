@@ -14,3 +14,4 @@ mod protocol;
 mod records;
 mod stores;
 mod waiting;
+mod zookeeper;

@@ -92,7 +92,9 @@ pub async fn reads_show_many_records_and_large_ones(make: &impl AsyncFn() -> Arc
         let body = |index: usize| match index {
             0 => Some(Vec::new()),
             1 => Some((0..LARGE).map(|byte| byte as u8).collect()),
-            _ => (index % 7 == 0).then(|| format!("{index}").into_bytes()),
+            _ => index
+                .is_multiple_of(7)
+                .then(|| format!("{index}").into_bytes()),
         };
         for (index, name) in names.iter().enumerate() {
             let Some(body) = body(index) else { continue };

@@ -7,7 +7,7 @@ mod fuzz;
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
-use super::scheme::names_a_server;
+use super::scheme::{is_zookeeper, names_a_server};
 use super::{LockClient, LockClientBuilder, scheme::is_tls_of_redis};
 use crate::{
     error::{LockError, LockErrorKind},
@@ -383,7 +383,8 @@ impl Values {
             let is_of_sentinels = name == OF_SENTINELS;
             let is_used = match is_of_sentinels {
                 true => url.contains("+sentinel:"),
-                false => names_a_server(url),
+                // The user of ZooKeeper is that of the URL.
+                false => names_a_server(url) && !is_zookeeper(url),
             };
             if !is_used {
                 let complaint = "it has no effect, as LOCK_URL names no such server";

@@ -175,6 +175,32 @@ impl Health {
         Self::granting(grants, servers, findings)
     }
 
+    /// Creates the health of a cluster by its members' own states, and by a call that reads.
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn of_members(
+        read: Result<(), StoreError>,
+        asked: Vec<(ServerHealth, Vec<Finding>)>,
+    ) -> Self {
+        let (mut servers, mut findings) = (Vec::new(), Vec::new());
+        for (mut server, found) in asked {
+            server.grants_locks &= read.is_ok();
+            servers.push(server);
+            findings.extend(found);
+        }
+        if let Err(error) = &read {
+            findings.push(Finding::failed(error));
+        }
+        if servers.len() > 1 && servers.len() % 2 == 0 {
+            findings.push(Finding::new(
+                Severity::Notice,
+                "members",
+                format!("the URL names {} members", servers.len()),
+                "name all members; an even number survives no more failures than one less",
+            ));
+        }
+        Self::granting(read.is_ok(), servers, findings)
+    }
+
     /// Same as [`new`](Self::new), with `grants` set if locks are granted.
     pub(crate) fn granting(
         grants: bool,

@@ -27,25 +27,7 @@ impl Calls {
         };
         let members = (0..self.members.count()).map(|index| self.member(index));
         let (read, members) = tokio::join!(read, join_all(members));
-        let mut findings = Vec::new();
-        let mut servers = Vec::new();
-        for (mut server, found) in members {
-            server.grants_locks &= read.is_ok();
-            servers.push(server);
-            findings.extend(found);
-        }
-        if let Err(error) = &read {
-            findings.push(Finding::failed(error));
-        }
-        if servers.len() > 1 && servers.len() % 2 == 0 {
-            findings.push(Finding::new(
-                Severity::Notice,
-                "members",
-                format!("the URL names {} members", servers.len()),
-                "name all members; an even number survives no more failures than one less",
-            ));
-        }
-        Health::granting(read.is_ok(), servers, findings)
+        Health::of_members(read.map(drop), members)
     }
 
     async fn member(&self, index: usize) -> (ServerHealth, Vec<Finding>) {

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     future::pending,
-    mem::replace,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -25,7 +24,7 @@ use crate::{
     shell::{sync::lock, time::Instant},
     store::{
         ClientId, StoreError,
-        records::{Inbox, SharedClock},
+        records::{Inbox, SharedClock, inboxes::Inboxes},
     },
 };
 
@@ -43,6 +42,7 @@ struct Shared {
     members: Arc<Members>,
     layout: Layout,
     clock: Arc<SharedClock>,
+    inboxes: Inboxes,
     state: Mutex<State>,
     /// Notified when a watch has begun.
     begun: watch::Sender<()>,
@@ -50,13 +50,10 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    inboxes: Vec<Weak<dyn Inbox>>,
     /// The clients whose messages are expected: the number of the watch, and whether it has begun.
     clients: HashMap<ClientId, (i64, bool)>,
     /// The stream that is open.
     requests: Option<mpsc::UnboundedSender<WatchRequest>>,
-    /// The inboxes know that messages may be lost.
-    is_lost: bool,
     is_running: bool,
 }
 
@@ -66,15 +63,14 @@ impl Watching {
             members,
             layout,
             clock,
+            inboxes: Inboxes::default(),
             state: Mutex::default(),
             begun: watch::Sender::new(()),
         }))
     }
 
     pub(super) fn inform(&self, inbox: Weak<dyn Inbox>) {
-        let inboxes = &mut lock(&self.0.state).inboxes;
-        inboxes.retain(|inbox| inbox.strong_count() > 0);
-        inboxes.push(inbox);
+        self.0.inboxes.add(inbox);
     }
 
     /// Opens the stream, which brings the values of the clock.
@@ -144,20 +140,6 @@ impl Shared {
         Self::watch_of(first, end, number)
     }
 
-    fn inboxes(&self) -> Vec<Arc<dyn Inbox>> {
-        let state = lock(&self.state);
-        state.inboxes.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Informs the inboxes if that has changed.
-    fn inform_of(&self, is_connected: bool) {
-        if replace(&mut lock(&self.state).is_lost, !is_connected) == is_connected {
-            for inbox in self.inboxes() {
-                inbox.connected(is_connected);
-            }
-        }
-    }
-
     /// Begins a stream with all watches.
     fn requests(&self) -> mpsc::UnboundedReceiver<WatchRequest> {
         let (sender, requests) = mpsc::unbounded_channel();
@@ -179,7 +161,7 @@ impl Shared {
             state.clients.values_mut().for_each(|it| it.1 = false);
         }
         if was_open {
-            self.inform_of(false);
+            self.inboxes.connected(false);
         }
     }
 
@@ -207,11 +189,7 @@ impl Shared {
             values.for_each(|micros| self.clock.heard(micros));
             return Ok(());
         }
-        for value in values {
-            self.inboxes()
-                .iter()
-                .for_each(|inbox| inbox.deliver(&value));
-        }
+        values.for_each(|value| self.inboxes.deliver(&value));
         Ok(())
     }
 }
@@ -240,7 +218,7 @@ async fn run(shared: Weak<Shared>) {
         let was_open = opened.is_ok();
         let ended = match opened {
             Ok(messages) => {
-                this.inform_of(true);
+                this.inboxes.connected(true);
                 let dropped = this.begun.subscribe();
                 drop(this);
                 receive(&shared, messages, dropped).await

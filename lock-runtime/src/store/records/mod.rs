@@ -9,6 +9,8 @@ mod execution;
 mod fuzz;
 #[cfg(any(feature = "postgres", feature = "etcd"))]
 pub(super) mod groups;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(super) mod inboxes;
 mod name;
 mod news;
 mod probe;

@@ -39,7 +39,10 @@ fn block(place: &Place, time: Duration) {
             // Without its await point behind the step.
             let _ = advance(time).now_or_never();
         }
-        Place::Redis { .. } | Place::Postgres { .. } | Place::Etcd { .. } => thread::sleep(time),
+        Place::Redis { .. }
+        | Place::Postgres { .. }
+        | Place::Etcd { .. }
+        | Place::ZooKeeper { .. } => thread::sleep(time),
     }
 }
 

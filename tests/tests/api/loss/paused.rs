@@ -30,7 +30,10 @@ async fn stop_and_overtake(
 ) -> (Worker, RedisFencedResource) {
     let url = shared_server().await.url();
     let store = match place {
-        Place::Redis { url, .. } | Place::Postgres { url, .. } | Place::Etcd { url, .. } => url,
+        Place::Redis { url, .. }
+        | Place::Postgres { url, .. }
+        | Place::Etcd { url, .. }
+        | Place::ZooKeeper { url, .. } => url,
         Place::Memory(_) | Place::Majority(_) => unreachable!("no store of several processes"),
     };
     let locks = place.client().await;

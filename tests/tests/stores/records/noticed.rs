@@ -253,8 +253,8 @@ async fn faults_that_locks_meet_rarely_are_noticed() {
         (Fault::ReversesConflicts, "in the order of the changes"),
         (Fault::IgnoresTimes, "before its time"),
         (Fault::ConflictsTogether, "has its own outcome"),
-        (Fault::CutsRecords, "a read shows each record"),
-        (Fault::ReadsAHundred, "a read shows each record"),
+        (Fault::CutsRecords, "a read and a list show each record"),
+        (Fault::ReadsAHundred, "a read and a list show each record"),
         (Fault::Stands, "the clock goes on"),
     ] {
         let place = Place::new();

@@ -195,9 +195,11 @@ async fn polled<F: Future>(future: F, mut polls: usize, until_woken: bool) -> Op
 /// waiters of the same process.
 async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
     let (here, proxy) = match &place {
-        Place::Memory(_) | Place::Majority(_) | Place::Postgres { .. } | Place::Etcd { .. } => {
-            (place.clone(), None)
-        }
+        Place::Memory(_)
+        | Place::Majority(_)
+        | Place::Postgres { .. }
+        | Place::Etcd { .. }
+        | Place::ZooKeeper { .. } => (place.clone(), None),
         // A Cluster names the addresses of its nodes, so its clients would bypass the proxy.
         Place::Redis { url, .. } if url.contains("+cluster") => (place.clone(), None),
         Place::Redis { url, namespace } => {
