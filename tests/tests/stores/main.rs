@@ -7,6 +7,7 @@
 
 mod conformance;
 mod credentials;
+mod elections;
 mod etcd;
 mod leftovers;
 mod malice;

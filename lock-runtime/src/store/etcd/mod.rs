@@ -10,6 +10,9 @@
 //! Records and messages have an etcd lease that no call renews, so that old ones go by themselves.
 
 mod error;
+#[cfg(test)]
+#[path = "../../../fuzz/etcd.rs"]
+mod fuzz;
 mod health;
 mod members;
 mod messages;

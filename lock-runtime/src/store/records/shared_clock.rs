@@ -296,6 +296,12 @@ impl SharedClock {
         self.heard_at(value, Instant::now());
     }
 
+    /// Returns the latest value that the client knows.
+    #[cfg(feature = "zookeeper")]
+    pub(crate) fn value(&self) -> Option<u64> {
+        lock(&self.known).as_ref().and_then(|known| known.value)
+    }
+
     pub(crate) fn turn(&self, now: Instant) -> Turn {
         let known = *lock(&self.known);
         let Some(known) = known else {

@@ -12,7 +12,7 @@ use tokio::sync::Mutex as Queue;
 
 use super::{error, jute::Access, session::Session, settings::Target};
 use crate::{
-    shell::{sync::lock, time::Instant},
+    shell::{on_drop::OnDrop, sync::lock, time::Instant},
     store::StoreError,
 };
 
@@ -23,10 +23,17 @@ const SLOW: Duration = Duration::from_millis(120);
 pub(super) struct Ensemble {
     target: Target,
     current: AtomicUsize,
+    /// The attempts to begin a session since the latest one that has succeeded.
+    attempts: AtomicUsize,
     session: Mutex<Option<Arc<Session>>>,
     /// One call at a time connects.
     connecting: Queue<()>,
 }
+
+/// The time limit of beginning a session, which is a change on a majority; and that after many
+/// servers have taken longer.
+const CONNECT: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(4);
 
 /// A call in flight. If it is dropped before its reply, and the server is silent, the next one
 /// serves.
@@ -50,6 +57,7 @@ impl Ensemble {
             // The clients of a fleet begin with different servers.
             current: AtomicUsize::new(rand::random_range(0..target.servers.len())),
             target,
+            attempts: AtomicUsize::new(0),
             session: Mutex::default(),
             connecting: Queue::default(),
         }
@@ -96,18 +104,37 @@ impl Ensemble {
         let mut failed = None;
         for _ in servers {
             let index = self.current.load(Ordering::Relaxed);
-            match Session::begin(&servers[index], self.target.user.as_deref()).await {
+            let begun = Instant::now();
+            // A caller that gives up does not leave a silent server to the next one.
+            let given_up = OnDrop::new(|| {
+                if Instant::now() >= begun + SLOW {
+                    self.turn_from(index);
+                }
+            });
+            let attempts = self.attempts.fetch_add(1, Ordering::Relaxed);
+            let doubled = u32::try_from(attempts / servers.len()).unwrap_or(u32::MAX);
+            let limit = CONNECT.saturating_mul(1 << doubled.min(3)).min(LONGEST);
+            let user = self.target.user.as_deref();
+            let session = Session::begin(&servers[index], user, limit).await;
+            given_up.disarm();
+            match session {
                 Ok(session) => {
+                    self.attempts.store(0, Ordering::Relaxed);
                     let session = Arc::new(session);
                     *lock(&self.session) = Some(session.clone());
                     return Ok(session);
                 }
                 Err(error) => failed = Some(error),
             }
-            self.current
-                .store((index + 1) % servers.len(), Ordering::Relaxed);
+            self.turn_from(index);
         }
         Err(failed.unwrap_or_else(error::no_reply))
+    }
+
+    /// Lets the next server serve.
+    fn turn_from(&self, index: usize) {
+        let next = (index + 1) % self.target.servers.len();
+        self.current.store(next, Ordering::Relaxed);
     }
 
     /// Returns whether calls are made in this session.
@@ -120,9 +147,7 @@ impl Ensemble {
         let mut present = lock(&self.session);
         if present.as_ref().is_some_and(|it| Arc::ptr_eq(it, session)) {
             let earlier = present.take();
-            let next = self.current.load(Ordering::Relaxed) + 1;
-            let next = next % self.target.servers.len();
-            self.current.store(next, Ordering::Relaxed);
+            self.turn_from(self.current.load(Ordering::Relaxed));
             drop(present);
             drop(earlier);
         }

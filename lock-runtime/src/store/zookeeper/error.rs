@@ -9,7 +9,7 @@ pub(super) const NO_RIGHT: i32 = -102;
 pub(super) const BAD_VERSION: i32 = -103;
 pub(super) const NODE_EXISTS: i32 = -110;
 
-/// Returns the error of a call that `server` has refused. Nothing was done.
+/// Returns the error of a call to `server` by its code.
 pub(super) fn of_call(server: &str, code: i32) -> StoreError {
     use StoreErrorKind as Kind;
     let (kind, text) = match code {
@@ -32,10 +32,15 @@ pub(super) fn of_call(server: &str, code: i32) -> StoreError {
         _ => (Kind::Unavailable, "the server has failed"),
     };
     let text = format!("ZooKeeper at {server}: {text} ({code})");
-    StoreError::new(kind, text).with_unsent(code != -1)
+    let is_refused = matches!(
+        code,
+        NO_NODE | NO_RIGHT | BAD_VERSION | NODE_EXISTS | -8 | -115
+            ..=-112 | -118 | -119 | -125 | -127
+    );
+    StoreError::new(kind, text).with_unsent(is_refused)
 }
 
-/// The error of a call whose reply did not come.
+/// Returns the error of a call without a reply.
 pub(super) fn lost(server: &str) -> StoreError {
     let text = format!("ZooKeeper at {server}: the connection was lost");
     StoreError::new(StoreErrorKind::Unavailable, text)
@@ -46,7 +51,7 @@ pub(super) fn unconnected(server: &str, cause: impl fmt::Display) -> StoreError 
     StoreError::new(StoreErrorKind::Unavailable, text).with_unsent(true)
 }
 
-/// The error of a reply that is none.
+/// Returns the error of a malformed reply.
 pub(super) fn no_reply() -> StoreError {
     let message = "ZooKeeper: a reply is incomplete, or of another server";
     StoreError::new(StoreErrorKind::WrongServer, message)

@@ -15,12 +15,12 @@ use tokio::{
 };
 
 use super::{
-    BASE64, Calls, DIRECTORIES, error,
+    BASE64, Calls, DIRECTORIES, PART, error,
     jute::{Change, Kind, Node},
     session::Session,
 };
 use crate::{
-    shell::sync::lock,
+    shell::{sync::lock, time::Instant},
     store::{
         ClientId, StoreError,
         records::{Inbox, inboxes::Inboxes},
@@ -38,6 +38,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const MANY: usize = 16;
 /// The looks between two directories whose old records are removed.
 const UPKEEP: usize = 60;
+/// The visits of directories with one of which messages to clients that are gone are removed.
+const RARELY: u32 = 16;
+/// The time without a call after which a client does not follow the clock.
+const IDLE: Duration = Duration::from_secs(5);
 
 pub(super) struct Mail(Arc<Shared>);
 
@@ -55,6 +59,8 @@ struct Shared {
 struct State {
     /// The clients whose messages are expected, and whether they have their nodes.
     clients: HashMap<ClientId, bool>,
+    /// The time of the latest call.
+    used: Option<Instant>,
     is_open: bool,
     is_running: bool,
     is_dropped: bool,
@@ -78,6 +84,7 @@ impl Mail {
     /// Begins to read.
     pub(super) fn start(&self) {
         let mut state = lock(&self.0.state);
+        state.used = Some(Instant::now());
         if !state.is_running {
             state.is_running = true;
             tokio::spawn(run(Running(self.0.clone())));
@@ -115,6 +122,12 @@ impl Drop for Mail {
 }
 
 impl Shared {
+    /// Returns whether the client has made calls lately.
+    fn is_used(&self) -> bool {
+        let used = lock(&self.state).used;
+        used.is_some_and(|used| Instant::now() < used + IDLE)
+    }
+
     fn is_dropped(&self) -> bool {
         lock(&self.state).is_dropped
     }
@@ -165,10 +178,16 @@ impl Shared {
         });
         let new = session.change(create(reader, Kind::OfSession));
         let messages = session.change(create(directory, Kind::Lasting));
-        for changed in [old.await?, new.await?, messages.await?] {
+        for (changed, expected) in [
+            (old.await?, error::NO_NODE),
+            (new.await?, error::NODE_EXISTS),
+            (messages.await?, error::NODE_EXISTS),
+        ] {
             match changed {
-                Ok(()) | Err(error::NO_NODE | error::NODE_EXISTS) => {}
-                Err(code) => return Err(error::of_call(&session.server, code)),
+                Err(code) if code != expected => {
+                    return Err(error::of_call(&session.server, code));
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -230,8 +249,8 @@ impl Shared {
                 Some((path, read)) = reads.next(), if !reads.is_empty() => {
                     match read? {
                         Read::Clock(node) => {
-                            has_clock |= node.is_some();
-                            if let Some(micros) = self.calls.shared.value(node)? {
+                            has_clock = node.is_some();
+                            if let Some(micros) = self.calls.shared.value(session, node)? {
                                 self.calls.shared.clock.heard(micros);
                             }
                         }
@@ -249,6 +268,11 @@ impl Shared {
                     continue;
                 }
                 path = events.recv() => match path {
+                    // An idle client does not follow the clock.
+                    Some(path) if path == clock && !self.is_used() => {
+                        has_clock = false;
+                        continue;
+                    }
                     Some(path) => path,
                     None => return Ok(()),
                 },
@@ -267,13 +291,11 @@ impl Shared {
                         delete(session, take(&mut delivered.paths));
                     }
                     looks += 1;
-                    if looks % UPKEEP == 0 {
-                        let directory = rand::random_range(0..DIRECTORIES);
-                        self.calls.remove_old(directory).await?;
-                        self.calls.remove_unread().await?;
+                    if looks.is_multiple_of(UPKEEP) {
+                        tokio::spawn(upkeep(self.calls.clone()));
                     }
                     // A node that does not exist cannot be watched.
-                    if has_clock {
+                    if has_clock || !self.is_used() {
                         continue;
                     }
                     clock.clone()
@@ -306,14 +328,26 @@ impl Default for Delivered {
     }
 }
 
+/// Removes some of the nodes that are needed no more.
+async fn upkeep(calls: Arc<Calls>) {
+    let directory = rand::random_range(0..DIRECTORIES);
+    let mut removed = calls.remove_old(directory).await;
+    if removed.is_ok() && rand::random_ratio(1, RARELY) {
+        removed = calls.remove_unread().await;
+    }
+    if let Err(error) = removed {
+        tracing::debug!("old nodes are left: {error}");
+    }
+}
+
 /// Deletes messages, without waiting for it. They are read again if it fails, and not passed on.
 fn delete(session: &Session, paths: Vec<String>) {
     let delete = |path| Change::Delete {
         path,
         version: None,
     };
-    if !paths.is_empty() {
-        drop(session.multi(paths.into_iter().map(delete).collect()));
+    for part in paths.chunks(PART) {
+        drop(session.multi(part.iter().cloned().map(delete).collect()));
     }
 }
 
@@ -339,19 +373,22 @@ async fn run(running: Running) {
                 shared.calls.ensemble.leave(&session);
                 return Ok(());
             };
-            pause = PAUSE;
             let read = shared.read(&session, events).await;
             if read.is_err() {
                 shared.calls.ensemble.leave(&session);
             }
             read
         };
+        let begun = Instant::now();
         let read: Result<(), StoreError> = read.await;
         shared.ended();
         if let Err(error) = read {
             tracing::debug!("no messages: {error}");
-            pause = (pause * 2).min(LONGEST);
         }
+        pause = match Instant::now() >= begun + LONGEST {
+            true => PAUSE,
+            false => (pause * 2).min(LONGEST),
+        };
         let dropped = async {
             while !shared.is_dropped() {
                 shared.changed.notified().await;

@@ -9,29 +9,34 @@
 //! | `<namespace>/m/<client>/<message>-<number>` | a message to a client, which deletes it |
 //!
 //! The condition on a record is the version of its node, which begins again when a node is deleted.
-//! So the version of a node is remembered for less time than a removed record keeps its node.
+//! So the version of a node is remembered for less time than a removed record keeps its node, and
+//! in one session: that of data which were restored begins after their loss.
 
 mod ensemble;
 mod error;
+#[cfg(test)]
+#[path = "../../../fuzz/zookeeper.rs"]
+mod fuzz;
 mod health;
 mod jute;
 mod mail;
+mod seen;
 mod session;
 mod settings;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashSet},
     fmt,
     future::ready,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use futures_util::future::{BoxFuture, join_all, try_join_all};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 
 use self::{
     ensemble::Ensemble,
@@ -43,32 +48,32 @@ use self::{
 use super::{
     ClientId, KeyPart, Limits, Replied, StoreError, StoreErrorKind,
     records::{
-        Inbox, ReadReply, Record, RecordName, RecordStore, Records, Run, SharedClock, Swap,
-        SwapReply, Swapped, Tick, Ticked, Timestamp, Version,
+        Inbox, Message, ReadReply, Record, RecordName, RecordStore, Records, Run, SharedClock,
+        Swap, SwapReply, Swapped, Tick, Ticked, Timestamp, Version,
     },
 };
 use crate::{
     error::{LockError, LockErrorKind},
     observe::health::Health,
-    shell::{keeper::Kept, runtime, sync::lock, time::Instant},
+    shell::{keeper::Kept, runtime},
 };
 
 const FORMAT: &[u8] = b"1";
 /// The changes in one swap.
 const CHANGES: NonZeroUsize = NonZeroUsize::new(50).expect("it is not zero");
+/// The swaps in flight.
+const SWAPS: usize = 128;
 /// The messages of one swap. Waiters beyond them poll.
 const MESSAGES: usize = 200;
-/// The time for which the version of a node is remembered.
-const REMEMBERED: Duration = Duration::from_secs(600);
 /// The time for which a removed record keeps its node. Longer than versions are remembered, by
 /// clocks of different rates.
 const REMOVED_FOR: Duration = Duration::from_secs(7200);
-/// The nodes that are remembered.
-const NODES: usize = 100_000;
 /// The directories of records. A reply lists all nodes of one of them.
 const DIRECTORIES: usize = 256;
 /// The records in one page of a list.
-const PAGE: usize = 200;
+const PAGE: usize = 1000;
+/// The nodes that are read, or deleted, together.
+const PART: usize = 100;
 /// Replies show the time to some hundred milliseconds, for which a lock is kept longer.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 /// The time limit of connecting.
@@ -85,6 +90,9 @@ pub struct ZooKeeperRecords {
 /// The calls to an ensemble.
 struct Calls {
     ensemble: Ensemble,
+    /// The swaps that may be sent. A server executes those of a session one after the other, also
+    /// for callers that have given up.
+    room: Semaphore,
     shared: Arc<Shared>,
 }
 
@@ -94,18 +102,6 @@ struct Shared {
     clock: SharedClock,
     /// Set when the format of the nodes is known to be this one.
     format: OnceCell<()>,
-    nodes: Mutex<HashMap<RecordName, Seen>>,
-    /// The latest value of the clock, and the version of its node.
-    value: Mutex<Option<(u64, i32)>>,
-}
-
-/// The node of a record, as it was seen.
-struct Seen {
-    /// That of the record, unless it is removed.
-    version: Option<Version>,
-    /// That of the node.
-    node: i32,
-    at: Instant,
 }
 
 /// The nodes of a namespace.
@@ -171,7 +167,7 @@ impl Content {
     }
 }
 
-/// The reply to a call. `changed` is there if there were changes, and they were not left out.
+/// The reply to a call. Without `changed`, the changes were left out.
 #[derive(Default)]
 struct Reply {
     changed: Option<Changed>,
@@ -224,9 +220,9 @@ impl ZooKeeperRecords {
     /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
     pub fn connect_lazy(url: &str, namespace: &str) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
-        if namespace.contains('/') {
+        if namespace.contains('/') || matches!(namespace, "." | "..") {
             let message = format!(
-                "the namespace {namespace:?} contains '/', which separates the nodes of ZooKeeper; the URL has a path"
+                "the namespace {namespace:?} is no name of a node of ZooKeeper; the URL may have a path"
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
@@ -236,13 +232,8 @@ impl ZooKeeperRecords {
             layout: Layout(format!("{}/{namespace}", target.root)),
             clock: SharedClock::new(),
             format: OnceCell::new(),
-            nodes: Mutex::default(),
-            value: Mutex::default(),
         };
-        let calls = Arc::new(Calls {
-            ensemble: Ensemble::new(target),
-            shared: Arc::new(shared),
-        });
+        let calls = Arc::new(Calls::new(target, Arc::new(shared)));
         Ok(Self {
             mail: Mail::new(calls.clone()),
             calls: Kept::new(calls),
@@ -255,7 +246,7 @@ impl ZooKeeperRecords {
     }
 
     /// Removes the records of locks that were not used for a day, and the nodes of those that were
-    /// removed two hours before. Clients that run do so by themselves, in a few hours.
+    /// removed two hours before. Clients that run do so by themselves, in the course of a day.
     ///
     /// # Errors
     /// Those of a call.
@@ -270,45 +261,23 @@ impl ZooKeeperRecords {
     /// The calls for the calling thread.
     fn calls(&self) -> &Arc<Calls> {
         let of_keeper = |usual: &Arc<Calls>| {
-            Arc::new(Calls {
-                ensemble: Ensemble::new(usual.ensemble.target().clone()),
-                shared: usual.shared.clone(),
-            })
+            let target = usual.ensemble.target().clone();
+            Arc::new(Calls::new(target, usual.shared.clone()))
         };
         self.calls.here(of_keeper)
     }
 }
 
 impl Shared {
-    /// Remembers the version of a node.
-    fn remember(&self, name: &RecordName, version: Option<Version>, node: i32) {
-        let mut nodes = lock(&self.nodes);
-        if nodes.len() >= NODES {
-            nodes.clear();
-        }
-        let at = Instant::now();
-        nodes.insert(name.clone(), Seen { version, node, at });
-    }
-
-    fn forget(&self, name: &RecordName) {
-        lock(&self.nodes).remove(name);
-    }
-
-    /// Returns the version that the node must have for a record of the version `known`, or without
-    /// one: that of no node is `None`. Returns nothing if it has to be read first.
-    fn node_of(&self, name: &RecordName, known: Option<Version>) -> Option<Option<i32>> {
-        let nodes = lock(&self.nodes);
-        let seen = nodes.get(name);
-        match seen.filter(|seen| Instant::now() < seen.at + REMEMBERED) {
-            Some(seen) if seen.version == known => Some(Some(seen.node)),
-            _ => known.is_none().then_some(None),
-        }
-    }
-
     /// Returns the record in a node.
-    fn record(&self, name: &RecordName, node: Option<Node>) -> Result<Option<Record>, StoreError> {
+    fn record(
+        &self,
+        session: &Session,
+        name: &RecordName,
+        node: Option<Node>,
+    ) -> Result<Option<Record>, StoreError> {
         let Some(node) = node else {
-            self.forget(name);
+            session.seen().forget(name);
             return Ok(None);
         };
         let record = match Content::of(&node.data) {
@@ -319,14 +288,15 @@ impl Shared {
                 return Err(StoreError::foreign(Some(&path), KeyPart::Lock));
             }
         };
-        self.remember(name, record.as_ref().map(|it| it.version), node.version);
+        let version = record.as_ref().map(|it| it.version);
+        session.seen().remember(name, version, node.version);
         Ok(record)
     }
 
     /// Returns the value of the clock.
-    fn value(&self, node: Option<Node>) -> Result<Option<u64>, StoreError> {
+    fn value(&self, session: &Session, node: Option<Node>) -> Result<Option<u64>, StoreError> {
         let Some(node) = node else {
-            *lock(&self.value) = None;
+            session.seen().value = None;
             return Ok(None);
         };
         let Ok(value) = <[u8; 8]>::try_from(&*node.data) else {
@@ -338,16 +308,24 @@ impl Shared {
             return Err(StoreError::new(StoreErrorKind::ForeignKey, message));
         };
         let value = u64::from_be_bytes(value);
-        let mut latest = lock(&self.value);
-        // Replies in other sessions may be of an earlier time.
-        if latest.is_none_or(|(latest, _)| latest <= value) {
-            *latest = Some((value, node.version));
+        let mut seen = session.seen();
+        // Replies are handled in any order.
+        if seen.value.is_none_or(|(latest, _)| latest <= value) {
+            seen.value = Some((value, node.version));
         }
         Ok(Some(value))
     }
 }
 
 impl Calls {
+    fn new(target: Target, shared: Arc<Shared>) -> Self {
+        Self {
+            ensemble: Ensemble::new(target),
+            room: Semaphore::new(SWAPS),
+            shared,
+        }
+    }
+
     /// Checks the format of the nodes before the first call.
     async fn ready(&self) -> Result<(), StoreError> {
         let check = || async {
@@ -419,48 +397,52 @@ impl Calls {
         let path = shared.layout.clock();
         let call = async |tick: Tick| {
             let _patience = self.ensemble.watch(session);
-            let known = *lock(&shared.value);
-            let data = |to: u64| to.to_be_bytes().to_vec();
-            let set = |to, version| Change::Set {
+            let known = session.seen().value;
+            // What a refused change of an older value says is not that the latest one was replaced.
+            let latest = known.filter(|(value, _)| shared.clock.value() <= Some(*value));
+            let set = |to: u64, version| Change::Set {
                 path: path.clone(),
-                data: data(to),
+                data: to.to_be_bytes().to_vec(),
                 version: Some(version),
             };
-            let (ticks, is_required) = match (tick, known) {
-                (Tick::Start(to), _) => {
+            let (mut is_taken, is_start) = (false, matches!(tick, Tick::Start(_)));
+            let (tick, is_required) = match (tick, known, latest) {
+                (Tick::Start(to), ..) => {
                     let create = Change::Create {
                         path: path.clone(),
-                        data: data(to),
+                        data: to.to_be_bytes().to_vec(),
                         access: self.ensemble.access(),
                         kind: Kind::Lasting,
                     };
                     (Some(create), true)
                 }
-                (Tick::Replace { known, to }, Some((value, version))) if value == known => {
+                (Tick::Replace { known, to }, Some((value, version)), _) if value == known => {
                     (Some(set(to, version)), true)
                 }
-                // The value is another one by now, or a smaller one, as data were lost.
-                (Tick::Replace { .. }, _) => {
-                    *lock(&shared.value) = None;
-                    let value = shared.value(session.get(&path, false).await?)?;
-                    return Ok(Ticked::new(value, false, Reply::default()));
+                // The value is another one by now. It is only read.
+                (Tick::Replace { .. }, ..) => {
+                    session.seen().value = None;
+                    (None, true)
                 }
-                (Tick::Raise(to), Some((value, version))) if value < to => {
+                (Tick::Raise(to), _, Some((value, version))) if value < to => {
                     (Some(set(to, version)), false)
                 }
-                (Tick::Raise(_) | Tick::Keep, _) => (None, false),
+                (Tick::Raise(to), _, None) => {
+                    is_taken = self.raise(session, to).await?;
+                    (None, false)
+                }
+                (Tick::Raise(_) | Tick::Keep, ..) => (None, false),
             };
+            let ticked = tick.map(|change| session.change(change));
             let changes = if is_required { &[] } else { changes };
-            let has_tick = ticks.is_some();
-            let ticked = ticks.map(|change| session.change(change));
-            let changed = match changes {
-                // What is read after a write is the latest state.
-                [] if !has_tick => vec![Change::Check {
-                    path: shared.layout.0.clone(),
-                }],
-                changes => changes.to_vec(),
+            // What is read after a write is the latest state.
+            let check = || Change::Check {
+                path: shared.layout.0.clone(),
             };
-            let changed = (!changed.is_empty()).then(|| session.multi(changed));
+            let multi = match changes {
+                [] => (ticked.is_none()).then(|| session.multi(vec![check()])),
+                changes => Some(session.multi(changes.to_vec())),
+            };
             let nodes = paths.iter().map(|path| session.get(path, false));
             let nodes: Vec<_> = nodes.collect();
             let value = session.get(&path, false);
@@ -468,30 +450,72 @@ impl Calls {
                 Some(ticked) => ticked.await?,
                 None => Err(error::BAD_VERSION),
             };
-            let changed = match changed {
-                Some(changed) => Some(changed.await?).filter(|_| !changes.is_empty()),
-                None => None,
+            let changed = match multi {
+                Some(multi) => multi.await?,
+                None => Ok(Vec::new()),
             };
             let rest = async {
-                let is_taken = match ticked {
-                    Ok(()) => true,
-                    Err(error::BAD_VERSION | error::NODE_EXISTS | error::NO_NODE) => false,
+                match ticked {
+                    Ok(()) => is_taken = true,
+                    // Of the namespace, which was removed.
+                    Err(error::NO_NODE) if is_start => {
+                        return Err(error::of_call(&session.server, error::NO_NODE));
+                    }
+                    Err(error::BAD_VERSION | error::NODE_EXISTS | error::NO_NODE) => {}
                     Err(code) => return Err(error::of_call(&session.server, code)),
-                };
+                }
+                if let (Err((_, code)), []) = (&changed, changes) {
+                    return Err(error::of_call(&session.server, *code));
+                }
                 let nodes = join_all(nodes)
                     .await
                     .into_iter()
                     .collect::<Result<_, _>>()?;
-                let value = shared.value(value.await?)?;
-                Ok((value, is_taken, nodes))
+                Ok((shared.value(session, value.await?)?, nodes))
             };
             // The changes may have been made.
-            let is_unsent = changed.is_none();
-            let (value, is_taken, nodes) =
+            let is_unsent = changes.is_empty() || changed.is_err();
+            let (value, nodes) =
                 (rest.await).map_err(|error: StoreError| error.with_unsent(is_unsent))?;
+            let changed = (!is_required).then_some(changed);
             Ok(Ticked::new(value, is_taken, Reply { changed, nodes }))
         };
         shared.clock.run(not_before, call).await
+    }
+
+    /// Raises the clock to this value, or finds it there. Returns whether it has changed it.
+    async fn raise(&self, session: &Session, to: u64) -> Result<bool, StoreError> {
+        let path = self.shared.layout.clock();
+        loop {
+            let check = Change::Check {
+                path: self.shared.layout.0.clone(),
+            };
+            // What is read after a write is the latest state.
+            let (checked, node) = (session.multi(vec![check]), session.get(&path, false));
+            if let Err((_, code)) = checked.await? {
+                return Err(error::of_call(&session.server, code).with_unsent(true));
+            }
+            let version = node.await?;
+            let version =
+                version.map(|node| (node.version, self.shared.value(session, Some(node))));
+            let Some((version, value)) = version else {
+                // The call finds that it is gone.
+                return Ok(false);
+            };
+            if value? >= Some(to) {
+                return Ok(false);
+            }
+            let set = Change::Set {
+                path: path.clone(),
+                data: to.to_be_bytes().to_vec(),
+                version: Some(version),
+            };
+            match session.change(set).await? {
+                Ok(()) => return Ok(true),
+                Err(error::BAD_VERSION | error::NO_NODE) => {}
+                Err(code) => return Err(error::of_call(&session.server, code)),
+            }
+        }
     }
 
     /// Reads records, with the times that the clock has reached and not passed.
@@ -509,18 +533,21 @@ impl Calls {
             return Err(error::no_reply());
         };
         let records = reply.nodes.into_iter().zip(names);
-        let records = records.map(|(node, name)| self.shared.record(name, node));
+        let records = records.map(|(node, name)| self.shared.record(session, name, node));
         Ok((now, latest, records.collect::<Result<_, _>>()?))
     }
 
     async fn swap(&self, swap: &Swap) -> Result<SwapReply, StoreError> {
         self.ready().await?;
+        let _room = self.room.acquire().await;
         let shared = &self.shared;
         let mut messages: Vec<_> = swap.messages.iter().take(MESSAGES).collect();
         // Each round ends with a reply of the server by which nothing was done.
         loop {
             let session = self.ensemble.session().await?;
-            let node = |change: &super::records::Change| shared.node_of(&change.name, change.known);
+            let node = |change: &super::records::Change| {
+                session.seen().node_of(&change.name, change.known)
+            };
             let nodes: Option<Vec<_>> = swap.changes.iter().map(node).collect();
             let Some(nodes) = nodes else {
                 match self.conflict(&session, swap).await? {
@@ -570,21 +597,33 @@ impl Calls {
             match changed {
                 // The clock alone was advanced.
                 None => {}
+                Some(Ok(versions)) if versions.len() != changes.len() => {
+                    return Err(error::no_reply().with_unsent(false));
+                }
                 Some(Ok(versions)) => {
                     for (change, node) in swap.changes.iter().zip(versions) {
-                        shared.remember(&change.name, Some(change.record.version), node);
+                        let version = Some(change.record.version);
+                        session.seen().remember(&change.name, version, node);
                     }
                     return Ok(SwapReply::new(now, Swapped::Done).latest(latest));
                 }
                 Some(Err((index, error::NO_NODE))) if index >= swap.changes.len() => {
-                    // Its process has ended.
-                    messages.remove((index - swap.changes.len()) / 2);
+                    // Its process has ended, as perhaps those of others.
+                    messages = self.with_readers(&session, messages).await?;
+                }
+                Some(Err((index, code))) if index >= swap.changes.len() => {
+                    let place = (index - swap.changes.len()) / 2;
+                    if place >= messages.len() {
+                        return Err(error::of_call(&session.server, code));
+                    }
+                    // Such as for a quota. The waiter polls.
+                    messages.remove(place);
                 }
                 Some(Err((index, code))) => {
                     let change = swap.changes.get(index);
                     match (code, change) {
                         (error::NO_NODE, Some(change)) if change.known.is_none() => {
-                            shared.forget(&change.name);
+                            session.seen().forget(&change.name);
                             let directory = shared.layout.directory_of(&change.name);
                             self.create(&session, directory, b"").await?;
                         }
@@ -598,6 +637,22 @@ impl Calls {
                 }
             }
         }
+    }
+
+    /// Returns the messages to clients that read them.
+    async fn with_readers<'a>(
+        &self,
+        session: &Session,
+        messages: Vec<&'a Message>,
+    ) -> Result<Vec<&'a Message>, StoreError> {
+        let reader = |message: &&Message| self.shared.layout.reader(message.to);
+        let readers = messages.iter().map(|it| session.get(&reader(it), false));
+        let readers = join_all(readers).await.into_iter();
+        let readers = readers.collect::<Result<Vec<_>, _>>()?;
+        // One that is gone was found, so the next attempt has fewer.
+        let present = messages.into_iter().zip(readers);
+        let present = present.filter(|(_, reader)| reader.is_some());
+        Ok(present.map(|(message, _)| message).collect())
     }
 
     /// Returns the conflict of a swap, unless the records are those that it expects.
@@ -699,31 +754,49 @@ impl Calls {
     async fn remove_old(&self, directory: usize) -> Result<(), StoreError> {
         let session = self.ensemble.session().await?;
         let (now, _, _) = self.look(&session, &[]).await?;
-        for name in self.names_in(&session, directory).await? {
-            let path = self.shared.layout.record(&name);
-            let Some(node) = session.get(&path, false).await? else {
-                continue;
-            };
-            let version = Some(node.version);
-            let change = match Content::of(&node.data) {
-                Some(Content::Record { needed_until, .. }) if needed_until < now.micros() => {
-                    let data = now.micros().to_be_bytes().to_vec();
-                    Change::Set {
-                        path,
-                        data,
-                        version,
-                    }
+        let names = self.names_in(&session, directory).await?;
+        for part in names.chunks(PART) {
+            let paths: Vec<_> = part
+                .iter()
+                .map(|name| self.shared.layout.record(name))
+                .collect();
+            let nodes = paths.iter().map(|path| session.get(path, false));
+            let nodes: Vec<_> = nodes.collect();
+            for (path, node) in paths.into_iter().zip(nodes) {
+                if let Some(node) = node.await? {
+                    self.remove(&session, path, node, now).await?;
                 }
-                Some(Content::Removed { at })
-                    if Timestamp::from_micros(at).later(REMOVED_FOR) < now =>
-                {
-                    Change::Delete { path, version }
-                }
-                _ => continue,
-            };
-            // Refused if another client has changed it.
-            let _ = session.change(change).await?;
+            }
         }
+        Ok(())
+    }
+
+    async fn remove(
+        &self,
+        session: &Session,
+        path: String,
+        node: Node,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let version = Some(node.version);
+        let change = match Content::of(&node.data) {
+            Some(Content::Record { needed_until, .. }) if needed_until < now.micros() => {
+                let data = now.micros().to_be_bytes().to_vec();
+                Change::Set {
+                    path,
+                    data,
+                    version,
+                }
+            }
+            Some(Content::Removed { at })
+                if Timestamp::from_micros(at).later(REMOVED_FOR) < now =>
+            {
+                Change::Delete { path, version }
+            }
+            _ => return Ok(()),
+        };
+        // Refused if another client has changed it.
+        let _ = session.change(change).await?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     io,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicI64, Ordering},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use tokio::{
 use super::{
     error,
     jute::{self, Change, Changed, EVENT, Node, PING, Reader, Request, USER},
+    seen::Seen,
 };
 use crate::{
     shell::{sync::lock, time::Instant},
@@ -36,8 +37,6 @@ const LASTS: Duration = Duration::from_secs(10);
 const PING_AFTER: Duration = Duration::from_secs(2);
 /// The time without a reply after which a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The time limit of a connection and of the reply to its first request.
-const CONNECT: Duration = Duration::from_millis(500);
 /// The longest request. A server closes a connection with a longer one (`jute.maxbuffer`).
 const LONGEST: usize = 1_000_000;
 /// The longest reply: many times what a server sends.
@@ -55,6 +54,7 @@ pub(super) struct Session {
     calls: mpsc::UnboundedSender<(Request, oneshot::Sender<Answer>)>,
     state: Arc<State>,
     events: Mutex<Option<mpsc::UnboundedReceiver<String>>>,
+    seen: Mutex<Seen>,
 }
 
 struct State {
@@ -77,28 +77,36 @@ impl State {
 }
 
 impl Session {
-    pub(super) async fn begin(server: &str, user: Option<&str>) -> Result<Self, StoreError> {
+    pub(super) async fn begin(
+        server: &str,
+        user: Option<&str>,
+        limit: Duration,
+    ) -> Result<Self, StoreError> {
         let begun = async {
-            let stream = TcpStream::connect(server).await;
-            let mut stream = stream.map_err(|cause| error::unconnected(server, cause))?;
-            let begun = greet(&mut stream).await;
+            let begun = async {
+                let mut stream = TcpStream::connect(server).await?;
+                greet(&mut stream).await?;
+                Ok(stream)
+            };
+            let begun: io::Result<_> = begun.await;
             begun.map_err(|cause| match cause.kind() {
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe => {
                     let cause = "it has closed the connection: it has no quorum, or too many connections \
                                  (`maxClientCnxns`), or it is no server of ZooKeeper";
                     error::unconnected(server, cause)
                 }
                 _ => error::unconnected(server, cause),
-            })?;
-            Ok(stream)
+            })
         };
         let late = |_| {
             Err(error::unconnected(
                 server,
-                format!("no reply within {CONNECT:?}"),
+                format!("no reply within {limit:?}"),
             ))
         };
-        let stream = timeout(CONNECT, begun).await.unwrap_or_else(late)?;
+        let stream = timeout(limit, begun).await.unwrap_or_else(late)?;
         let begun = Instant::now();
         let state = Arc::new(State {
             begun,
@@ -125,6 +133,7 @@ impl Session {
             calls,
             state,
             events: Mutex::new(Some(events)),
+            seen: Mutex::default(),
         })
     }
 
@@ -135,6 +144,10 @@ impl Session {
     /// Returns whether the server has been silent since then, and is not new.
     pub(super) fn is_silent_since(&self, sent: Instant) -> bool {
         self.state.heard() < sent && sent > self.begun
+    }
+
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        lock(&self.seen)
     }
 
     /// Waits for the end of the connection.

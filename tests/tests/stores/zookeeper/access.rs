@@ -97,7 +97,7 @@ async fn a_namespace_is_no_part_of_another_one() {
     assert_says(
         &refused(&url, "a/r").await,
         LockErrorKind::InvalidSpec,
-        &["'/'"],
+        &["no name of a node"],
     );
 }
 

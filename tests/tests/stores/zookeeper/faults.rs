@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lock_runtime::LockErrorKind;
+use lock_runtime::{
+    LockErrorKind, LockKey, Mode,
+    store::{self, AcquireReply, Hold, KeyRequest, Store as _, Token, zookeeper::ZooKeeperRecords},
+};
 use lock_tests::{
     ZooKeeperEnsemble,
     place::{begun, eventually},
@@ -182,4 +185,59 @@ async fn a_lock_whose_nodes_an_operator_removes_is_lost() {
     ensemble.cli(&["create", &records]).await;
     let (_, after) = until_served(&locks, "k").await;
     assert!(before < after);
+}
+
+/// Each call ends at once, and says it; the nodes are there again for the next client.
+#[tokio::test]
+async fn a_namespace_that_an_operator_removes_is_named() {
+    let ensemble = shared_zookeeper().await;
+    let namespace = unique("ns");
+    let locks = client_of(ensemble, &namespace).await;
+    once(&locks, "k").await.unwrap();
+    ensemble.cli(&["deleteall", &format!("/{namespace}")]).await;
+    eventually("the request fails at once", async || {
+        let begun = Instant::now();
+        let error = once(&locks, "k").await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error:#}");
+        let says = lock_tests::chain(&error).contains("a node of the namespace was removed");
+        says && begun.elapsed() < Duration::from_millis(200)
+    })
+    .await;
+    let next = client_of(ensemble, &namespace).await;
+    once(&next, "k").await.unwrap();
+    until_served(&locks, "k").await;
+}
+
+/// The messages to processes that have ended are left out, and that to one that waits arrives.
+#[tokio::test]
+async fn readers_that_are_gone_cost_a_release_one_attempt() {
+    let ensemble = shared_zookeeper().await;
+    let namespace = unique("ns");
+    let [here, there] = [
+        client_of(ensemble, &namespace).await,
+        client_of(ensemble, &namespace).await,
+    ];
+    let mut stores = Vec::new();
+    for _ in 0..20 {
+        let records = ZooKeeperRecords::connect(&ensemble.url(), &namespace).await;
+        stores.push(records.unwrap().into_store());
+    }
+    let held = here.exclusive("k").lease(LONG).acquire().await.unwrap();
+    for store in stores {
+        let key = LockKey::new("k").unwrap();
+        let hold = Hold::new(key, Mode::Shared, Token::random());
+        let request = KeyRequest::new(hold, LONG, store::Instant::now() + LONG).queued();
+        let reply = store.acquire(&request).await.unwrap();
+        assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
+    }
+    let alive = tokio::spawn(there.shared("k").wait(LONG).acquire());
+    eventually("all wait", async || {
+        here.inspect("k").await.unwrap().waiters.len() == 21
+    })
+    .await;
+    let released = Instant::now();
+    held.release().await.unwrap();
+    let _guard = alive.await.unwrap().unwrap();
+    let took = released.elapsed();
+    assert!(took < Duration::from_millis(500), "{took:?}");
 }
