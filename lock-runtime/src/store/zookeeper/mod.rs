@@ -34,7 +34,11 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
-use futures_util::future::{BoxFuture, join_all, try_join_all};
+use futures_util::{
+    StreamExt as _,
+    future::{BoxFuture, join_all, try_join_all},
+    stream,
+};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -46,7 +50,7 @@ use self::{
     settings::Target,
 };
 use super::{
-    ClientId, KeyPart, Limits, Replied, StoreError, StoreErrorKind,
+    ClientId, KeyPart, Limits, Replied, Replies, StoreError, StoreErrorKind,
     records::{
         Inbox, Message, ReadReply, Record, RecordName, RecordStore, Records, Run, SharedClock,
         Swap, SwapReply, Swapped, Tick, Ticked, Timestamp, Version,
@@ -63,6 +67,8 @@ const FORMAT: &[u8] = b"1";
 const CHANGES: NonZeroUsize = NonZeroUsize::new(50).expect("it is not zero");
 /// The swaps in flight.
 const SWAPS: usize = 128;
+/// Those of one batch, beside which others have room.
+const BATCH: usize = 16;
 /// The messages of one swap. Waiters beyond them poll.
 const MESSAGES: usize = 200;
 /// The time for which a removed record keeps its node. Longer than versions are remembered, by
@@ -672,7 +678,15 @@ impl Calls {
     async fn read(&self, names: &[RecordName]) -> Result<ReadReply, StoreError> {
         self.ready().await?;
         let session = self.ensemble.session().await?;
-        let (now, latest, records) = self.look(&session, names).await?;
+        let (first, rest) = names.split_at(names.len().min(PART));
+        let (now, mut latest, mut records) = self.look(&session, first).await?;
+        // In parts, between which the calls of others are executed.
+        for part in rest.chunks(PART) {
+            let (_, last, more) = self.look(&session, part).await?;
+            // The records of the first part may have changed since then.
+            latest = last;
+            records.extend(more);
+        }
         Ok(ReadReply::new(now, records).latest(latest))
     }
 
@@ -805,6 +819,12 @@ impl Records for ZooKeeperRecords {
     fn swap<'a>(&'a self, swap: &'a Swap) -> Replied<'a, SwapReply> {
         self.mail.start();
         Box::pin(self.calls().swap(swap))
+    }
+
+    fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
+        self.mail.start();
+        let replies = swaps.iter().map(|swap| self.calls().swap(swap));
+        Box::pin(stream::iter(replies).buffered(BATCH).collect())
     }
 
     fn read<'a>(&'a self, names: &'a [RecordName]) -> Replied<'a, ReadReply> {

@@ -1,12 +1,9 @@
 //! Callers that give up many requests at once, such as those that reset their streams.
 
-use std::{
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, time::Duration};
 
 use futures_util::poll;
-use lock_tests::place::{LONG, Place, on_every_store};
+use lock_tests::place::{LONG, Place, Stopwatch, on_every_store};
 
 /// PostgreSQL takes more than two seconds to end them.
 const GIVEN_UP: usize = 10_000;
@@ -24,7 +21,7 @@ async fn a_guard_that_is_dropped_frees_its_lock_beside_many_requests_that_were_g
         let mut acquiring = pin!(acquiring.no_wait().acquire());
         let _ = poll!(&mut acquiring);
     }
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     drop(guard);
     let _guard = two.exclusive("held").wait(LONG).acquire().await.unwrap();
     let waited = begun.elapsed();
