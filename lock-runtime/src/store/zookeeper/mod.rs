@@ -349,10 +349,16 @@ impl Calls {
         let format = layout.format();
         let mut found = session.get(&format, false).await?;
         if found.is_none() {
-            let ends = layout.0.match_indices('/').skip(1).map(|(end, _)| end);
-            for end in ends.chain([layout.0.len()]) {
-                self.create(&session, layout.0[..end].to_owned(), b"")
-                    .await?;
+            // Those above may exist, without a right to create one beside them.
+            let mut missing = vec![&*layout.0];
+            while let Some((above, _)) = missing[missing.len() - 1].rsplit_once('/')
+                && !above.is_empty()
+                && session.get(above, false).await?.is_none()
+            {
+                missing.push(above);
+            }
+            for node in missing.into_iter().rev() {
+                self.create(&session, node.to_owned(), b"").await?;
             }
             for part in ["r", "a", "m"] {
                 let path = format!("{}/{part}", layout.0);
@@ -480,7 +486,7 @@ impl Calls {
                 Ok((shared.value(session, value.await?)?, nodes))
             };
             // The changes may have been made.
-            let is_unsent = changes.is_empty() || changed.is_err();
+            let is_unsent = changes.is_empty();
             let (value, nodes) =
                 (rest.await).map_err(|error: StoreError| error.with_unsent(is_unsent))?;
             let changed = (!is_required).then_some(changed);
@@ -615,7 +621,12 @@ impl Calls {
                 }
                 Some(Err((index, error::NO_NODE))) if index >= swap.changes.len() => {
                     // Its process has ended, as perhaps those of others.
+                    let (place, count) = ((index - swap.changes.len()) / 2, messages.len());
                     messages = self.with_readers(&session, messages).await?;
+                    // Its nodes were removed, and are about to be created again.
+                    if messages.len() == count && place < count {
+                        messages.remove(place);
+                    }
                 }
                 Some(Err((index, code))) if index >= swap.changes.len() => {
                     let place = (index - swap.changes.len()) / 2;
@@ -655,7 +666,6 @@ impl Calls {
         let readers = messages.iter().map(|it| session.get(&reader(it), false));
         let readers = join_all(readers).await.into_iter();
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
-        // One that is gone was found, so the next attempt has fewer.
         let present = messages.into_iter().zip(readers);
         let present = present.filter(|(_, reader)| reader.is_some());
         Ok(present.map(|(message, _)| message).collect())

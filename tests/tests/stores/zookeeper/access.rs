@@ -59,6 +59,20 @@ async fn the_path_of_a_url_is_that_of_the_namespace() {
     held.release().await.unwrap();
 }
 
+/// No right to create it is necessary.
+#[tokio::test]
+async fn a_path_that_exists_may_be_in_a_closed_node() {
+    let ensemble = shared_zookeeper().await;
+    let closed = format!("/{}", unique("closed"));
+    let path = format!("{closed}/locks");
+    ensemble.cli(&["create", &closed]).await;
+    ensemble.cli(&["create", &path]).await;
+    ensemble.cli(&["setAcl", &closed, "world:anyone:r"]).await;
+    let url = format!("{}{path}", ensemble.url());
+    let locks = LockClient::connect(&url).await.unwrap();
+    once(&locks, "k").await.unwrap();
+}
+
 #[tokio::test]
 async fn a_place_that_is_no_ensemble_is_named() {
     let redis = shared_server().await.port();
