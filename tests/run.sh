@@ -125,8 +125,15 @@ judge() {
     mkdir -p "$history"
     LOCK_TESTS_HISTORY=$history cargo test --workspace --all-features --locked --test topologies topologies::modes "$@"
     (cd tests/judge && go build -o "$tools/porcupine" .)
-    cargo build --release --locked -p lock-tests-model --bin judge
-    for judge in "$tools/porcupine" "${CARGO_TARGET_DIR:-target}/release/judge"; do
+    local build=debug
+    if [ -n "${LOCK_TESTS_STORM-}" ]; then
+        build=release
+        cargo build --release --locked -p lock-tests-model --bin judge
+    else
+        # The tests have built it, with these features.
+        cargo build --workspace --all-features --locked --bin judge
+    fi
+    for judge in "$tools/porcupine" "${CARGO_TARGET_DIR:-target}/$build/judge"; do
         "$judge" "$history/planted.jsonl" && fail "$judge has not found the planted fault"
         find "$history" -name '*.jsonl' ! -name planted.jsonl -exec "$judge" {} +
     done

@@ -129,17 +129,6 @@ fn a_mistake_in_the_options_is_one_line() {
     ]);
 }
 
-#[cfg(not(feature = "postgres"))]
-#[test]
-fn without_the_feature_postgresql_is_refused_with_the_command_that_has_it() {
-    let command = "cargo run --release -p lock-examples --features postgres --bin flash-sale";
-    mistakes(&[
-        (&["--store", "postgres"], command),
-        (&["--postgres", "postgres://127.0.0.1/shop"], command),
-        (&["--store", "postgres", "--processes", "4"], command),
-    ]);
-}
-
 /// An orchestrator stops a server by SIGTERM: it finishes its requests and releases its locks.
 fn ends_on_sigterm(story: &str) {
     let mut server = Command::new(story)

@@ -1,6 +1,10 @@
 //! The URLs of ensembles, what a server replies, and the names and contents of nodes.
 
-use super::{Content, Layout, jute::Reader, settings::Target};
+use super::{
+    jute::Reader,
+    layout::{Content, Layout},
+    settings::Target,
+};
 use crate::fuzz::{SECRET, refused_readably, with_password, within_bounds};
 
 #[test]

@@ -6,6 +6,10 @@ use super::{Broken, checker::Wrong, schedule::Stores, world::World};
 
 /// The number of times that a search begins elsewhere.
 const STARTS: u64 = 4;
+/// Where the rarest violations were seen, to find them sooner.
+const SEEN: [u64; 2] = [17_030, 1_002_900];
+/// The schedules from each of them.
+const NEAR: u64 = 20;
 /// The number of schedules of an exploration, unless the environment sets another one.
 const SCHEDULES: u64 = 20_000;
 /// The same for a store of records, whose rules are those of a single store.
@@ -64,12 +68,12 @@ fn show(stores: Stores, seed: u64) {
 }
 
 /// Explores with a rule switched off until a violation of this kind occurs. Returns its seed.
-fn first(broken: Broken, wrong: Wrong, offset: u64) -> Option<u64> {
+fn first(broken: Broken, wrong: Wrong, offset: u64, count: u64) -> Option<u64> {
     let violates = |seed: &u64| {
         let mut run = World::random(broken.stores(), *seed, Some(broken), false);
         run.run(Some(wrong)).is_err()
     };
-    (offset..offset + SCHEDULES).find(violates)
+    (offset..offset + count).find(violates)
 }
 
 /// Panics unless a schedule shows the violation that a rule prevents.
@@ -78,16 +82,18 @@ pub(super) fn is_found(broken: Broken, wrong: Wrong) {
     if let Some(starts) = from_environment("LOCK_EXPLORER_STARTS") {
         let counts = (0..starts).filter_map(|start| {
             let offset = start * 1_000_000;
-            first(broken, wrong, offset).map(|seed| seed - offset + 1)
+            first(broken, wrong, offset, SCHEDULES).map(|seed| seed - offset + 1)
         });
         let mut counts: Vec<_> = counts.collect();
         counts.sort_unstable();
         let (found, median) = (counts.len(), counts.get(counts.len() / 2));
         println!("{broken:?}: found from {found} of {starts} starts, median {median:?}");
     }
+    let near = SEEN.map(|seed| (seed, NEAR));
     // The rarest violations take more schedules than the others.
-    let mut starts = (0..STARTS).map(|start| start * 1_000_000);
-    let Some(seed) = starts.find_map(|offset| first(broken, wrong, offset)) else {
+    let starts = (0..STARTS).map(|start| (start * 1_000_000, SCHEDULES));
+    let mut starts = near.into_iter().chain(starts);
+    let Some(seed) = starts.find_map(|(offset, count)| first(broken, wrong, offset, count)) else {
         panic!("{broken:?}: nothing found from {STARTS} starts of {SCHEDULES} schedules")
     };
     let mut run = World::random(broken.stores(), seed, Some(broken), true);

@@ -14,5 +14,4 @@ mod modes;
 mod owners;
 mod recipe;
 mod runtimes;
-mod ui;
 mod urls;

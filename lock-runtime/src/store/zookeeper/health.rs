@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::Calls;
+use super::calls::Calls;
 use crate::{
     observe::health::{Finding, Health, PATIENCE, ServerHealth, ServerRole, Severity},
     shell::time::Instant,

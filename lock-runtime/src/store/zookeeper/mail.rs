@@ -15,7 +15,9 @@ use tokio::{
 };
 
 use super::{
-    BASE64, Calls, DIRECTORIES, PART, error,
+    BASE64, DIRECTORIES,
+    calls::{Calls, PART},
+    error,
     jute::{Change, Kind, Node},
     session::Session,
 };

@@ -21,9 +21,9 @@ use tokio::{
 };
 
 use super::{
+    calls::seen::Seen,
     error,
     jute::{self, Change, Changed, EVENT, Node, PING, Reader, Request, USER},
-    seen::Seen,
 };
 use crate::{
     shell::{sync::lock, time::Instant},

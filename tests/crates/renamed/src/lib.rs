@@ -73,3 +73,19 @@ async fn reading(locks: &LockClient) -> Result<Mode, LockError> {
 async fn counted(name: String, locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("job").permits().await?.holders[0].mode)
 }
+
+// Without the features of other packages.
+#[cfg(not(feature = "others"))]
+#[tokio::test]
+async fn redis_that_is_not_compiled_in_names_its_feature() {
+    for url in [
+        "redis://127.0.0.1",
+        "rediss://127.0.0.1",
+        "redis+cluster://127.0.0.1",
+    ] {
+        let error = LockClient::connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+        let remedy = "enable the feature `redis` of lock-runtime";
+        assert!(error.to_string().contains(remedy), "{error}");
+    }
+}

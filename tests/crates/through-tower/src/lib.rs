@@ -72,3 +72,50 @@ async fn reading(locks: &LockClient) -> Result<Mode, LockError> {
 async fn counted(name: String, locks: &LockClient) -> Result<Mode, LockError> {
     Ok(locks.inspect("job").permits().await?.holders[0].mode)
 }
+
+// Without the features of other packages.
+#[cfg(not(feature = "others"))]
+#[tokio::test]
+async fn a_url_for_tls_is_right_and_names_the_missing_feature() {
+    let mut refused = Vec::new();
+    for url in [
+        "rediss://:hunter2@127.0.0.1:6379/0",
+        "valkeys://127.0.0.1",
+        "rediss+sentinel://127.0.0.1/mymaster",
+        "rediss+cluster://127.0.0.1",
+        "redlock:rediss://10.0.0.1,rediss://10.0.0.2,rediss://10.0.0.3",
+    ] {
+        refused.push(LockClient::connect(url).await);
+    }
+    let builder = LockClient::builder;
+    for (primary, sentinel) in [
+        ("rediss://mymaster", "redis://10.0.0.1"),
+        ("redis://mymaster", "rediss://10.0.0.1"),
+    ] {
+        refused.push(builder().connect_sentinel(primary, [sentinel]).await);
+    }
+    refused.push(builder().connect_cluster(["rediss://10.0.0.1"]).await);
+    let servers = ["rediss://10.0.0.1", "redis://b", "redis://c"];
+    refused.push(builder().connect_redlock(servers).await);
+    for refused in refused {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
+        let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";
+        assert_eq!(error.to_string(), message);
+    }
+}
+
+#[cfg(not(feature = "others"))]
+#[tokio::test]
+async fn a_store_that_is_not_compiled_in_names_its_feature() {
+    for (url, feature) in [
+        ("postgres://127.0.0.1/shop", "postgres"),
+        ("etcd://127.0.0.1", "etcd"),
+        ("zookeeper://127.0.0.1", "zookeeper"),
+    ] {
+        let error = LockClient::connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl, "{error}");
+        let remedy = format!("enable the feature `{feature}` of lock-runtime");
+        assert!(error.to_string().contains(&remedy), "{error}");
+    }
+}

@@ -13,10 +13,10 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const NODES: usize = 100_000;
 
 #[derive(Default)]
-pub(super) struct Seen {
+pub(in super::super) struct Seen {
     nodes: HashMap<RecordName, Node>,
     /// The latest value of the clock, and the version of its node.
-    pub(super) value: Option<(u64, i32)>,
+    pub(in super::super) value: Option<(u64, i32)>,
 }
 
 struct Node {
@@ -28,7 +28,12 @@ struct Node {
 
 impl Seen {
     /// Remembers the version of a node.
-    pub(super) fn remember(&mut self, name: &RecordName, version: Option<Version>, node: i32) {
+    pub(in super::super) fn remember(
+        &mut self,
+        name: &RecordName,
+        version: Option<Version>,
+        node: i32,
+    ) {
         if self.nodes.len() >= NODES {
             self.nodes.clear();
         }
@@ -36,13 +41,17 @@ impl Seen {
         self.nodes.insert(name.clone(), Node { version, node, at });
     }
 
-    pub(super) fn forget(&mut self, name: &RecordName) {
+    pub(in super::super) fn forget(&mut self, name: &RecordName) {
         self.nodes.remove(name);
     }
 
     /// Returns the version that the node must have for a record of the version `known`, or without
     /// one: that of no node is `None`. Returns nothing if it has to be read first.
-    pub(super) fn node_of(&self, name: &RecordName, known: Option<Version>) -> Option<Option<i32>> {
+    pub(in super::super) fn node_of(
+        &self,
+        name: &RecordName,
+        known: Option<Version>,
+    ) -> Option<Option<i32>> {
         let seen = self.nodes.get(name);
         match seen.filter(|seen| Instant::now() < seen.at + REMEMBERED) {
             Some(seen) if seen.version == known => Some(Some(seen.node)),
