@@ -25,6 +25,7 @@
 //! | [`lateness`] | the delay of a loaded machine, for limits of times |
 //! | [`access`] | the rights of users, and the files of certificates |
 //! | [`replies`] | the replies of a batch as one result |
+//! | [`files`] | the store of the guide, in a directory, with a scheme of URLs |
 //! | [`place`] | the stores that a test runs on, with their clients, and limits of time |
 //! | [`errors`] | errors as an error reporter prints them |
 
@@ -34,6 +35,7 @@ pub mod errors;
 pub mod etcd;
 pub mod faulty_store;
 pub mod fenced;
+pub mod files;
 pub mod lateness;
 pub mod lockctl;
 pub mod place;

@@ -1,10 +1,10 @@
 //! The command line.
 
-use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{ffi::OsString, fmt, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
-use lock_runtime::{LockSpec, operator::HolderId};
+use lock_runtime::{LockClientBuilder, LockSpec, operator::HolderId};
 
 const ABOUT: &str = "\
 Shows and revokes the locks of a store, and runs commands under a lock.
@@ -64,6 +64,27 @@ pub(crate) struct Store {
     /// Print JSON, an object on each line
     #[arg(long, global = true)]
     pub(crate) json: bool,
+
+    #[arg(skip)]
+    pub(crate) configure: Configure,
+}
+
+/// Completes the settings of clients, as the program that calls this one has said.
+#[derive(Clone)]
+pub(crate) struct Configure(
+    pub(crate) Arc<dyn Fn(LockClientBuilder) -> LockClientBuilder + Send + Sync>,
+);
+
+impl Default for Configure {
+    fn default() -> Self {
+        Self(Arc::new(|builder| builder))
+    }
+}
+
+impl fmt::Debug for Configure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Configure")
+    }
 }
 
 #[derive(Debug, Subcommand)]

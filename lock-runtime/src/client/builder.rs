@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+#[cfg(feature = "records")]
+use super::scheme::Schemes;
 use super::{
     LockClient,
     scheme::{is_etcd, is_in_memory, is_postgres, is_zookeeper},
@@ -12,6 +14,8 @@ use crate::store::etcd::{EtcdOptions, EtcdRecords};
 use crate::store::postgres::{PostgresOptions, PostgresRecords};
 #[cfg(feature = "zookeeper")]
 use crate::store::zookeeper::ZooKeeperRecords;
+#[cfg(feature = "records")]
+use crate::store::{RecordStore, StoreError, namespace::check_namespace};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::fence::FencingToken,
@@ -58,6 +62,8 @@ pub struct LockClientBuilder {
     pub(super) postgres: PostgresOptions,
     #[cfg(feature = "etcd")]
     pub(super) etcd: EtcdOptions,
+    #[cfg(feature = "records")]
+    schemes: Schemes,
 }
 
 /// The name of a client.
@@ -87,6 +93,8 @@ impl Default for LockClientBuilder {
             postgres: PostgresOptions::new(),
             #[cfg(feature = "etcd")]
             etcd: EtcdOptions::new(),
+            #[cfg(feature = "records")]
+            schemes: Schemes::default(),
         }
     }
 }
@@ -244,6 +252,35 @@ impl LockClientBuilder {
         Self { etcd, ..self }
     }
 
+    /// Adds a scheme of URLs, for a database of your own: [`connect`](Self::connect),
+    /// [`connect_lazy`](Self::connect_lazy) then open a URL that begins with `<name>:`, such as that
+    /// of [`from_env`](Self::from_env). It replaces a scheme of this library with that name.
+    ///
+    /// `open` gets the URL and the namespace, makes no call, and refuses a URL with `InvalidUrl`.
+    /// `connect` reads the clock of the database, for at most five seconds. The settings of the
+    /// builder apply to the store.
+    ///
+    /// ```
+    /// # #[cfg(feature = "records")] {
+    /// use lock_runtime::{LockClient, store::{RecordStore, StoreError}};
+    ///
+    /// fn open(url: &str, namespace: &str) -> Result<RecordStore, StoreError> {
+    ///     todo!("RecordStore::new(MyRecords::at(url, namespace)?)")
+    /// }
+    ///
+    /// let builder = LockClient::builder().scheme("my-database", open);
+    /// # }
+    /// ```
+    #[cfg(feature = "records")]
+    pub fn scheme(
+        mut self,
+        name: impl Into<String>,
+        open: impl Fn(&str, &str) -> Result<RecordStore, StoreError> + Send + Sync + 'static,
+    ) -> Self {
+        self.schemes.add(name.into(), Arc::new(open));
+        self
+    }
+
     /// Connects to the store at `url`. See [`LockClient::connect`].
     ///
     /// # Errors
@@ -253,6 +290,11 @@ impl LockClientBuilder {
     /// # Cancellation
     /// Dropping the future closes the connection.
     pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
+        #[cfg(feature = "records")]
+        if let Some(store) = self.open(url)? {
+            store.reach().await.map_err(unusable)?;
+            return self.over_records(store);
+        }
         if is_in_memory(url)? {
             return self.build_in_memory();
         }
@@ -335,6 +377,10 @@ impl LockClientBuilder {
         expect(unused_mut, reason = "for several servers")
     )]
     pub fn connect_lazy(mut self, url: &str) -> Result<LockClient, LockError> {
+        #[cfg(feature = "records")]
+        if let Some(store) = self.open(url)? {
+            return self.over_records(store);
+        }
         if is_in_memory(url)? {
             return self.build_in_memory();
         }
@@ -607,13 +653,34 @@ impl LockClientBuilder {
         Ok(self.build(Arc::new(store)))
     }
 
-    #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
-    fn over_records(self, store: crate::store::RecordStore) -> Result<LockClient, LockError> {
+    /// Opens the store at a URL whose scheme the application has added.
+    #[cfg(feature = "records")]
+    fn open(&self, url: &str) -> Result<Option<RecordStore>, LockError> {
+        let Some(open) = self.schemes.of(url) else {
+            return Ok(None);
+        };
+        self.check()?;
+        check_namespace(&self.namespace)?;
+        #[cfg(feature = "redis")]
+        self.redis
+            .refuse_replicas("the client does not pass it on to a custom store")?;
+        open(url, &self.namespace).map(Some).map_err(unusable)
+    }
+
+    #[cfg(feature = "records")]
+    fn over_records(self, store: RecordStore) -> Result<LockClient, LockError> {
         let store = store.confirm_grants(self.confirm_grants);
         let store = store.unavailable_after(self.unavailable_after);
         let store = store.keep_fences_for(self.fences_kept_for.unwrap_or(FencingToken::KEPT_FOR));
         self.over(store)
     }
+}
+
+/// The error of a store whose scheme the application has added.
+#[cfg(feature = "records")]
+fn unusable(error: StoreError) -> LockError {
+    let message = "cannot keep locks in this database";
+    LockError::new(error.kind().into(), message).with_source(Some(error))
 }
 
 #[cfg(not(all(

@@ -1,6 +1,44 @@
 //! The schemes of URLs. Their case does not matter.
 
+#[cfg(feature = "records")]
+use std::{fmt, sync::Arc};
+
 use crate::error::{LockError, LockErrorKind};
+#[cfg(feature = "records")]
+use crate::store::{RecordStore, StoreError};
+
+/// Opens a store at a URL, for a namespace.
+#[cfg(feature = "records")]
+pub(super) type Open = dyn Fn(&str, &str) -> Result<RecordStore, StoreError> + Send + Sync;
+
+/// The schemes that an application has added.
+#[cfg(feature = "records")]
+#[derive(Clone, Default)]
+pub(super) struct Schemes(Vec<(String, Arc<Open>)>);
+
+#[cfg(feature = "records")]
+impl Schemes {
+    pub(super) fn add(&mut self, name: String, open: Arc<Open>) {
+        self.0
+            .retain(|(earlier, _)| !earlier.eq_ignore_ascii_case(&name));
+        self.0.push((name, open));
+    }
+
+    /// Returns the function that opens this URL.
+    pub(super) fn of(&self, url: &str) -> Option<&Arc<Open>> {
+        let named = self.0.iter().find(|(name, _)| is_of(url, &[name]));
+        named.map(|(_, open)| open)
+    }
+}
+
+#[cfg(feature = "records")]
+impl fmt::Debug for Schemes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.0.iter().map(|(name, _)| name))
+            .finish()
+    }
+}
 
 /// Returns the scheme of a URL, and the rest with its colon.
 fn parts(url: &str) -> (&str, &str) {

@@ -35,12 +35,7 @@ mod limits;
 mod listing;
 pub mod memory;
 mod message;
-#[cfg(any(
-    feature = "redis",
-    feature = "postgres",
-    feature = "etcd",
-    feature = "zookeeper"
-))]
+#[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) mod namespace;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -2,6 +2,7 @@
 
 mod commands;
 mod faults;
+mod schemes;
 mod terminal;
 
 use std::{ffi::OsStr, process::Stdio, time::Duration};

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{
     Change, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version, news,
@@ -47,6 +47,9 @@ const NEVER: Duration = Duration::from_secs(100 * 24 * 60 * 60);
 /// The pause after a conflict about the name of a client, which may be locked.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// The time limit of the first call.
+const REACH: Duration = Duration::from_secs(5);
+
 /// The parts of a list of locks.
 const LOCKS: &str = "l:";
 const PERMITS: &str = "p:";
@@ -79,6 +82,13 @@ impl fmt::Debug for RecordStore {
 }
 
 impl RecordStore {
+    /// Reads the clock of the database, for a limited time.
+    pub(crate) async fn reach(&self) -> Result<(), StoreError> {
+        let read = timeout(REACH, self.0.records.read(&[])).await;
+        read.unwrap_or_else(|_| Err(StoreError::timed_out(REACH)))
+            .map(drop)
+    }
+
     /// Creates a store of locks.
     pub fn new(records: impl Records) -> Self {
         Self::over(Arc::new(records))

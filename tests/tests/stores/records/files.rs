@@ -2,10 +2,6 @@
 
 mod crash;
 
-#[path = "../../../../lock-runtime/guide/stores/files.rs"]
-#[allow(unreachable_pub, reason = "the guide shows it as a public type")]
-mod example;
-
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -32,7 +28,7 @@ use tokio::time::sleep;
 
 use lock_tests::place::LONG;
 
-pub(super) use self::example::FileRecords;
+pub(super) use lock_tests::files::FileRecords;
 
 lock_conformance::conformance!({
     let place = Arc::new(Place::new());
