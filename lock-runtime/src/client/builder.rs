@@ -253,8 +253,8 @@ impl LockClientBuilder {
     }
 
     /// Adds a scheme of URLs, for a database of your own: [`connect`](Self::connect),
-    /// [`connect_lazy`](Self::connect_lazy) then open a URL that begins with `<name>:`, such as that
-    /// of [`from_env`](Self::from_env). It replaces a scheme of this library with that name.
+    /// [`connect_lazy`](Self::connect_lazy) then open a URL that begins with `<name>:`, such as
+    /// that of [`from_env`](Self::from_env). It replaces a scheme of this library with that name.
     ///
     /// `open` gets the URL and the namespace, makes no call, and refuses a URL with `InvalidUrl`.
     /// `connect` reads the clock of the database, for at most five seconds. The settings of the

@@ -3,7 +3,7 @@
 //! | node | data |
 //! |---|---|
 //! | `<namespace>/format` | the format of the nodes |
-//! | `<namespace>/c` | the [shared clock](SharedClock): microseconds since 1970, 8 bytes |
+//! | `<namespace>/c` | the [clock](super::records::SharedClock): microseconds since 1970, 8 bytes |
 //! | `<namespace>/r/<hash>/<record>` | version; end of its need; content. Or when it was removed |
 //! | `<namespace>/a/<client>` | of a session: the client reads its messages |
 //! | `<namespace>/m/<client>/<message>-<number>` | a message to a client, which deletes it |

@@ -236,7 +236,7 @@ impl Round {
     /// token is larger.
     fn is_for(&self, vote: &Vote, fence: FencingToken, cx: &Cx<'_>) -> bool {
         // A majority has to know every number that is handed out.
-        let is_known = vote.end >= fence.later(self.reserved_left());
+        let is_known = vote.is_proven && vote.end >= fence.later(self.reserved_left());
         let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
         is_known && (is_given || cx.breaks(Mutation::CountsWhatOthersHave))
             || cx.breaks(Mutation::NoWriteBack)

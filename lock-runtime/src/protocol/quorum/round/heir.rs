@@ -7,7 +7,8 @@
 //!
 //! No server can have granted the lock to the name before the request was sent that queued it. So a
 //! vote that was passed on lasts at least until min(lease, [`Grant::HANDOFF_LEASE`]) after that
-//! moment, however late its push message arrives.
+//! moment, however late its push message arrives; or for the time that the message says, if that is
+//! shorter.
 
 use std::time::Duration;
 
@@ -87,14 +88,19 @@ pub(crate) enum Pushed {
 }
 
 impl Round {
-    /// The alias in the coordinator's wait queue, and the end of the votes that are passed on to
-    /// it.
+    /// The alias in the coordinator's wait queue, and when it was first sent.
     fn name(&self) -> Option<(Token, Instant)> {
         let state = &self.states[self.coordinator?];
         let since = state
             .asked_since
             .filter(|_| self.hold.mode == Mode::Exclusive)?;
-        Some((state.token, passed_until(since, self.lease)))
+        Some((state.token, since))
+    }
+
+    /// A vote that was passed on to the name. A holder that a forged message has deceived passes it
+    /// on for a shorter time than the lease, as the servers say in their messages.
+    fn vote_of(&self, grant: Grant, since: Instant) -> Vote {
+        Vote::until(grant, passed_until(since, self.lease.min(grant.ttl)))
     }
 
     /// Whether a release may name an alias of this acquisition as its heir.
@@ -168,10 +174,11 @@ impl Round {
                 }
             }
             if self.fence.is_some() {
-                if let Some((_, until)) = self.name().filter(|_| is_coordinator)
-                    && self.is_enough(until, cx)
-                {
-                    self.take_passed(server, Vote::until(grant, until), cx.now);
+                if let Some((_, since)) = self.name().filter(|_| is_coordinator) {
+                    let vote = self.vote_of(grant, since);
+                    if self.is_enough(vote.until, cx) {
+                        self.take_passed(server, vote, cx.now);
+                    }
                 }
                 return Pushed::Recorded;
             }
@@ -181,23 +188,22 @@ impl Round {
             }
             return self.polls_after(server, cx);
         }
-        let Some((_, until)) = name else {
+        let Some((_, since)) = name else {
             return Pushed::Unwanted;
         };
         if !self.may_be_passed(server, cx) {
             return Pushed::Unwanted;
         }
-        let until = if cx.breaks(Mutation::CountsFromPush) {
-            cx.now + self.lease.min(Grant::HANDOFF_LEASE)
+        let vote = if cx.breaks(Mutation::CountsFromPush) {
+            Vote::until(grant, cx.now + self.lease.min(Grant::HANDOFF_LEASE))
         } else {
-            until
+            self.vote_of(grant, since)
         };
-        let vote = Vote::until(grant, until);
         if self.fence.is_none() {
             self.passed[server] = Passed::Vote(vote);
             return self.polls_after(server, cx);
         }
-        if !self.is_enough(until, cx) || self.states[server].standing != Standing::Outside {
+        if !self.is_wanted(vote, server, cx) {
             self.passed[server] = Passed::Over;
             return Pushed::Unwanted;
         }
@@ -211,7 +217,7 @@ impl Round {
 
     /// The time after which the acquisition polls, as the server with this number has voted.
     fn polls_after(&self, server: usize, cx: &Cx<'_>) -> Pushed {
-        let votes = self.votes_without_a_call(cx).count();
+        let votes = self.votes_without_a_call(cx).len();
         let has_majority = votes >= majority(self.states.len());
         let is_from_coordinator = self.coordinator == Some(server);
         match (has_majority, self.is_first()) {
@@ -225,29 +231,39 @@ impl Round {
         }
     }
 
-    /// The votes of which the acquisition knows by push messages alone.
-    fn votes_without_a_call(&self, cx: &Cx<'_>) -> impl Iterator<Item = (usize, Vote)> {
+    /// The votes of which the acquisition knows by push messages alone, with the number that most
+    /// of them have. A number in a single message is no proof that its server knows it: it may be
+    /// forged.
+    fn votes_without_a_call(&self, cx: &Cx<'_>) -> PerServer<(usize, Vote)> {
         let name = self.name();
-        let vote = move |server: usize| {
-            let (_, until) = name?;
+        let vote = |server: usize| {
+            let (_, since) = name?;
             let vote = match self.passed[server] {
                 Passed::Vote(vote) => vote,
                 // If the others were not to pass their votes on, their messages are forged: that of
                 // one server and a grant by the coordinator would be a majority.
                 _ if self.coordinator == Some(server) && self.is_named => {
-                    Vote::until(self.states[server].pushed?, until)
+                    self.vote_of(self.states[server].pushed?, since)
                 }
                 _ => return None,
             };
             self.is_enough(vote.until, cx).then_some((server, vote))
         };
-        (0..self.states.len()).filter_map(vote)
+        let mut votes: PerServer<_> = (0..self.states.len()).filter_map(vote).collect();
+        let is_same = |one: Vote, other: Vote| (one.fence, one.end) == (other.fence, other.end);
+        let count = |it: Vote| votes.iter().filter(|(_, vote)| is_same(*vote, it)).count();
+        let most = votes
+            .iter()
+            .map(|(_, vote)| *vote)
+            .max_by_key(|it| count(*it));
+        votes.retain(|(_, vote)| most.is_some_and(|most| is_same(*vote, most)));
+        votes
     }
 
     /// Takes the votes of which the acquisition knows by push messages alone, if they are a
     /// majority.
     pub(super) fn wins_without_a_call(&mut self, cx: &Cx<'_>) -> bool {
-        let votes: PerServer<_> = self.votes_without_a_call(cx).collect();
+        let votes = self.votes_without_a_call(cx);
         if self.fence.is_some() || votes.len() < self.majority(cx) {
             return false;
         }
@@ -312,13 +328,19 @@ impl Round {
         }
     }
 
+    /// Whether a vote that was passed on is taken beside a majority. With another number it is
+    /// asked for anew.
+    fn is_wanted(&self, vote: Vote, server: usize, cx: &Cx<'_>) -> bool {
+        self.is_enough(vote.until, cx)
+            && self.states[server].standing == Standing::Outside
+            && Some(vote.fence) == self.fence
+    }
+
     /// Takes or abandons the votes that were passed on and were not needed for the majority.
     pub(super) fn settle_passed(&mut self, cx: &Cx<'_>) {
         for server in 0..self.states.len() {
             if let Passed::Vote(vote) = self.passed[server] {
-                if self.is_enough(vote.until, cx)
-                    && self.states[server].standing == Standing::Outside
-                {
+                if self.is_wanted(vote, server, cx) {
                     self.take_passed(server, vote, cx.now);
                 } else {
                     self.abandon_passed(server);

@@ -366,7 +366,11 @@ impl Round {
                     let until = vote.until.max(sent + ttl);
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }
-                (_, Some(pushed)) => held(Grant { ttl, ..pushed }),
+                // The renewal proves the vote, and not the number in the message.
+                (_, Some(pushed)) => {
+                    let vote = Vote::new(Grant { ttl, ..pushed }, sent).unproven();
+                    (Standing::Holds(vote), Status::Voted)
+                }
                 // Without a fencing token it is not a grant yet. The next request obtains one.
                 (standing, None) => (standing, Status::None),
             },
@@ -379,6 +383,7 @@ impl Round {
                     RaiseReply::NotRaised { latest } => latest,
                 };
                 vote.end = vote.end.max(latest);
+                vote.is_proven = true;
                 // A writer's own number begins its block; the raised number ends it.
                 if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
                     vote.fence = vote.fence.max(number);

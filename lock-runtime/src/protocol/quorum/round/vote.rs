@@ -129,6 +129,8 @@ pub(crate) struct Vote {
     /// The server's next number is larger than this. It is the last of the numbers that the server
     /// has reserved, or the one that it was raised to.
     pub(super) end: FencingToken,
+    /// The server is known to have this number. One from a single message may be forged.
+    pub(super) is_proven: bool,
     pub(super) until: Instant,
 }
 
@@ -137,11 +139,20 @@ impl Vote {
         Self::until(grant, sent + grant.ttl)
     }
 
+    /// The vote of a server that may not know the number.
+    pub(super) fn unproven(self) -> Self {
+        Self {
+            is_proven: false,
+            ..self
+        }
+    }
+
     /// A vote that lasts at least until this time.
     pub(super) fn until(grant: Grant, until: Instant) -> Self {
         Self {
             fence: grant.fence,
             end: grant.fence.later(grant.reserved),
+            is_proven: true,
             until,
         }
     }

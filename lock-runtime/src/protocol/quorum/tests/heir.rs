@@ -1,7 +1,7 @@
 //! Votes that the previous holder passes on.
 
 use super::*;
-use crate::store::{Heir, NextHolder};
+use crate::store::{Heir, NextHolder, RaiseReply};
 
 const MAJORITY: usize = 2;
 
@@ -50,9 +50,23 @@ impl Client {
         is_named: bool,
         next: Option<Heir>,
     ) -> (bool, Output) {
+        self.announced(server, Grant::new(fence(number), LEASE), is_named, next)
+    }
+
+    fn passed_for(&mut self, server: usize, number: u64, lease: Duration) -> (bool, Output) {
+        self.announced(server, Grant::new(fence(number), lease), true, None)
+    }
+
+    fn announced(
+        &mut self,
+        server: usize,
+        grant: Grant,
+        is_named: bool,
+        next: Option<Heir>,
+    ) -> (bool, Output) {
         let event = StoreEvent::Granted {
             hold: self.hold.clone(),
-            grant: Grant::new(fence(number), LEASE),
+            grant,
             is_named,
             next,
         };
@@ -116,14 +130,35 @@ fn an_heir_needs_no_message_of_the_coordinator() {
     client.wins();
 }
 
+/// One of them may be forged, so that its server does not know the number.
 #[test]
-fn an_heir_whose_numbers_differ_writes_the_largest_back() {
-    let (mut client, [coordinator, one, _]) = Client::queued();
-    client.passed(one, 8, None);
+fn an_heir_whose_numbers_differ_asks_the_servers() {
+    for larger in [7, 9] {
+        let (mut client, [coordinator, one, other]) = Client::queued();
+        client.passed(one, larger, None);
+        client.passed(coordinator, 8, None);
+        let (_, sends) = client.poll();
+        assert_eq!(sends.len(), 3, "{sends:?}");
+
+        let (mut client, [coordinator_again, ..]) = Client::queued();
+        client.passed(one, larger, None);
+        client.passed(coordinator_again, 8, None);
+        assert!(client.passed(other, 8, None).0);
+        assert_eq!(client.wins().fence, fence(8));
+        assert_eq!(coordinator, coordinator_again);
+    }
+}
+
+/// A forged message has named the heir to its holder with a short lease.
+#[test]
+fn a_vote_that_was_passed_on_for_a_moment_is_no_vote() {
+    let (mut client, [coordinator, one, other]) = Client::queued();
+    for server in [one, other] {
+        client.passed_for(server, 9, Duration::from_millis(1));
+    }
     client.passed(coordinator, 9, None);
-    let (id, sends) = client.poll();
-    assert!(sends.is_empty());
-    assert_eq!(client.raises(id), [fence(9)]);
+    let (_, sends) = client.poll();
+    assert_eq!(sends.len(), 3, "{sends:?}");
 }
 
 /// A push message that was delayed for longer than the vote lasts is no vote.
@@ -289,6 +324,14 @@ fn a_vote_that_is_passed_on_while_the_server_is_asked_is_abandoned() {
                 client.reply(send, reply);
             }
         }
+        // The renewal is no proof of the number in the message of the coordinator.
+        let (_, out) = client.step(id);
+        let [raise] = <[_; 1]>::try_from(out.sends).unwrap();
+        assert_eq!(raise.ticket.server, coordinator);
+        let ServerRequest::Raise(_, _, number) = raise.request else {
+            panic!("{raise:?}")
+        };
+        client.reply(raise, Reply::Raise(number, RaiseReply::Raised));
         let (step, _) = client.step(id);
         assert!(matches!(step, Step::Done(Ok(_), _)), "{step:?}");
         let sends = client.releases();
