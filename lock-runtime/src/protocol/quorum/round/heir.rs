@@ -163,7 +163,8 @@ impl Round {
                 Standing::Holds(vote) => {
                     // The vote had ended, and was passed on once more.
                     if vote.end < grant.fence {
-                        state.standing = Standing::Holds(Vote::until(grant, vote.until));
+                        let vote = Vote::until(grant, vote.until).unproven();
+                        state.standing = Standing::Holds(vote);
                     }
                     return Pushed::Recorded;
                 }
@@ -175,7 +176,7 @@ impl Round {
             }
             if self.fence.is_some() {
                 if let Some((_, since)) = self.name().filter(|_| is_coordinator) {
-                    let vote = self.vote_of(grant, since);
+                    let vote = self.vote_of(grant, since).unproven();
                     if self.is_enough(vote.until, cx) {
                         self.take_passed(server, vote, cx.now);
                     }
@@ -207,7 +208,7 @@ impl Round {
             self.passed[server] = Passed::Over;
             return Pushed::Unwanted;
         }
-        self.take_passed(server, vote, cx.now);
+        self.take_passed(server, vote.unproven(), cx.now);
         Pushed::Recorded
     }
 
@@ -341,7 +342,7 @@ impl Round {
         for server in 0..self.states.len() {
             if let Passed::Vote(vote) = self.passed[server] {
                 if self.is_wanted(vote, server, cx) {
-                    self.take_passed(server, vote, cx.now);
+                    self.take_passed(server, vote.unproven(), cx.now);
                 } else {
                     self.abandon_passed(server);
                 }

@@ -382,8 +382,11 @@ impl Round {
                     RaiseReply::Raised => number,
                     RaiseReply::NotRaised { latest } => latest,
                 };
-                vote.end = vote.end.max(latest);
-                vote.is_proven = true;
+                if vote.is_proven {
+                    vote.end = vote.end.max(latest);
+                } else if latest >= vote.fence {
+                    (vote.end, vote.is_proven) = (latest, true);
+                }
                 // A writer's own number begins its block; the raised number ends it.
                 if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
                     vote.fence = vote.fence.max(number);

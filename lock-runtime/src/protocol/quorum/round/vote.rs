@@ -77,10 +77,13 @@ impl VoteState {
     /// another number. A renewal does not show then that the server has held the lock for this
     /// acquisition without interruption.
     pub(super) fn has_ended(&self, lease: Duration, now: Instant) -> bool {
-        let of_push = || self.asked_since.map(|since| passed_until(since, lease));
+        let of_push = |grant: Grant| {
+            let since = self.asked_since?;
+            Some(passed_until(since, lease.min(grant.ttl)))
+        };
         let until = match (self.held(), self.pushed) {
             (Some(vote), _) => Some(vote.until),
-            (None, Some(_)) => of_push(),
+            (None, Some(grant)) => of_push(grant),
             (None, None) => None,
         };
         self.is_name && until.is_some_and(|until| until <= now + drift(lease))
