@@ -491,3 +491,25 @@ fn an_acquire_that_may_follow_the_release_of_a_passed_vote_is_abandoned() {
         assert_eq!(out.abandonments.len(), usize::from(is_asked));
     }
 }
+
+/// A server that has granted the lock in a reply is said to have granted it with another number.
+#[test]
+fn a_forged_number_of_a_vote_is_written_to_its_server_too() {
+    let (mut client, id, sends) = Client::acquire(Mode::Exclusive);
+    let coordinator = client
+        .session
+        .coordinator(&client.hold.key, client.now)
+        .unwrap();
+    let (of_coordinator, others): (Vec<_>, Vec<_>) = sends
+        .into_iter()
+        .partition(|send| send.ticket.server == coordinator);
+    for send in of_coordinator {
+        client.reply(send, granted());
+    }
+    let forged = grant().fence.number() + 1000;
+    client.granted(coordinator, forged, false, None);
+    for send in others.into_iter().take(1) {
+        client.reply(send, granted());
+    }
+    assert_eq!(client.raises(id), [fence(forged); 2]);
+}
