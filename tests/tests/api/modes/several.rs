@@ -42,9 +42,11 @@ async fn keys_are_sorted_and_taken_once(place: Place) {
     // The same key counts once.
     let keys = |number: usize| (0..1002).map(move |key| (key % number).to_string());
     let guard = locks.all(keys(1000)).acquire().await.unwrap();
-    // On a busy machine, a call for so many keys takes longer than its limit.
+    // ZooKeeper may need more than the 500 ms of a call to release 1,000 keys.
     match guard.release().await {
-        Err(error) if error.kind() == LockErrorKind::ReleaseUnknown => {}
+        Err(error)
+            if matches!(place, Place::ZooKeeper { .. })
+                && error.kind() == LockErrorKind::ReleaseUnknown => {}
         released => released.unwrap(),
     }
     for number in [0, 1001] {
