@@ -73,6 +73,8 @@ pub(super) struct Shared {
     pub(super) turns: Turns,
     /// The time for which a record is kept after the last use of its lock, in seconds.
     kept_for: AtomicU64,
+    /// The time of the last swap, in microseconds.
+    pub(super) round_trip: AtomicU64,
 }
 
 impl fmt::Debug for RecordStore {
@@ -106,6 +108,7 @@ impl RecordStore {
             presence: Presence::default(),
             turns: Turns::default(),
             kept_for: AtomicU64::new(FencingToken::KEPT_FOR.as_secs()),
+            round_trip: AtomicU64::new(0),
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);

@@ -1,6 +1,9 @@
 //! The calls that operations on records make.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::{
@@ -80,6 +83,7 @@ impl Shared {
         let reply = self.records.swap(swap).await;
         self.replied(&reply);
         let (reply, sent) = (reply?, asked.sent);
+        self.took(sent);
         self.swapped(swap, &reply, sent);
         Ok(reply)
     }
@@ -91,6 +95,7 @@ impl Shared {
         let asked = self.presence.asked();
         let sent = asked.sent;
         let replies = self.records.swap_each(swaps).await;
+        self.took(sent);
         for (swap, reply) in swaps.iter().zip(&replies) {
             self.replied(reply);
             if let Ok(reply) = reply {
@@ -100,12 +105,18 @@ impl Shared {
         replies
     }
 
+    /// Measures a swap that was sent then.
+    fn took(&self, sent: Instant) {
+        let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.round_trip.store(micros, Ordering::Relaxed);
+    }
+
     fn swapped(&self, swap: &Swap, reply: &SwapReply, sent: Instant) {
         self.clock.read(reply.now, reply.latest, sent);
         match &reply.outcome {
             Swapped::Done => {
                 for Change { name, record, .. } in &swap.changes {
-                    self.cache.put(name, Some(record.clone()));
+                    self.cache.put_own(name, record.clone());
                 }
             }
             Swapped::Conflict(present) => {
@@ -196,12 +207,14 @@ impl Shared {
             async move { (index, update.await) }
         });
         let mut updates: FuturesUnordered<_> = updates.collect();
-        let pause = others.iter().filter_map(|(_, it)| it.pause()).max();
+        let round_trip = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
+        let pauses = others.iter().filter_map(|(_, it)| it.pause(round_trip));
+        let pause = pauses.max();
         if let Some(pause) = pause {
             sleep(pause).await;
         }
         let now = self.now();
-        let (mut reads, mut swaps) = (Vec::new(), Vec::new());
+        let (mut reads, mut swaps, mut open) = (Vec::new(), Vec::new(), Vec::new());
         for (index, mut attempt) in others {
             match attempt.next(now) {
                 Ok(Next::Done(outcome, revoked)) => {
@@ -209,11 +222,11 @@ impl Shared {
                     results[index] = Some(Ok(outcome));
                 }
                 Ok(Next::Read) => reads.push((index, attempt)),
+                Ok(Next::Pause) => open.push((index, attempt)),
                 Ok(Next::Swap(pending)) => swaps.push((index, attempt, *pending)),
                 Err(error) => results[index] = Some(Err(error)),
             }
         }
-        let mut open = Vec::new();
         if !reads.is_empty() {
             self.read_for(reads, results, &mut open).await;
         }
@@ -437,7 +450,7 @@ impl Shared {
                     self.revoked(&revoked);
                     return Updated::Ended(Ok(outcome));
                 }
-                Ok(Next::Read) => return Updated::Ended(Err(StoreError::late())),
+                Ok(Next::Read | Next::Pause) => return Updated::Ended(Err(StoreError::late())),
                 Err(error) => return Updated::Ended(Err(error)),
             };
             let Some(reply) = reply else {

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    num::NonZeroU32,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -251,6 +252,38 @@ async fn a_grant_ends_with_its_record_however_old_the_reading_of_the_clock() {
         panic!("{grants:?}");
     };
     assert!(pushed.ttl <= Grant::HANDOFF_LEASE - ahead, "{pushed:?}");
+}
+
+/// With each reply, the one client knows the record before the other learns that it has lost.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_again_and_again_keeps_no_other_one_from_its_release() {
+    let database = Database::new();
+    let way = Duration::from_millis(2);
+    let locks = || LockClient::with_store(Arc::new(database.store(way)));
+    let (one, busy) = (locks(), locks());
+    let permits = |locks: &LockClient| locks.permits("a", NonZeroU32::new(2).unwrap());
+    for head_start in 0..8 {
+        let guard = permits(&one).acquire().await.unwrap();
+        let other = permits(&busy);
+        let busy = tokio::spawn(async move {
+            loop {
+                other
+                    .clone()
+                    .acquire()
+                    .await
+                    .unwrap()
+                    .release()
+                    .await
+                    .unwrap();
+            }
+        });
+        sleep(Duration::from_millis(50) + way * head_start / 2).await;
+        let began = Instant::now();
+        guard.release().await.unwrap();
+        assert!(began.elapsed() < way * 20, "{:?}", began.elapsed());
+        busy.abort();
+        let _ = busy.await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

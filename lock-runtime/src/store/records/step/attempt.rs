@@ -10,10 +10,13 @@ use super::{
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
     outcome::{Outcome, Passed},
 };
-use crate::store::{
-    ClientId, StoreError, Token,
-    remote::outage::InOutage,
-    table::{Step, Table},
+use crate::{
+    shell::time::Instant,
+    store::{
+        ClientId, StoreError, Token,
+        remote::outage::InOutage,
+        table::{Step, Table},
+    },
 };
 
 /// The rules of an operation. Evaluated again after each conflict.
@@ -34,6 +37,10 @@ pub(crate) struct Attempt<T> {
     is_contended: bool,
     cannot_lock: bool,
     conflicts: u32,
+    /// When this process has written the records, if no other one is known to have since.
+    written: Option<Instant>,
+    /// It acquires a lock that others hold or wait for.
+    is_among_others: bool,
 }
 
 /// The next step of an operation.
@@ -42,6 +49,8 @@ pub(crate) enum Next<T> {
     Read,
     /// Make this swap.
     Swap(Box<Pending<T>>),
+    /// Ask again after the [`pause`](Attempt::pause).
+    Pause,
     /// The operation has ended. Nothing changes.
     Done(T, Vec<Token>),
 }
@@ -87,17 +96,15 @@ impl<T: Outcome> Attempt<T> {
             is_contended: false,
             cannot_lock: false,
             conflicts: 0,
+            written: None,
+            is_among_others: false,
         }
     }
 
     /// Begins with the records that were seen last. Those that were not seen are assumed to be
     /// absent if `or_absent` is set, and otherwise read first.
     pub(crate) fn cached(mut self, cache: &Cache, or_absent: bool) -> Self {
-        let cached = self.locks.iter().map(|lock| match cache.get(&lock.name) {
-            None if or_absent => Some(None),
-            cached => cached,
-        });
-        self.found = cached.collect();
+        self.take_cached(cache, or_absent);
         self.is_contended = self.locks.iter().any(|lock| cache.is_contended(&lock.name));
         self
     }
@@ -142,9 +149,7 @@ impl<T: Outcome> Attempt<T> {
 
     /// Begins with the record that was seen last, by another operation.
     pub(crate) fn begin_again(&mut self, cache: &Cache) {
-        let cached = self.locks.iter().map(|lock| cache.get(&lock.name));
-        self.found = cached.collect();
-        self.is_fresh = false;
+        self.take_cached(cache, false);
     }
 
     /// Returns the client that waits if the operation queues a request.
@@ -173,8 +178,14 @@ impl<T: Outcome> Attempt<T> {
             swap,
             events,
             is_queued,
+            is_shared,
             revoked,
         } = evaluation;
+        let lets_others_first = is_shared && !self.is_fresh && self.in_outage != InOutage::Try;
+        if lets_others_first && swap.is_some() && !self.is_among_others {
+            self.is_among_others = true;
+            return Ok(Next::Pause);
+        }
         Ok(match swap {
             Some(swap) => Next::Swap(Box::new(Pending {
                 swap,
@@ -229,17 +240,37 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause before the next step, at random: a record that many clients change needs
-    /// one, so that each of them succeeds some time. Operations that keep a lock or make it free go
-    /// on at once at first, as the others wait for them.
-    pub(crate) fn pause(&self) -> Option<Duration> {
+    /// Returns the pause before the next step, in which others change the record. `round_trip` is
+    /// the time of the last swap.
+    ///
+    /// Those that lose a swap learn of the new record after the client that wins it, so this client
+    /// would win all further ones. If it acquires a lock that others hold or wait for, it lets them
+    /// make the next swap. Operations that keep a lock or make it free never pause: the others
+    /// wait for them, and a lease may end. Of many others, a part makes the next swap, at random.
+    pub(crate) fn pause(&self, round_trip: Duration) -> Option<Duration> {
+        const UNPAUSED: u32 = 4;
         const LONGEST: Duration = Duration::from_millis(20);
-        let unpaused = match self.in_outage {
-            InOutage::Try => 8,
-            InOutage::Wait | InOutage::Refuse => 0,
-        };
-        let doublings = self.conflicts.checked_sub(unpaused + 1)?.min(8);
-        let longest = (Duration::from_millis(1) * 2_u32.pow(doublings)).min(LONGEST);
+        if self.in_outage == InOutage::Try {
+            return None;
+        }
+        if self.conflicts == 0 && self.is_among_others {
+            let pause = round_trip.mul_f64(rand::random_range(1.0..1.5));
+            return Some(pause.saturating_sub(self.written?.elapsed()));
+        }
+        let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
+        let longest = (round_trip * 2_u32.pow(doublings)).min(LONGEST.max(2 * round_trip));
         Some(longest.mul_f64(rand::random()))
+    }
+
+    /// Takes the records that this process has seen last.
+    fn take_cached(&mut self, cache: &Cache, or_absent: bool) {
+        let names = || self.locks.iter().map(|lock| &lock.name);
+        let found = names().map(|name| match cache.get(name) {
+            None if or_absent => Some(None),
+            cached => cached,
+        });
+        self.found = found.collect();
+        self.written = names().filter_map(|name| cache.written(name)).max();
+        self.is_fresh = false;
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::super::{Record, RecordName};
-use crate::shell::sync::lock;
+use crate::shell::{sync::lock, time::Instant};
 
 /// The number of records in each half.
 const CAPACITY: usize = 8192;
@@ -20,7 +20,7 @@ pub(crate) struct Cache(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    records: Halves<RecordName, Option<Record>>,
+    records: Halves<RecordName, (Option<Record>, Option<Instant>)>,
     /// The records that other clients have changed while this one was about to.
     contended: HashSet<RecordName>,
 }
@@ -35,7 +35,8 @@ pub(crate) struct Halves<K, V> {
 
 impl Cache {
     pub(crate) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
-        lock(&self.0).records.get(name).cloned()
+        let mut seen = lock(&self.0);
+        seen.records.get(name).map(|(record, _)| record.clone())
     }
 
     pub(crate) fn is_contended(&self, name: &RecordName) -> bool {
@@ -55,7 +56,20 @@ impl Cache {
     }
 
     pub(crate) fn put(&self, name: &RecordName, record: Option<Record>) {
-        lock(&self.0).records.put(name.clone(), record);
+        lock(&self.0).records.put(name.clone(), (record, None));
+    }
+
+    /// Keeps a record that this process has written, as the reply says that has arrived now.
+    pub(crate) fn put_own(&self, name: &RecordName, record: Record) {
+        let written = Some(Instant::now());
+        lock(&self.0)
+            .records
+            .put(name.clone(), (Some(record), written));
+    }
+
+    /// Returns when this process has written the record, if no other one is known to have since.
+    pub(crate) fn written(&self, name: &RecordName) -> Option<Instant> {
+        lock(&self.0).records.get(name)?.1
     }
 }
 

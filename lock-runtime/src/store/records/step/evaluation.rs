@@ -74,6 +74,8 @@ pub(crate) struct Evaluation<T> {
     pub(crate) events: Vec<Caused>,
     /// Whether the caller is in a wait queue afterwards.
     pub(crate) is_queued: bool,
+    /// Whether the locks had holders or waiters before.
+    pub(crate) is_shared: bool,
     /// The holders that an operator has revoked before.
     pub(crate) revoked: Vec<Token>,
 }
@@ -140,6 +142,7 @@ pub(crate) fn evaluate<T>(
         swap: None,
         events: Vec::new(),
         is_queued: false,
+        is_shared: bodies.iter().any(Body::is_used),
         revoked: Vec::new(),
     };
     let mut swap = Swap::new(Vec::new(), reached);
@@ -254,6 +257,10 @@ impl Body {
 
     fn fences(&self) -> Option<RangeInclusive<FencingToken>> {
         Some(FencingToken::new(self.since)?..=FencingToken::new(self.fence)?)
+    }
+
+    fn is_used(&self) -> bool {
+        !self.slots.is_empty() || !self.queue.is_empty()
     }
 
     fn awaits(&self, token: Token) -> bool {

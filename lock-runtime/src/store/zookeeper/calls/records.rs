@@ -12,7 +12,7 @@ use super::{
         layout::Layout,
         session::Session,
     },
-    Calls, PART,
+    Calls, PART, Reply,
 };
 use crate::store::{
     StoreError,
@@ -95,12 +95,17 @@ impl Calls {
                 [Change::Check { path }, create]
             });
             let changes: Vec<_> = changes.chain(sent).collect();
-            let run = self.run(&session, swap.not_before, &changes, &[]).await?;
-            let (now, latest, changed) = match run {
+            // Read behind the changes, so that the reply to a conflict contains the records.
+            let paths = swap.changes.iter();
+            let paths: Vec<_> = paths.map(|it| shared.layout.record(&it.name)).collect();
+            let run = self
+                .run(&session, swap.not_before, &changes, &paths)
+                .await?;
+            let (now, latest, Reply { changed, nodes }) = match run {
                 Run::Early { now, latest } => {
                     return Ok(SwapReply::new(now, Swapped::Early).latest(latest));
                 }
-                Run::Done { now, latest, reply } => (now, latest, reply.changed),
+                Run::Done { now, latest, reply } => (now, latest, reply),
             };
             match changed {
                 // The clock alone was advanced.
@@ -141,7 +146,11 @@ impl Calls {
                             self.create(&session, directory, b"").await?;
                         }
                         (error::NO_NODE | error::BAD_VERSION | error::NODE_EXISTS, Some(_)) => {
-                            if let Some(conflict) = self.conflict(&session, swap).await? {
+                            let records = nodes.into_iter().zip(&swap.changes);
+                            let records =
+                                records.map(|(node, it)| shared.record(&session, &it.name, node));
+                            let present: Vec<_> = records.collect::<Result<_, _>>()?;
+                            if let Some(conflict) = conflict(swap, now, latest, present) {
                                 return Ok(conflict);
                             }
                         }
@@ -175,10 +184,7 @@ impl Calls {
     ) -> Result<Option<SwapReply>, StoreError> {
         let names: Vec<_> = swap.changes.iter().map(|it| it.name.clone()).collect();
         let (now, latest, present) = self.look(session, &names).await?;
-        let versions = present.iter().map(|it| it.as_ref().map(|it| it.version));
-        let is_expected = versions.eq(swap.changes.iter().map(|change| change.known));
-        let conflict = || SwapReply::new(now, Swapped::Conflict(present)).latest(latest);
-        Ok((!is_expected).then(conflict))
+        Ok(conflict(swap, now, latest, present))
     }
 
     pub(in super::super) async fn read(
@@ -242,4 +248,17 @@ impl Calls {
         }
         Ok(Vec::new())
     }
+}
+
+/// Returns the conflict of a swap, unless the records are those that it expects.
+fn conflict(
+    swap: &Swap,
+    now: Timestamp,
+    latest: Timestamp,
+    present: Vec<Option<Record>>,
+) -> Option<SwapReply> {
+    let versions = present.iter().map(|it| it.as_ref().map(|it| it.version));
+    let is_expected = versions.eq(swap.changes.iter().map(|change| change.known));
+    let conflict = || SwapReply::new(now, Swapped::Conflict(present)).latest(latest);
+    (!is_expected).then(conflict)
 }
