@@ -14,11 +14,18 @@ pub use self::example::FileRecords;
 /// # Errors
 /// `InvalidUrl` if the URL names no directory.
 pub fn open_files(url: &str, namespace: &str) -> Result<RecordStore, StoreError> {
-    let directory = url.strip_prefix("files://").map(Path::new);
+    let is_scheme = |scheme: &&str| scheme.eq_ignore_ascii_case("files");
+    let parts = url.split_once("://");
+    let directory = parts.filter(|(scheme, _)| is_scheme(scheme));
+    let directory = directory.map(|(_, path)| Path::new(path));
     let Some(directory) = directory.filter(|it| it.is_dir()) else {
         let message = "the URL names no directory: files:///var/lib/locks";
         return Err(StoreError::new(StoreErrorKind::InvalidUrl, message));
     };
+    if namespace.contains('/') || matches!(namespace, "." | "..") {
+        let message = format!("the namespace {namespace:?} is no name of a directory");
+        return Err(StoreError::new(StoreErrorKind::Unsupported, message));
+    }
     let directory = directory.join(namespace);
     fs::create_dir_all(&directory).map_err(|error| {
         StoreError::new(

@@ -3,16 +3,15 @@
 //! A program of your own is `lockctl` for databases with a scheme of your own:
 //!
 //! ```no_run
-//! use lock_runtime::store::{RecordStore, StoreError};
-//!
-//! fn open(url: &str, namespace: &str) -> Result<RecordStore, StoreError> {
-//!     todo!("RecordStore::new(MyRecords::at(url, namespace)?)")
-//! }
-//!
+//! # use lock_runtime::store::{RecordStore, StoreError};
+//! # fn open(_: &str, _: &str) -> Result<RecordStore, StoreError> { unreachable!() }
 //! fn main() -> std::process::ExitCode {
 //!     lockctl::run_with(|builder| builder.scheme("my-database", open))
 //! }
 //! ```
+//!
+//! `open` is that of [`LockClientBuilder::scheme`]. Its completions and manual are those of a
+//! program named `lockctl`.
 
 #[cfg(not(unix))]
 compile_error!("lockctl needs process groups and signals, which only Unix has");
@@ -208,11 +207,8 @@ impl Store {
             return Err(Failure::usage(message));
         }
         let (builder, url) = LockClientBuilder::from_env_with(given)?;
-        if url
-            .trim_start()
-            .get(..6)
-            .is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory"))
-        {
+        let scheme = url.split(':').next().unwrap_or_default();
+        if scheme.trim().eq_ignore_ascii_case("memory") {
             let message = "memory: is a new, empty store in this process; give the URL of the store that the services use";
             return Err(Failure::usage(message));
         }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use super::scheme::Schemes;
 use super::{
     LockClient,
-    scheme::{is_etcd, is_in_memory, is_postgres, is_zookeeper},
+    scheme::{self, is_etcd, is_in_memory, is_postgres, is_zookeeper},
 };
 #[cfg(feature = "etcd")]
 use crate::store::etcd::{EtcdOptions, EtcdRecords};
@@ -64,6 +64,9 @@ pub struct LockClientBuilder {
     pub(super) etcd: EtcdOptions,
     #[cfg(feature = "records")]
     schemes: Schemes,
+    /// The variable that names a file of passwords.
+    #[cfg(feature = "records")]
+    pub(super) password_file: Option<&'static str>,
 }
 
 /// The name of a client.
@@ -95,6 +98,8 @@ impl Default for LockClientBuilder {
             etcd: EtcdOptions::new(),
             #[cfg(feature = "records")]
             schemes: Schemes::default(),
+            #[cfg(feature = "records")]
+            password_file: None,
         }
     }
 }
@@ -252,23 +257,42 @@ impl LockClientBuilder {
         Self { etcd, ..self }
     }
 
-    /// Adds a scheme of URLs, for a database of your own: [`connect`](Self::connect),
+    /// Adds a scheme of URLs, for a database of your own: [`connect`](Self::connect) and
     /// [`connect_lazy`](Self::connect_lazy) then open a URL that begins with `<name>:`, such as
     /// that of [`from_env`](Self::from_env). It replaces a scheme of this library with that name.
+    /// A name has letters, digits, `+`, `-` and `.`, and begins with a letter.
     ///
     /// `open` gets the URL and the namespace, makes no call, and refuses a URL with `InvalidUrl`.
-    /// `connect` reads the clock of the database, for at most five seconds. The settings of the
-    /// builder apply to the store.
+    /// It checks the namespace if that becomes part of a path, as it may be `..` or contain `/`.
+    /// `connect` reads the clock of the database, for at most five seconds. Settings that the
+    /// builder has been given replace those of the store. `LOCK_PASSWORD_FILE` is refused.
+    ///
+    /// With the records in files of the [guide](crate::guide::stores):
     ///
     /// ```
+    /// # #[cfg(feature = "records")]
+    /// # mod files { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/guide/stores/files.rs")); }
     /// # #[cfg(feature = "records")] {
-    /// use lock_runtime::{LockClient, store::{RecordStore, StoreError}};
+    /// # use files::FileRecords;
+    /// use lock_runtime::{
+    ///     LockClient,
+    ///     store::{RecordStore, StoreError, StoreErrorKind},
+    /// };
     ///
     /// fn open(url: &str, namespace: &str) -> Result<RecordStore, StoreError> {
-    ///     todo!("RecordStore::new(MyRecords::at(url, namespace)?)")
+    ///     match (url.strip_prefix("files:///"), namespace) {
+    ///         (Some(path), "orders" | "payments") => {
+    ///             let records = FileRecords::new(format!("/{path}/{namespace}"));
+    ///             Ok(RecordStore::new(records))
+    ///         }
+    ///         _ => {
+    ///             let message = "locks of orders and payments are at files:///<directory>";
+    ///             Err(StoreError::new(StoreErrorKind::InvalidUrl, message))
+    ///         }
+    ///     }
     /// }
     ///
-    /// let builder = LockClient::builder().scheme("my-database", open);
+    /// let builder = LockClient::builder().scheme("files", open);
     /// # }
     /// ```
     #[cfg(feature = "records")]
@@ -636,6 +660,8 @@ impl LockClientBuilder {
         }
         #[cfg(feature = "redis")]
         self.redis.check()?;
+        #[cfg(feature = "records")]
+        self.schemes.check()?;
         Ok(())
     }
 
@@ -661,6 +687,13 @@ impl LockClientBuilder {
         };
         self.check()?;
         check_namespace(&self.namespace)?;
+        if let Some(variable) = self.password_file {
+            let message = format!(
+                "{variable}: it has no effect, as {} is no scheme of this library",
+                scheme::parts(url).0
+            );
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         #[cfg(feature = "redis")]
         self.redis
             .refuse_replicas("the client does not pass it on to a custom store")?;
@@ -668,10 +701,16 @@ impl LockClientBuilder {
     }
 
     #[cfg(feature = "records")]
-    fn over_records(self, store: RecordStore) -> Result<LockClient, LockError> {
-        let store = store.confirm_grants(self.confirm_grants);
-        let store = store.unavailable_after(self.unavailable_after);
-        let store = store.keep_fences_for(self.fences_kept_for.unwrap_or(FencingToken::KEPT_FOR));
+    fn over_records(self, mut store: RecordStore) -> Result<LockClient, LockError> {
+        if self.confirm_grants {
+            store = store.confirm_grants(true);
+        }
+        if let Some(after) = self.unavailable_after {
+            store = store.unavailable_after(after);
+        }
+        if let Some(time) = self.fences_kept_for {
+            store = store.keep_fences_for(time);
+        }
         self.over(store)
     }
 }

@@ -24,6 +24,23 @@ impl Schemes {
         self.0.push((name, open));
     }
 
+    /// Refuses a name with which no URL can begin.
+    pub(super) fn check(&self) -> Result<(), LockError> {
+        let is_name = |name: &str| {
+            let is_part = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+            name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(is_part)
+        };
+        match self.0.iter().find(|(name, _)| !is_name(name)) {
+            Some((name, _)) => {
+                let message = format!(
+                    "`scheme`: no URL has the scheme {name:?}: give its name without a colon, such as \"my-database\""
+                );
+                Err(LockError::new(LockErrorKind::InvalidSpec, message))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Returns the function that opens this URL.
     pub(super) fn of(&self, url: &str) -> Option<&Arc<Open>> {
         let named = self.0.iter().find(|(name, _)| is_of(url, &[name]));
@@ -41,7 +58,7 @@ impl fmt::Debug for Schemes {
 }
 
 /// Returns the scheme of a URL, and the rest with its colon.
-fn parts(url: &str) -> (&str, &str) {
+pub(super) fn parts(url: &str) -> (&str, &str) {
     url.split_at(url.find(':').unwrap_or(url.len()))
 }
 

@@ -391,6 +391,10 @@ impl Values {
                 return Err(invalid(name, complaint));
             }
             password_in(path.as_ref()).map_err(|complaint| invalid(name, &complaint))?;
+            #[cfg(feature = "records")]
+            {
+                builder.password_file = Some(name);
+            }
             #[cfg(feature = "redis")]
             {
                 let options = builder.redis;

@@ -2,7 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use lock_runtime::{LockClient, LockErrorKind};
+use lock_runtime::{LockClient, LockClientBuilder, LockErrorKind};
 use lock_tests::files::open_files;
 
 use super::{Ended, ended, with_signals};
@@ -56,11 +56,37 @@ async fn a_url_that_a_third_party_refuses_is_explained() {
             "{error:#}"
         );
     }
+    let failed = of_files("memory-of-mine://a", &["ls"]).await;
+    assert!(!failed.errors.contains("a new, empty store"), "{failed:?}");
     // Without the scheme.
     let unknown = LockClient::connect("files:///var/lib/locks").await;
     assert_eq!(unknown.unwrap_err().kind(), LockErrorKind::InvalidUrl);
     let failed = of_files("files:///gone/for/good", &["ls"]).await;
     assert_eq!(failed.status, 78, "{failed:?}");
+    for name in ["", "files:", "files://", "4", "a b"] {
+        let builder = LockClient::builder().scheme(name, open_files);
+        let refused = builder.connect_lazy("memory:").unwrap_err();
+        assert_eq!(refused.kind(), LockErrorKind::InvalidSpec, "{name:?}");
+    }
+    let values = [
+        ("LOCK_URL", "files:///tmp".to_owned()),
+        ("LOCK_PASSWORD_FILE", "Cargo.toml".to_owned()),
+    ];
+    let (given, url) = LockClientBuilder::from_env_with(values).unwrap();
+    let refused = given.scheme("files", open_files).connect(&url).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), LockErrorKind::InvalidSpec);
+    assert!(
+        refused.to_string().contains("LOCK_PASSWORD_FILE"),
+        "{refused}"
+    );
+    for namespace in ["..", "a/b"] {
+        builder()
+            .namespace(namespace)
+            .connect("files:///tmp")
+            .await
+            .unwrap_err();
+    }
     // The settings of the builder are checked before.
     let invalid = builder().namespace("a:b").connect("files:///tmp").await;
     assert_eq!(invalid.unwrap_err().kind(), LockErrorKind::InvalidSpec);
