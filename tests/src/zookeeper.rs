@@ -74,14 +74,27 @@ impl Builder {
     /// # Panics
     /// When ZooKeeper is not installed, or not ready within a minute, with the output of a server.
     pub async fn start(self) -> ZooKeeperEnsemble {
+        self.try_start()
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Starts the servers and waits until they are ready.
+    ///
+    /// # Errors
+    /// When ZooKeeper is not installed, or not ready within a minute, with the output of a server.
+    pub async fn try_start(self) -> io::Result<ZooKeeperEnsemble> {
         let mut attempts = 10;
         loop {
             attempts -= 1;
             match self.launch().await {
-                Ok(ensemble) => return ensemble,
+                Ok(ensemble) => return Ok(ensemble),
                 // Another process bound a port between our check and the server's.
                 Err(log) if log.contains("Address already in use") && attempts > 0 => {}
-                Err(log) => panic!("ZooKeeper did not start:\n{log}"),
+                Err(log) => {
+                    let message = format!("ZooKeeper did not start:\n{log}");
+                    return Err(io::Error::other(message));
+                }
             }
         }
     }

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 #[cfg(feature = "records")]
-use super::scheme::Schemes;
+use super::scheme::{self, Schemes};
 use super::{
     LockClient,
-    scheme::{self, is_etcd, is_in_memory, is_postgres, is_zookeeper},
+    scheme::{is_etcd, is_in_memory, is_postgres, is_zookeeper},
 };
 #[cfg(feature = "etcd")]
 use crate::store::etcd::{EtcdOptions, EtcdRecords};
@@ -689,7 +689,7 @@ impl LockClientBuilder {
         check_namespace(&self.namespace)?;
         if let Some(variable) = self.password_file {
             let message = format!(
-                "{variable}: it has no effect, as {} is no scheme of this library",
+                "{variable}: it has no effect, as the application opens URLs of the scheme {}",
                 scheme::parts(url).0
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));

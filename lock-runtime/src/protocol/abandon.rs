@@ -18,6 +18,9 @@ use crate::{
 /// pause.
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The time beyond the lease for which a store without an answer is asked to end a hold. A clock
+/// that its clients advance together has stood still, and with it the lease.
+const OUTAGE: Duration = Duration::from_secs(60);
 
 /// The call that ends a token.
 #[derive(Clone, Debug)]
@@ -76,6 +79,8 @@ pub(crate) struct Abandonment {
     /// of docs/PROTOCOL.md).
     straggler_until: Option<Instant>,
     give_up_at: Instant,
+    /// The hold may last for longer than its lease, if the store does not answer.
+    outlasts: bool,
     pause: Duration,
     /// The store had confirmed the ending before it may have lost data.
     is_repeated: bool,
@@ -111,6 +116,7 @@ impl Abandonment {
             afterwards: Vec::new(),
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
+            outlasts: false,
             pause: FIRST_PAUSE,
             is_repeated: false,
             due: Some(now),
@@ -132,6 +138,21 @@ impl Abandonment {
             due: Some(at),
             ..self
         }
+    }
+
+    /// Ends a hold that is known to the store, through an outage.
+    fn of_holder(self) -> Self {
+        Self {
+            outlasts: true,
+            ..self
+        }
+    }
+
+    /// Makes the next call at `at`, if the latest one has failed. Returns whether that is earlier
+    /// than before.
+    pub(super) fn retry_at(&mut self, at: Instant) -> bool {
+        let has_failed = self.pause > FIRST_PAUSE;
+        has_failed && self.due.is_some() && self.hurry(at)
     }
 
     pub(crate) fn is_repeated(&self) -> bool {
@@ -222,9 +243,13 @@ impl Abandonment {
         jitter: f64,
         now: Instant,
     ) -> Latest {
+        let until = match self.outlasts {
+            true => self.give_up_at + OUTAGE,
+            false => self.give_up_at,
+        };
         let latest = match reply {
             Ok(_) => Latest::Confirmed,
-            Err(error) if error.is_transient() && now < self.give_up_at => Latest::Unconfirmed,
+            Err(error) if error.is_transient() && now < until => Latest::Unconfirmed,
             Err(error) => Latest::GaveUp(error),
         };
         let again = mem::take(&mut self.again);
@@ -290,7 +315,10 @@ impl Session {
         afterwards: Option<Afterwards>,
         cx: &mut Cx<'_>,
     ) {
-        let abandonment = Abandonment::new(ending, lease, straggler_until, cx.now);
+        let mut abandonment = Abandonment::new(ending, lease, straggler_until, cx.now);
+        if straggler_until.is_none() {
+            abandonment = abandonment.of_holder();
+        }
         self.add(abandonment.then(afterwards), cx.now, cx);
     }
 

@@ -375,12 +375,17 @@ impl Session {
     }
 
     /// Handles a store that answers again. Heads that got no reply call it soon, after a random
-    /// delay as for a broken connection.
+    /// delay as for a broken connection, and holds that it was to end are ended then.
     fn reconnected(&mut self, cx: &mut Cx<'_>) {
         let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
         let unanswered = |queue: &&mut WaitQueue| matches!(queue.last, Refusal::Unavailable(_));
         for queue in self.queues.values_mut().filter(unanswered) {
             queue.doubt(at, cx);
+        }
+        let endings = self.abandonments.iter_mut();
+        let endings = endings.filter_map(|(id, it)| it.retry_at(at).then_some(id));
+        for id in endings.collect::<Vec<_>>() {
+            self.plan_job(at, Job::Abandon(id), cx);
         }
     }
 

@@ -1335,6 +1335,35 @@ fn a_repeated_release_reserves_what_is_left_of_min_hold() {
     }
 }
 
+/// The clock of a store may stand still while it does not answer.
+#[test]
+fn a_hold_is_ended_as_soon_as_the_store_answers_again_also_after_its_lease() {
+    let minute = Duration::from_secs(60);
+    for (outage, is_ended) in [
+        (LEASE / 2, true),
+        (LEASE + minute / 2, true),
+        (LEASE + minute * 2, false),
+    ] {
+        let mut bench = Bench::new();
+        let held = bench.holds(0, LEASE);
+        let token = bench.token_of(held);
+        let (release, _) = bench.releases(held).unwrap();
+        let unknown =
+            bench.input(|session, cx| session.release_replied(release, Err(silent()), cx));
+        assert!(matches!(unknown, Err(ReleaseError::Unknown(_))));
+        for _ in 0..outage.as_millis() / 100 {
+            bench.now += MILLI * 100;
+            if let Some((job, _)) = bench.due_job() {
+                bench.job_reply(job, Err(silent()));
+            }
+        }
+        bench.event(&StoreEvent::Reconnected);
+        bench.now += ASK_WITHIN;
+        let expected = is_ended.then_some(Ended::Released(token));
+        assert_eq!(bench.endings(), Vec::from_iter(expected), "{outage:?}");
+    }
+}
+
 #[test]
 fn a_failed_downgrade_reserves_what_is_left_of_min_hold() {
     let mut bench = Bench::new();

@@ -9,8 +9,7 @@ mod files;
 #[cfg(feature = "observed")]
 mod observed;
 mod options;
-#[cfg(feature = "postgres")]
-mod private_postgres;
+mod private_server;
 mod report;
 mod server;
 mod shop;
@@ -35,13 +34,11 @@ use crate::{
 const ITEM: &str = "sneaker";
 
 fn main() -> ExitCode {
-    #[cfg_attr(not(feature = "postgres"), expect(unused_mut, reason = "for a URL"))]
     let mut options = Options::parse();
     start("flash-sale", async move {
         options.store()?;
         // Ends after the run.
-        #[cfg(feature = "postgres")]
-        let _server = private_postgres::start(&mut options).await?;
+        let _server = private_server::start(&mut options).await?;
         match (&options.child_of, options.serve) {
             (Some(run), _) => serve_parent(&options, run).await,
             (None, Some(address)) => serve_public(&options, address).await,

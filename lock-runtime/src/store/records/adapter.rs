@@ -14,7 +14,8 @@ use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Change, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version, news,
+    Caller, Change, Decide, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version,
+    news,
     probe::Presence,
     step::{
         attempt::Attempt,
@@ -75,6 +76,8 @@ pub(super) struct Shared {
     kept_for: AtomicU64,
     /// The time of the last swap, in microseconds.
     pub(super) round_trip: AtomicU64,
+    /// Whether the database locks contended records, so that all clients change them in turn.
+    pub(super) locks_records: bool,
 }
 
 impl fmt::Debug for RecordStore {
@@ -98,6 +101,8 @@ impl RecordStore {
 
     /// Creates a store of locks in records that are in use elsewhere as well.
     pub fn over(records: Arc<dyn Records>) -> Self {
+        let nothing = Decide::new(Caller(Weak::new()), |_| None);
+        let locks_records = records.update(&[], nothing).is_some();
         let shared = Arc::new(Shared {
             records,
             cache: Cache::default(),
@@ -109,6 +114,7 @@ impl RecordStore {
             turns: Turns::default(),
             kept_for: AtomicU64::new(FencingToken::KEPT_FOR.as_secs()),
             round_trip: AtomicU64::new(0),
+            locks_records,
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);

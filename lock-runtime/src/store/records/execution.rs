@@ -1,6 +1,7 @@
 //! The calls that operations on records make.
 
 use std::{
+    mem::take,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -83,7 +84,7 @@ impl Shared {
         let reply = self.records.swap(swap).await;
         self.replied(&reply);
         let (reply, sent) = (reply?, asked.sent);
-        self.took(sent);
+        self.measure(sent);
         self.swapped(swap, &reply, sent);
         Ok(reply)
     }
@@ -95,7 +96,9 @@ impl Shared {
         let asked = self.presence.asked();
         let sent = asked.sent;
         let replies = self.records.swap_each(swaps).await;
-        self.took(sent);
+        if replies.iter().any(Result::is_ok) {
+            self.measure(sent);
+        }
         for (swap, reply) in swaps.iter().zip(&replies) {
             self.replied(reply);
             if let Ok(reply) = reply {
@@ -105,8 +108,13 @@ impl Shared {
         replies
     }
 
-    /// Measures a swap that was sent then.
-    fn took(&self, sent: Instant) {
+    /// Returns the time of the last swap.
+    fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// Measures a swap that was sent then, and whose reply has arrived now.
+    fn measure(&self, sent: Instant) {
         let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.round_trip.store(micros, Ordering::Relaxed);
     }
@@ -169,18 +177,26 @@ impl Shared {
                 Err(refused) => results[index] = Some(Err(refused)),
             }
         }
-        let mut turn = None;
+        let (mut turn, mut begins) = (None, true);
         while !open.is_empty() {
-            // The keeper acts while the runtimes of the others may be blocked.
-            if turn.is_none()
-                && !keeper::is_here()
-                && let [(_, attempt)] = &mut open[..]
-                && let Some(name) = attempt.in_turn()
-            {
-                let name = name.clone();
-                // The earlier ones may be on a runtime that stands still.
-                turn = Some(timeout(TURN, self.turns.wait(&name)).await.ok());
-                attempt.begin_again(&self.cache);
+            if let [(_, attempt)] = &mut open[..] {
+                // The keeper acts while the runtimes of the others may be blocked.
+                if turn.is_none()
+                    && !keeper::is_here()
+                    && let Some(of) = attempt.in_turn()
+                {
+                    // The earlier ones may be on a runtime that stands still.
+                    turn = Some(timeout(TURN, self.turns.wait(of)).await.ok());
+                    attempt.begin_again(&self.cache);
+                    begins = true;
+                }
+                if take(&mut begins)
+                    && !self.locks_records
+                    && let Some(pause) = attempt.makes_way(&self.cache, self.round_trip())
+                {
+                    sleep(pause).await;
+                    attempt.begin_again(&self.cache);
+                }
             }
             open = self.go_on(open, &mut results).await;
         }
@@ -207,14 +223,14 @@ impl Shared {
             async move { (index, update.await) }
         });
         let mut updates: FuturesUnordered<_> = updates.collect();
-        let round_trip = Duration::from_micros(self.round_trip.load(Ordering::Relaxed));
+        let round_trip = self.round_trip();
         let pauses = others.iter().filter_map(|(_, it)| it.pause(round_trip));
         let pause = pauses.max();
         if let Some(pause) = pause {
             sleep(pause).await;
         }
         let now = self.now();
-        let (mut reads, mut swaps, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut reads, mut swaps) = (Vec::new(), Vec::new());
         for (index, mut attempt) in others {
             match attempt.next(now) {
                 Ok(Next::Done(outcome, revoked)) => {
@@ -222,11 +238,11 @@ impl Shared {
                     results[index] = Some(Ok(outcome));
                 }
                 Ok(Next::Read) => reads.push((index, attempt)),
-                Ok(Next::Pause) => open.push((index, attempt)),
                 Ok(Next::Swap(pending)) => swaps.push((index, attempt, *pending)),
                 Err(error) => results[index] = Some(Err(error)),
             }
         }
+        let mut open = Vec::new();
         if !reads.is_empty() {
             self.read_for(reads, results, &mut open).await;
         }
@@ -450,7 +466,7 @@ impl Shared {
                     self.revoked(&revoked);
                     return Updated::Ended(Ok(outcome));
                 }
-                Ok(Next::Read | Next::Pause) => return Updated::Ended(Err(StoreError::late())),
+                Ok(Next::Read) => return Updated::Ended(Err(StoreError::late())),
                 Err(error) => return Updated::Ended(Err(error)),
             };
             let Some(reply) = reply else {

@@ -139,7 +139,7 @@ async fn a_request_that_waited_in_vain_leaves_no_key(place: Place) {
 
 async fn what_is_held_is_renewed_while_the_rest_is_waited_for(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(2);
     let blocker = others.exclusive("b").acquire().await.unwrap();
     let waiting =
         tokio::spawn(begun(locks.all(["a", "b"]).lease(lease).wait(LONG).acquire()).await);

@@ -98,6 +98,36 @@ async fn without_a_majority_nothing_is_granted_and_a_holder_loses_its_lock_in_ti
     assert!(time < SOON, "{time:?}");
 }
 
+/// The clock that the clients advance together stands still meanwhile, and the lease with it.
+#[tokio::test]
+async fn a_lock_that_is_released_in_an_outage_is_free_soon_after_it() {
+    let cluster = three().await;
+    let namespace = unique("ns");
+    let [locks, other] = [
+        client_of(&cluster, &namespace).await,
+        client_of(&cluster, &namespace).await,
+    ];
+    let lease = Duration::from_secs(20);
+    let held = locks
+        .exclusive("held")
+        .lease(lease)
+        .acquire()
+        .await
+        .unwrap();
+    until_served(&other, "k").await;
+    cluster.kill(0);
+    cluster.kill(1);
+    let error = held.release().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
+    // By then the pause before the next attempt is seconds long.
+    sleep(Duration::from_secs(5)).await;
+    cluster.begin_restart(0);
+    cluster.restart(1).await;
+    until_served(&other, "k").await;
+    let (time, _) = until_served(&other, "held").await;
+    assert!(time < SOON, "{time:?}");
+}
+
 #[tokio::test]
 async fn a_full_member_says_what_to_do_and_serves_after_it() {
     let cluster = EtcdCluster::builder()

@@ -11,7 +11,7 @@ use lock_tests::{
     place::{begun, eventually},
     shared_zookeeper, unique,
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{client, client_of};
 use crate::etcd::{once, until_served};
@@ -88,6 +88,36 @@ async fn without_a_majority_nothing_is_granted_and_a_holder_loses_its_lock_in_ti
     // The lease of the lost lock is over, or will be soon.
     let (time, _) = until_served(&locks, "held").await;
     assert!(time < lease, "{time:?}");
+}
+
+/// The clock that the clients advance together stands still meanwhile, and the lease with it.
+#[tokio::test]
+async fn a_lock_that_is_released_in_an_outage_is_free_soon_after_it() {
+    let ensemble = three().await;
+    let namespace = unique("ns");
+    let [locks, other] = [
+        client_of(&ensemble, &namespace).await,
+        client_of(&ensemble, &namespace).await,
+    ];
+    let lease = Duration::from_secs(20);
+    let held = locks
+        .exclusive("held")
+        .lease(lease)
+        .acquire()
+        .await
+        .unwrap();
+    until_served(&other, "k").await;
+    ensemble.kill(0);
+    ensemble.kill(1);
+    let error = held.release().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
+    // By then the pause before the next attempt is seconds long.
+    sleep(Duration::from_secs(5)).await;
+    ensemble.begin_restart(0);
+    ensemble.restart(1).await;
+    until_served(&other, "k").await;
+    let (time, _) = until_served(&other, "held").await;
+    assert!(time < lease / 4, "{time:?}");
 }
 
 /// A session is no lock: the next one goes on with it.

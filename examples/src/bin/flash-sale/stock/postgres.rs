@@ -2,15 +2,14 @@
 
 use anyhow::Context;
 use deadpool_postgres::{Manager, Object, Pool, Runtime, Timeouts};
-use futures_util::TryStreamExt as _;
-use lock_runtime::{HeldLock, LockClient};
+use lock_runtime::HeldLock;
 use tokio::task::yield_now;
 use tokio_postgres::{
     Config, GenericClient, NoTls,
     types::{ToSql, Type},
 };
 
-use super::{PATIENCE, lock_namespace};
+use super::{PATIENCE, lock_namespace, locks_in_use};
 use crate::shop::{Refusal, Sale};
 
 /// The SQLSTATE with which `guard` refuses a holder that has lost its lock.
@@ -135,14 +134,7 @@ impl PostgresStock {
 
     /// Counts the locks that are held or that requests wait for.
     pub(super) async fn leftover_locks(&self) -> anyhow::Result<u64> {
-        let locks = LockClient::builder().namespace(lock_namespace(&self.run));
-        let locks = locks.connect(&self.url).await?;
-        // It holds no lock. A shutdown would write its name in the background, after `clear`.
-        let listed: Vec<_> = locks.list("").try_collect().await?;
-        let in_use = listed
-            .iter()
-            .filter(|lock| !lock.state.holders.is_empty() || !lock.state.waiters.is_empty());
-        Ok(in_use.count() as u64)
+        locks_in_use(&self.url, &self.run).await
     }
 
     /// Removes the table and the records of the locks.
@@ -162,6 +154,7 @@ impl PostgresStock {
 // A module, as `tests/run.sh` skips those of this name where PostgreSQL is not asked for.
 #[cfg(test)]
 mod stores {
+    use lock_runtime::LockClient;
     use lock_tests::shared_postgres;
 
     use super::*;

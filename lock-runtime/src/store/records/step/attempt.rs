@@ -5,19 +5,21 @@ use std::{mem::take, time::Duration};
 
 use super::{
     super::{Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
+    body::Body,
     cache::Cache,
     clock::Now,
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
     outcome::{Outcome, Passed},
+    turns::Turn,
 };
-use crate::{
-    shell::time::Instant,
-    store::{
-        ClientId, StoreError, Token,
-        remote::outage::InOutage,
-        table::{Step, Table},
-    },
+use crate::store::{
+    ClientId, StoreError, Token,
+    remote::outage::InOutage,
+    table::{Step, Table},
 };
+
+/// The longest round trip by which pauses are measured.
+const FAR: Duration = Duration::from_millis(100);
 
 /// The rules of an operation. Evaluated again after each conflict.
 type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
@@ -37,10 +39,6 @@ pub(crate) struct Attempt<T> {
     is_contended: bool,
     cannot_lock: bool,
     conflicts: u32,
-    /// When this process has written the records, if no other one is known to have since.
-    written: Option<Instant>,
-    /// It acquires a lock that others hold or wait for.
-    is_among_others: bool,
 }
 
 /// The next step of an operation.
@@ -49,8 +47,6 @@ pub(crate) enum Next<T> {
     Read,
     /// Make this swap.
     Swap(Box<Pending<T>>),
-    /// Ask again after the [`pause`](Attempt::pause).
-    Pause,
     /// The operation has ended. Nothing changes.
     Done(T, Vec<Token>),
 }
@@ -96,8 +92,6 @@ impl<T: Outcome> Attempt<T> {
             is_contended: false,
             cannot_lock: false,
             conflicts: 0,
-            written: None,
-            is_among_others: false,
         }
     }
 
@@ -138,11 +132,14 @@ impl<T: Outcome> Attempt<T> {
         self
     }
 
-    /// Returns the contended record that the operation changes without a lock of the database, if
-    /// it is one. Those of this process change it one after the other, as they would conflict.
-    pub(crate) fn in_turn(&self) -> Option<&RecordName> {
+    /// Returns the turn of an operation that changes a contended record without a lock of the
+    /// database. Those of this process change it one after the other, as they would conflict.
+    pub(crate) fn in_turn(&self) -> Option<Turn> {
         match &self.locks[..] {
-            [lock] if self.is_contended && self.cannot_lock => Some(&lock.name),
+            [lock] if self.is_contended && self.cannot_lock => Some(Turn {
+                name: lock.name.clone(),
+                acquires: self.in_outage != InOutage::Try,
+            }),
             _ => None,
         }
     }
@@ -178,14 +175,8 @@ impl<T: Outcome> Attempt<T> {
             swap,
             events,
             is_queued,
-            is_shared,
             revoked,
         } = evaluation;
-        let lets_others_first = is_shared && !self.is_fresh && self.in_outage != InOutage::Try;
-        if lets_others_first && swap.is_some() && !self.is_among_others {
-            self.is_among_others = true;
-            return Ok(Next::Pause);
-        }
         Ok(match swap {
             Some(swap) => Next::Swap(Box::new(Pending {
                 swap,
@@ -240,22 +231,42 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause before the next step, in which others change the record. `round_trip` is
-    /// the time of the last swap.
+    /// Returns the pause after which an acquisition begins, so that other clients can change the
+    /// record first. `round_trip` is the time of the last swap.
     ///
-    /// Those that lose a swap learn of the new record after the client that wins it, so this client
-    /// would win all further ones. If it acquires a lock that others hold or wait for, it lets them
-    /// make the next swap. Operations that keep a lock or make it free never pause: the others
-    /// wait for them, and a lease may end. Of many others, a part makes the next swap, at random.
-    pub(crate) fn pause(&self, round_trip: Duration) -> Option<Duration> {
-        const UNPAUSED: u32 = 4;
-        const LONGEST: Duration = Duration::from_millis(20);
+    /// Those that lose a swap learn of the new record after the client that has won, which would
+    /// also win the next one, as long as it changes the record again at once. Others that hold the
+    /// lock or wait for it have something to change; a client that is not in the record yet gets
+    /// its turn at random. Most pauses are short, and some long enough for a client far away.
+    pub(crate) fn makes_way(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
+        const AT_RANDOM: u32 = 32;
+        // A swap during an outage says nothing about the next one.
+        let round_trip = round_trip.min(FAR);
         if self.in_outage == InOutage::Try {
             return None;
         }
-        if self.conflicts == 0 && self.is_among_others {
-            let pause = round_trip.mul_f64(rand::random_range(1.0..1.5));
-            return Some(pause.saturating_sub(self.written?.elapsed()));
+        let written = self
+            .locks
+            .iter()
+            .filter_map(|lock| cache.written(&lock.name));
+        let pause = round_trip.div_f64(rand::random_range(0.1..1.0));
+        let pause = pause.checked_sub(written.max()?.elapsed())?;
+        let client = self.caller.map(Token::client);
+        let found = self.found.iter().flatten().zip(&self.locks);
+        let mut bodies =
+            found.filter_map(|(record, lock)| Body::read(&lock.name, &record.as_ref()?.body).ok());
+        let is_among_others = bodies.any(|body| body.is_used_by_others(client));
+        (is_among_others || rand::random_ratio(1, AT_RANDOM)).then_some(pause)
+    }
+
+    /// Returns the pause before the next step: after several conflicts each acquisition waits for a
+    /// random time. Operations that keep a lock or make it free never do, as others wait for them.
+    pub(crate) fn pause(&self, round_trip: Duration) -> Option<Duration> {
+        const UNPAUSED: u32 = 4;
+        const LONGEST: Duration = Duration::from_millis(20);
+        let round_trip = round_trip.min(FAR);
+        if self.in_outage == InOutage::Try {
+            return None;
         }
         let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
         let longest = (round_trip * 2_u32.pow(doublings)).min(LONGEST.max(2 * round_trip));
@@ -264,13 +275,11 @@ impl<T: Outcome> Attempt<T> {
 
     /// Takes the records that this process has seen last.
     fn take_cached(&mut self, cache: &Cache, or_absent: bool) {
-        let names = || self.locks.iter().map(|lock| &lock.name);
-        let found = names().map(|name| match cache.get(name) {
+        let found = self.locks.iter().map(|lock| match cache.get(&lock.name) {
             None if or_absent => Some(None),
             cached => cached,
         });
         self.found = found.collect();
-        self.written = names().filter_map(|name| cache.written(name)).max();
         self.is_fresh = false;
     }
 }

@@ -59,7 +59,7 @@ impl Cache {
         lock(&self.0).records.put(name.clone(), (record, None));
     }
 
-    /// Keeps a record that this process has written, as the reply says that has arrived now.
+    /// Keeps a record that this process has written. Called when the reply arrives.
     pub(crate) fn put_own(&self, name: &RecordName, record: Record) {
         let written = Some(Instant::now());
         lock(&self.0)

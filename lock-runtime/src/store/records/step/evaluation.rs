@@ -74,8 +74,6 @@ pub(crate) struct Evaluation<T> {
     pub(crate) events: Vec<Caused>,
     /// Whether the caller is in a wait queue afterwards.
     pub(crate) is_queued: bool,
-    /// Whether the locks had holders or waiters before.
-    pub(crate) is_shared: bool,
     /// The holders that an operator has revoked before.
     pub(crate) revoked: Vec<Token>,
 }
@@ -142,7 +140,6 @@ pub(crate) fn evaluate<T>(
         swap: None,
         events: Vec::new(),
         is_queued: false,
-        is_shared: bodies.iter().any(Body::is_used),
         revoked: Vec::new(),
     };
     let mut swap = Swap::new(Vec::new(), reached);
@@ -259,8 +256,11 @@ impl Body {
         Some(FencingToken::new(self.since)?..=FencingToken::new(self.fence)?)
     }
 
-    fn is_used(&self) -> bool {
-        !self.slots.is_empty() || !self.queue.is_empty()
+    /// Returns whether another client than this one holds the lock or waits for it.
+    pub(super) fn is_used_by_others(&self, client: Option<ClientId>) -> bool {
+        let slots = self.slots.iter().map(|slot| slot.token);
+        let mut tokens = slots.chain(self.queue.iter().map(|place| place.token));
+        tokens.any(|token| Some(Token::from_bytes(token).client()) != client)
     }
 
     fn awaits(&self, token: Token) -> bool {

@@ -13,23 +13,32 @@ use crate::shell::sync::lock;
 /// The number of records from which on those without an operation are removed.
 const MANY: usize = 1024;
 
-/// One operation at a time for each contended record, in the order of their coming.
+/// A queue of operations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Turn {
+    pub(crate) name: RecordName,
+    /// Acquisitions pause for other clients. Those that keep a lock, or make it free, are not
+    /// behind them.
+    pub(crate) acquires: bool,
+}
+
+/// One operation of a kind at a time for each contended record, in the order of their coming.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<HashMap<RecordName, Weak<Queue<()>>>>);
+pub(crate) struct Turns(Mutex<HashMap<Turn, Weak<Queue<()>>>>);
 
 impl Turns {
-    /// Waits until the earlier operations on this record have ended.
-    pub(crate) async fn wait(&self, name: &RecordName) -> OwnedMutexGuard<()> {
+    /// Waits until the earlier operations of this kind on this record have ended.
+    pub(crate) async fn wait(&self, turn: Turn) -> OwnedMutexGuard<()> {
         let queue = {
             let mut queues = lock(&self.0);
             if queues.len() >= MANY {
                 queues.retain(|_, queue| queue.strong_count() > 0);
             }
-            match queues.get(name).and_then(Weak::upgrade) {
+            match queues.get(&turn).and_then(Weak::upgrade) {
                 Some(queue) => queue,
                 None => {
                     let queue = Arc::new(Queue::new(()));
-                    queues.insert(name.clone(), Arc::downgrade(&queue));
+                    queues.insert(turn, Arc::downgrade(&queue));
                     queue
                 }
             }

@@ -95,8 +95,11 @@ impl Calls {
                 [Change::Check { path }, create]
             });
             let changes: Vec<_> = changes.chain(sent).collect();
-            // Read behind the changes, so that the reply to a conflict contains the records.
-            let paths = swap.changes.iter();
+            // Read behind the changes, so that the reply to a conflict contains the records. In vain
+            // if there is none.
+            let mut names = swap.changes.iter().map(|it| &it.name);
+            let is_contended = names.any(|name| session.seen().is_contended(name));
+            let paths = swap.changes.iter().filter(|_| is_contended);
             let paths: Vec<_> = paths.map(|it| shared.layout.record(&it.name)).collect();
             let run = self
                 .run(&session, swap.not_before, &changes, &paths)
@@ -146,11 +149,18 @@ impl Calls {
                             self.create(&session, directory, b"").await?;
                         }
                         (error::NO_NODE | error::BAD_VERSION | error::NODE_EXISTS, Some(_)) => {
-                            let records = nodes.into_iter().zip(&swap.changes);
-                            let records =
-                                records.map(|(node, it)| shared.record(&session, &it.name, node));
-                            let present: Vec<_> = records.collect::<Result<_, _>>()?;
-                            if let Some(conflict) = conflict(swap, now, latest, present) {
+                            let late = swap.changes.iter();
+                            late.for_each(|it| session.seen().was_late(&it.name));
+                            let conflict = if is_contended {
+                                let nodes = nodes.into_iter().zip(&swap.changes);
+                                let records =
+                                    nodes.map(|(node, it)| shared.record(&session, &it.name, node));
+                                let present = records.collect::<Result<_, _>>()?;
+                                conflict(swap, now, latest, present)
+                            } else {
+                                self.conflict(&session, swap).await?
+                            };
+                            if let Some(conflict) = conflict {
                                 return Ok(conflict);
                             }
                         }

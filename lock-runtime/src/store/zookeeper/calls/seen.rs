@@ -1,6 +1,9 @@
 //! What a session has seen of nodes, whose versions are the conditions of changes.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use crate::{
     shell::time::Instant,
@@ -15,6 +18,8 @@ const NODES: usize = 100_000;
 #[derive(Default)]
 pub(in super::super) struct Seen {
     nodes: HashMap<RecordName, Node>,
+    /// The nodes that another session had changed when this one was about to.
+    contended: HashSet<RecordName>,
     /// The latest value of the clock, and the version of its node.
     pub(in super::super) value: Option<(u64, i32)>,
 }
@@ -39,6 +44,19 @@ impl Seen {
         }
         let at = Instant::now();
         self.nodes.insert(name.clone(), Node { version, node, at });
+    }
+
+    /// Remembers that a change of the node has come too late.
+    pub(in super::super) fn was_late(&mut self, name: &RecordName) {
+        if self.contended.len() >= NODES {
+            self.contended.clear();
+        }
+        self.contended.insert(name.clone());
+    }
+
+    /// Returns whether a change of the node has come too late before.
+    pub(in super::super) fn is_contended(&self, name: &RecordName) -> bool {
+        self.contended.contains(name)
     }
 
     pub(in super::super) fn forget(&mut self, name: &RecordName) {
