@@ -10,8 +10,8 @@
 //! }
 //! ```
 //!
-//! `open` is that of [`LockClientBuilder::scheme`]. The completions and the manual of such a program
-//! are those of `lockctl`.
+//! `open` is that of [`LockClientBuilder::scheme`]. The completions and the manual of such a
+//! program are those of `lockctl`.
 
 #[cfg(not(unix))]
 compile_error!("lockctl needs process groups and signals, which only Unix has");

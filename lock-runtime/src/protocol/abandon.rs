@@ -316,7 +316,7 @@ impl Session {
         cx: &mut Cx<'_>,
     ) {
         let mut abandonment = Abandonment::new(ending, lease, straggler_until, cx.now);
-        if straggler_until.is_none() {
+        if straggler_until.is_none() && !cx.breaks(Mutation::LosesForOneLease) {
             abandonment = abandonment.of_holder();
         }
         self.add(abandonment.then(afterwards), cx.now, cx);

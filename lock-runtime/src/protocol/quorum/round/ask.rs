@@ -100,8 +100,13 @@ impl Round {
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),
-            // After the end of the pushed grant, a poll returns the number of the current one.
-            Standing::Queued if state.pushed.is_some() && !has_ended => Ask::Renew(state.token),
+            // A reader draws another number. The reply to a writer's poll states the number that
+            // the server has given, which that of a message may hide.
+            Standing::Queued
+                if self.hold.mode == Mode::Shared && state.pushed.is_some() && !has_ended =>
+            {
+                Ask::Renew(state.token)
+            }
             Standing::Queued => Ask::Poll(state.token),
             Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };

@@ -9,6 +9,10 @@ fn fence(number: u64) -> FencingToken {
     FencingToken::new(number).unwrap()
 }
 
+fn polled(number: u64) -> Reply {
+    Reply::Poll(PollReply::Granted(Grant::new(fence(number), LEASE)))
+}
+
 fn next() -> Heir {
     Heir::new(NextHolder::new(Token::random(), LEASE, 0), None)
 }
@@ -234,7 +238,7 @@ fn a_renewal_lengthens_no_vote_that_may_have_ended() {
         client.now += Duration::from_secs(after);
         let (id, out) = client.renew();
         for send in out.sends {
-            client.reply(send, renewed());
+            client.reply_held(send);
         }
         let (step, _) = client.step(id);
         let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
@@ -320,18 +324,13 @@ fn a_vote_that_is_passed_on_while_the_server_is_asked_is_abandoned() {
         for send in sends {
             let server = send.ticket.server;
             if server != other {
-                let reply = if server == one { granted() } else { renewed() };
-                client.reply(send, reply);
+                if server == one {
+                    client.reply(send, granted());
+                } else {
+                    client.reply_held(send);
+                }
             }
         }
-        // The renewal is no proof of the number in the message of the coordinator.
-        let (_, out) = client.step(id);
-        let [raise] = <[_; 1]>::try_from(out.sends).unwrap();
-        assert_eq!(raise.ticket.server, coordinator);
-        let ServerRequest::Raise(_, _, number) = raise.request else {
-            panic!("{raise:?}")
-        };
-        client.reply(raise, Reply::Raise(number, RaiseReply::Raised));
         let (step, _) = client.step(id);
         assert!(matches!(step, Step::Done(Ok(_), _)), "{step:?}");
         let sends = client.releases();
@@ -479,7 +478,7 @@ fn an_acquire_that_may_follow_the_release_of_a_passed_vote_is_abandoned() {
     for send in sends {
         let server = send.ticket.server;
         if server == coordinator {
-            client.reply(send, renewed());
+            client.reply_held(send);
         } else if server == other {
             client.reply(send, granted());
         }
@@ -511,5 +510,39 @@ fn a_forged_number_of_a_vote_is_written_to_its_server_too() {
     for send in others.into_iter().take(1) {
         client.reply(send, granted());
     }
-    assert_eq!(client.raises(id), [fence(forged); 2]);
+    let (_, out) = client.step(id);
+    let mut raised = Vec::new();
+    for send in out.sends {
+        match send.request {
+            ServerRequest::Poll(_) => client.reply(send, polled(grant().fence.number())),
+            ServerRequest::Raise(_, _, number) => {
+                raised.push(number);
+                client.reply(send, Reply::Raise(number, RaiseReply::Raised))
+            }
+            _ => panic!("{send:?}"),
+        };
+    }
+    // The server that was polled is raised afterwards.
+    raised.extend(client.raises(id));
+    assert_eq!(raised, [fence(forged); 2]);
+}
+
+/// The coordinator has granted the lock with a number that is larger than that of the previous
+/// holder. A message behind the true one states a small number, and the other server lags.
+#[test]
+fn a_forged_small_number_hides_no_larger_one_of_its_server() {
+    let (mut client, [coordinator, one, _]) = Client::queued();
+    client.granted(coordinator, 101, false, None);
+    client.granted(coordinator, 1, false, None);
+    let (id, sends) = client.poll();
+    for send in sends {
+        let server = send.ticket.server;
+        if server == coordinator {
+            assert!(matches!(send.request, ServerRequest::Poll(_)), "{send:?}");
+            client.reply(send, polled(101));
+        } else if server == one {
+            client.reply(send, granted());
+        }
+    }
+    assert_eq!(client.raises(id), [fence(101)]);
 }

@@ -125,6 +125,16 @@ impl Client {
     }
 
     /// Takes a step that raises the fencing token at some servers, and returns it for each of them.
+    /// Replies to a renewal or a poll that the server holds the lock for the alias.
+    fn reply_held(&mut self, send: Send) {
+        let reply = match &send.request {
+            ServerRequest::Renew(_) => renewed(),
+            ServerRequest::Poll(_) => Reply::Poll(PollReply::Granted(grant())),
+            request => panic!("{request:?}"),
+        };
+        self.reply(send, reply);
+    }
+
     fn raises(&mut self, id: RequestId) -> Vec<FencingToken> {
         let (step, out) = self.step(id);
         assert!(!matches!(step, Step::Done(..)), "{step:?}");
@@ -195,19 +205,21 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
             aliases.push((send.ticket.server, request.hold.token));
             client.reply(send, QUEUED);
         } else {
-            client.reply(send, renewed());
+            client.reply_held(send);
         }
     }
     client.step(id);
-    let (server, alias) = aliases[0];
+    let [(server, alias), (last, _)] = aliases[..] else {
+        panic!("{aliases:?}")
+    };
     assert!(client.is_polled_after(server, alias, grant()));
 
     // One more of them grants it. The reply of the last one is late.
     let (id, sends) = client.poll();
     let (late, timely): (Vec<_>, Vec<_>) =
-        (sends.into_iter()).partition(|send| matches!(send.request, ServerRequest::Poll(_)));
+        (sends.into_iter()).partition(|send| send.ticket.server == last);
     for send in timely {
-        client.reply(send, renewed());
+        client.reply_held(send);
     }
     client.step(id);
     let [late] = late.try_into().unwrap();

@@ -95,8 +95,8 @@ impl Calls {
                 [Change::Check { path }, create]
             });
             let changes: Vec<_> = changes.chain(sent).collect();
-            // Read behind the changes, so that the reply to a conflict contains the records. In vain
-            // if there is none.
+            // Read behind the changes, so that the reply to a conflict contains the records. In
+            // vain if there is none.
             let mut names = swap.changes.iter().map(|it| &it.name);
             let is_contended = names.any(|name| session.seen().is_contended(name));
             let paths = swap.changes.iter().filter(|_| is_contended);
