@@ -18,8 +18,12 @@ use crate::store::{
     table::{Step, Table},
 };
 
-/// The longest round trip by which pauses are measured.
-const FAR: Duration = Duration::from_millis(100);
+/// Returns the round trip by which pauses are measured, and the longest pause, which is short
+/// against the time-out of a call. A swap during an outage says nothing about the next one.
+fn scale(round_trip: Duration) -> (Duration, Duration) {
+    let round_trip = round_trip.min(Duration::from_millis(100));
+    (round_trip, Duration::from_millis(20).max(2 * round_trip))
+}
 
 /// The rules of an operation. Evaluated again after each conflict.
 type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
@@ -240,8 +244,7 @@ impl<T: Outcome> Attempt<T> {
     /// its turn at random. Most pauses are short, and some long enough for a client far away.
     pub(crate) fn makes_way(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
         const AT_RANDOM: u32 = 32;
-        // A swap during an outage says nothing about the next one.
-        let round_trip = round_trip.min(FAR);
+        let (round_trip, longest) = scale(round_trip);
         if self.in_outage == InOutage::Try {
             return None;
         }
@@ -249,7 +252,9 @@ impl<T: Outcome> Attempt<T> {
             .locks
             .iter()
             .filter_map(|lock| cache.written(&lock.name));
-        let pause = round_trip.div_f64(rand::random_range(0.1..1.0));
+        let pause = round_trip
+            .div_f64(rand::random_range(0.1..1.0))
+            .min(longest);
         let pause = pause.checked_sub(written.max()?.elapsed())?;
         let client = self.caller.map(Token::client);
         let found = self.found.iter().flatten().zip(&self.locks);
@@ -263,13 +268,12 @@ impl<T: Outcome> Attempt<T> {
     /// random time. Operations that keep a lock or make it free never do, as others wait for them.
     pub(crate) fn pause(&self, round_trip: Duration) -> Option<Duration> {
         const UNPAUSED: u32 = 4;
-        const LONGEST: Duration = Duration::from_millis(20);
-        let round_trip = round_trip.min(FAR);
+        let (round_trip, longest) = scale(round_trip);
         if self.in_outage == InOutage::Try {
             return None;
         }
         let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
-        let longest = (round_trip * 2_u32.pow(doublings)).min(LONGEST.max(2 * round_trip));
+        let longest = (round_trip * 2_u32.pow(doublings)).min(longest);
         Some(longest.mul_f64(rand::random()))
     }
 
