@@ -9,11 +9,11 @@ use std::{
 
 use lock_tests::RedisServer;
 
-use self::story::{EXACT, SALE, last_line, mistakes, tell};
+use self::story::{EXACT, last_line, mistakes, oversells, sale, tell};
 
 #[test]
 fn a_flash_sale_in_memory_sells_exactly_its_stock() {
-    let line = last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &SALE));
+    let line = sale(&[]);
     assert!(line.starts_with(EXACT), "{line}");
 }
 
@@ -21,8 +21,7 @@ fn a_flash_sale_in_memory_sells_exactly_its_stock() {
 async fn flash_sale_of_four_processes_sells_exactly_its_stock() {
     let server = RedisServer::start().await;
     let url = server.url();
-    let options = [&SALE[..], &["--redis", &url, "--processes", "4"]].concat();
-    let line = last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &options));
+    let line = sale(&["--redis", &url, "--processes", "4"]);
     assert!(line.starts_with(EXACT), "{line}");
     assert!(
         server.keys("*").await.is_empty(),
@@ -33,15 +32,7 @@ async fn flash_sale_of_four_processes_sells_exactly_its_stock() {
 
 #[test]
 fn a_flash_sale_without_a_lock_oversells() {
-    let output = tell(
-        env!("CARGO_BIN_EXE_flash-sale"),
-        &[&SALE[..], &["--no-lock"]].concat(),
-    );
-    let line = last_line(&output);
-    assert!(
-        line.contains(" errors=0 ") && !line.contains(" oversold=0 "),
-        "{line}"
-    );
+    oversells(&[]);
 }
 
 #[tokio::test]

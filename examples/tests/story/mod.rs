@@ -33,8 +33,22 @@ pub(crate) fn last_line(output: &Output) -> String {
     out.lines().last().unwrap_or_default().to_owned()
 }
 
-/// A sale that is over soon.
-pub(crate) const SALE: [&str; 6] = [
+/// Runs a sale that is over soon, and returns the last line of its output.
+pub(crate) fn sale(options: &[&str]) -> String {
+    let options = [&SALE[..], options].concat();
+    last_line(&tell(env!("CARGO_BIN_EXE_flash-sale"), &options))
+}
+
+/// Checks that such a sale without a lock oversells.
+pub(crate) fn oversells(options: &[&str]) {
+    let line = sale(&[options, &["--no-lock"]].concat());
+    assert!(
+        line.contains(" errors=0 ") && !line.contains(" oversold=0 "),
+        "{line}"
+    );
+}
+
+const SALE: [&str; 6] = [
     "--requests",
     "2000",
     "--concurrency",

@@ -28,6 +28,27 @@ pub(crate) async fn once(locks: &LockClient, key: &str) -> Result<FencingToken, 
     Ok(fence)
 }
 
+/// Releases a lock in an outage of five seconds, and returns for how long it is held afterwards.
+///
+/// The clock that the clients advance together stands still meanwhile, and the lease with it.
+pub(crate) async fn held_after_an_outage(
+    [locks, other]: [LockClient; 2],
+    begin: impl FnOnce(),
+    end: impl AsyncFnOnce(),
+) -> Duration {
+    let request = locks.exclusive("held").lease(Duration::from_secs(20));
+    let held = request.acquire().await.unwrap();
+    until_served(&other, "k").await;
+    begin();
+    let error = held.release().await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
+    // By then the pause before the next attempt is seconds long.
+    sleep(Duration::from_secs(5)).await;
+    end().await;
+    until_served(&other, "k").await;
+    until_served(&other, "held").await.0
+}
+
 /// The time until a request succeeds, while those before it are refused as unavailable, and its
 /// fencing token.
 pub(crate) async fn until_served(locks: &LockClient, key: &str) -> (Duration, FencingToken) {

@@ -183,10 +183,10 @@ impl Shared {
                 // The keeper acts while the runtimes of the others may be blocked.
                 if turn.is_none()
                     && !keeper::is_here()
-                    && let Some(of) = attempt.in_turn()
+                    && let Some(kind) = attempt.in_turn()
                 {
                     // The earlier ones may be on a runtime that stands still.
-                    turn = Some(timeout(TURN, self.turns.wait(of)).await.ok());
+                    turn = Some(timeout(TURN, self.turns.wait(kind)).await.ok());
                     attempt.begin_again(&self.cache);
                     begins = true;
                 }

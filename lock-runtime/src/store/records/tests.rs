@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::{
-    LockClient,
+    LockClient, LockRequest,
     request::key::LockKey,
     request::spec::Mode,
     shell::sync::lock,
@@ -254,6 +254,12 @@ async fn a_grant_ends_with_its_record_however_old_the_reading_of_the_clock() {
     assert!(pushed.ttl <= Grant::HANDOFF_LEASE - ahead, "{pushed:?}");
 }
 
+/// Acquires a lock and releases it.
+async fn once(request: LockRequest) {
+    let guard = request.acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
 /// With each reply, the one client knows the record before the other learns that it has lost.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_asks_again_and_again_keeps_no_other_one_from_its_release() {
@@ -268,14 +274,7 @@ async fn a_client_that_asks_again_and_again_keeps_no_other_one_from_its_release(
         let other = permits(&busy);
         let busy = tokio::spawn(async move {
             loop {
-                other
-                    .clone()
-                    .acquire()
-                    .await
-                    .unwrap()
-                    .release()
-                    .await
-                    .unwrap();
+                once(other.clone()).await;
             }
         });
         sleep(Duration::from_millis(50) + way * head_start / 2).await;
@@ -296,23 +295,11 @@ async fn a_client_that_takes_a_lock_again_and_again_lets_another_one_enter_the_w
     let (one, busy) = (locks(), locks());
     let busy = tokio::spawn(async move {
         loop {
-            busy.exclusive("a")
-                .acquire()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
+            once(busy.exclusive("a")).await;
         }
     });
     for _ in 0..4 {
-        one.exclusive("a")
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        once(one.exclusive("a")).await;
     }
     busy.abort();
 }

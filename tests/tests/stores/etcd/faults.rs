@@ -6,7 +6,7 @@ use lock_runtime::{LockClient, LockErrorKind};
 use lock_tests::{EtcdCluster, place::begun, unique};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{client, client_of, once, until_served};
+use super::{client, client_of, held_after_an_outage, once, until_served};
 
 /// The election time-out of the cluster, and a second.
 const SOON: Duration = Duration::from_millis(1500);
@@ -98,33 +98,20 @@ async fn without_a_majority_nothing_is_granted_and_a_holder_loses_its_lock_in_ti
     assert!(time < SOON, "{time:?}");
 }
 
-/// The clock that the clients advance together stands still meanwhile, and the lease with it.
 #[tokio::test]
 async fn a_lock_that_is_released_in_an_outage_is_free_soon_after_it() {
     let cluster = three().await;
     let namespace = unique("ns");
-    let [locks, other] = [
+    let clients = [
         client_of(&cluster, &namespace).await,
         client_of(&cluster, &namespace).await,
     ];
-    let lease = Duration::from_secs(20);
-    let held = locks
-        .exclusive("held")
-        .lease(lease)
-        .acquire()
-        .await
-        .unwrap();
-    until_served(&other, "k").await;
-    cluster.kill(0);
-    cluster.kill(1);
-    let error = held.release().await.unwrap_err();
-    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
-    // By then the pause before the next attempt is seconds long.
-    sleep(Duration::from_secs(5)).await;
-    cluster.begin_restart(0);
-    cluster.restart(1).await;
-    until_served(&other, "k").await;
-    let (time, _) = until_served(&other, "held").await;
+    let begin = || [0, 1].into_iter().for_each(|server| cluster.kill(server));
+    let end = async || {
+        cluster.begin_restart(0);
+        cluster.restart(1).await;
+    };
+    let time = held_after_an_outage(clients, begin, end).await;
     assert!(time < SOON, "{time:?}");
 }
 

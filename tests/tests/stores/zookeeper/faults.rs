@@ -11,10 +11,10 @@ use lock_tests::{
     place::{begun, eventually},
     shared_zookeeper, unique,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{client, client_of};
-use crate::etcd::{once, until_served};
+use crate::etcd::{held_after_an_outage, once, until_served};
 
 /// An election, and the time until a client has found the leader.
 const SOON: Duration = Duration::from_secs(10);
@@ -90,34 +90,21 @@ async fn without_a_majority_nothing_is_granted_and_a_holder_loses_its_lock_in_ti
     assert!(time < lease, "{time:?}");
 }
 
-/// The clock that the clients advance together stands still meanwhile, and the lease with it.
 #[tokio::test]
 async fn a_lock_that_is_released_in_an_outage_is_free_soon_after_it() {
     let ensemble = three().await;
     let namespace = unique("ns");
-    let [locks, other] = [
+    let clients = [
         client_of(&ensemble, &namespace).await,
         client_of(&ensemble, &namespace).await,
     ];
-    let lease = Duration::from_secs(20);
-    let held = locks
-        .exclusive("held")
-        .lease(lease)
-        .acquire()
-        .await
-        .unwrap();
-    until_served(&other, "k").await;
-    ensemble.kill(0);
-    ensemble.kill(1);
-    let error = held.release().await.unwrap_err();
-    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
-    // By then the pause before the next attempt is seconds long.
-    sleep(Duration::from_secs(5)).await;
-    ensemble.begin_restart(0);
-    ensemble.restart(1).await;
-    until_served(&other, "k").await;
-    let (time, _) = until_served(&other, "held").await;
-    assert!(time < lease / 4, "{time:?}");
+    let begin = || [0, 1].into_iter().for_each(|server| ensemble.kill(server));
+    let end = async || {
+        ensemble.begin_restart(0);
+        ensemble.restart(1).await;
+    };
+    let time = held_after_an_outage(clients, begin, end).await;
+    assert!(time < Duration::from_secs(5), "{time:?}");
 }
 
 /// A session is no lock: the next one goes on with it.
