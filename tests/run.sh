@@ -6,6 +6,7 @@
 # tests/run.sh -p lock-tests --test operators fixture
 # `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
 # installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
+# `--newest-etcd` runs the tests with etcd on the version in tests/etcd/go.mod, which it builds, and for which it installs Go.
 # `--fuzz 600 [WORD]` lets libFuzzer look for ten minutes for each target whose name contains the word, one for each core at a
 # time. It prints their coverage, and fails if one breaks a promise; the input is then beside the corpus of the target.
 set -euo pipefail
@@ -190,6 +191,15 @@ while :; do
         with_judges=1
         has_postgresql || install_postgresql
         command -v go >/dev/null || install_go
+        ;;
+    --newest-etcd)
+        has_etcd || install_etcd
+        command -v go >/dev/null || install_go
+        newest=$tools/newest-etcd
+        mkdir -p "$newest"
+        (cd tests/etcd && go build -o "$newest/etcd" .)
+        shift
+        PATH=$newest:$PATH exec cargo test --workspace --all-features --locked --test stores etcd "$@"
         ;;
     --fuzz)
         shift

@@ -54,6 +54,8 @@ pub struct Builder {
     members: usize,
     flags: Vec<String>,
     certificates: Option<Certificates>,
+    /// The time for which a signed token of a user is valid, in seconds.
+    signed_for: Option<u32>,
 }
 
 impl Builder {
@@ -68,6 +70,13 @@ impl Builder {
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
+    }
+
+    /// Gives users tokens that any member can verify (JWT), valid for this number of seconds.
+    #[must_use]
+    pub fn signed_tokens(self, seconds: u32) -> Self {
+        let signed_for = Some(seconds);
+        Self { signed_for, ..self }
     }
 
     /// Accepts TLS only, from clients that have a certificate of the same authority.
@@ -210,6 +219,7 @@ impl EtcdCluster {
             members: 1,
             flags: Vec::new(),
             certificates: None,
+            signed_for: None,
         }
     }
 
@@ -505,6 +515,14 @@ impl EtcdCluster {
             ] {
                 command.push(format!("--{flag}={}", directory.join(file).display()));
             }
+        }
+        if let Some(seconds) = self.settings.signed_for {
+            let secret = directory.join("secret");
+            fs::write(&secret, "the same for all members")?;
+            command.push(format!(
+                "--auth-token=jwt,priv-key={},sign-method=HS256,ttl={seconds}s",
+                secret.display()
+            ));
         }
         command.extend(self.settings.flags.iter().cloned());
         let process = Supervised::spawn(directory, command.iter().map(String::as_str))?;

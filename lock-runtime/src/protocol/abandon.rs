@@ -302,6 +302,7 @@ impl Session {
 
     /// Abandons a token whose release found that it does not hold the lock. It may be in the wait
     /// queue, as another program may have announced its grant, and the lock would be granted to it.
+    /// What is left of `min_hold` stays reserved, if the store has it: no longer under the token.
     pub(super) fn abandon_unheld(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
         self.abandon(hold, lease, None, cx);
     }
@@ -348,7 +349,8 @@ impl Session {
         let ending = abandonment.ending.clone();
         let (sent, until) = (abandonment.sent, abandonment.give_up_at);
         let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
-        let is_reserved = abandonment.keep_until(cx.now).is_some();
+        // Another ending of the same token, in another mode, follows.
+        let is_last = abandonment.afterwards.is_empty();
         let is_unheld = matches!(answer, Ok(Reply::Release(ReleaseReply::NotHeld)));
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {
@@ -367,7 +369,7 @@ impl Session {
             Latest::GaveUp(error) => cx.note(|| Note::GaveUp(hold.clone(), error)),
         }
         // A repeated one finds nothing any more.
-        if is_unheld && !is_reserved && !is_repeated {
+        if is_unheld && is_last && !is_repeated {
             self.abandon_unheld(hold.clone(), until.saturating_duration_since(cx.now), cx);
         }
         self.freed(hold.mode.kind(), &hold.key, cx);

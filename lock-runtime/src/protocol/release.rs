@@ -277,8 +277,7 @@ impl Session {
                 return Err(ReleaseError::Unknown(error));
             }
         };
-        let is_reserved = releasing.keep_until.is_some_and(|until| until > cx.now);
-        if reply == ReleaseReply::NotHeld && !is_reserved {
+        if reply == ReleaseReply::NotHeld {
             self.abandon_unheld(releasing.release.hold.clone(), releasing.lease, cx);
         }
         let outcome = match reply {

@@ -1196,15 +1196,20 @@ fn a_failed_downgrade_leaves_the_lock_reserved() {
     let (id, _) = begun.unwrap();
     bench.input(|session, cx| session.convert_dropped(id, cx));
     let mut modes = Vec::new();
-    while let Some((job, call)) = bench.due_job() {
-        let Request::Release(release) = call.request else {
-            panic!("{call:?}")
+    let token = loop {
+        let (job, call) = bench.due_job().unwrap();
+        let release = match call.request {
+            Request::Release(release) => release,
+            Request::Abandon(hold) => break hold.token,
+            request => panic!("{request:?}"),
         };
         assert_eq!(release.keep_for, Some(LEASE));
-        modes.push(release.hold.mode);
+        modes.push((release.hold.mode, release.hold.token));
         bench.job_reply(job, Ok(Reply::Release(ReleaseReply::NotHeld)));
-    }
-    assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
+    };
+    // In the end it is in neither mode, and leaves the wait queue.
+    let expected = [Mode::Exclusive, Mode::Shared].map(|mode| (mode, token));
+    assert_eq!(modes, expected);
 }
 
 /// The duration for which a background release reserves its lock.
@@ -1380,6 +1385,8 @@ fn a_failed_downgrade_reserves_what_is_left_of_min_hold() {
         let reply = Reply::Release(ReleaseReply::NotHeld);
         bench.job_reply(job, if is_lost { Err(silent()) } else { Ok(reply) });
     }
+    let (_, call) = bench.due_job().unwrap();
+    assert!(matches!(call.request, Request::Abandon(_)), "{call:?}");
     assert!(bench.due_job().is_none());
 }
 

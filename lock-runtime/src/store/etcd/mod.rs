@@ -625,6 +625,10 @@ impl Records for EtcdRecords {
         true
     }
 
+    fn trusts_messages(&self) -> bool {
+        true
+    }
+
     fn listen(&self, inbox: Weak<dyn Inbox>) {
         self.calls.usual().clock.listen(inbox.clone());
         self.watching.inform(inbox);

@@ -74,10 +74,12 @@ pub(super) struct Shared {
     pub(super) turns: Turns,
     /// The time for which a record is kept after the last use of its lock, in seconds.
     kept_for: AtomicU64,
-    /// The time of the last swap, in microseconds.
+    /// The usual time of a swap, in microseconds.
     pub(super) round_trip: AtomicU64,
     /// Whether the database locks contended records, so that all clients change them in turn.
     pub(super) locks_records: bool,
+    /// Whether messages contain the records that they are about.
+    pub(super) trusts_messages: bool,
 }
 
 impl fmt::Debug for RecordStore {
@@ -103,6 +105,7 @@ impl RecordStore {
     pub fn over(records: Arc<dyn Records>) -> Self {
         let nothing = Decide::new(Caller(Weak::new()), |_| None);
         let locks_records = records.update(&[], nothing).is_some();
+        let trusts_messages = records.trusts_messages();
         let shared = Arc::new(Shared {
             records,
             cache: Cache::default(),
@@ -115,6 +118,7 @@ impl RecordStore {
             kept_for: AtomicU64::new(FencingToken::KEPT_FOR.as_secs()),
             round_trip: AtomicU64::new(0),
             locks_records,
+            trusts_messages,
         });
         let inbox: Weak<dyn Inbox> = Arc::downgrade(&shared) as _;
         shared.records.listen(inbox);
@@ -161,6 +165,11 @@ impl Inbox for Shared {
             tracing::debug!("a message of another version of this library was ignored");
             return;
         };
+        if self.trusts_messages
+            && let Some((name, record)) = news::record(message)
+        {
+            self.cache.put(&name, Some(record));
+        }
         let micros = reading.at(Instant::now()).latest.micros();
         let confirms = self.confirms.load(Ordering::Relaxed);
         self.listeners.notify(&event.announced(micros, confirms));

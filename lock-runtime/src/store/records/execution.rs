@@ -108,7 +108,7 @@ impl Shared {
         replies
     }
 
-    /// Returns the time of the last swap.
+    /// Returns the usual time of a swap.
     fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
     }
@@ -116,7 +116,12 @@ impl Shared {
     /// Measures a swap that was sent then, and whose reply has arrived now.
     fn measure(&self, sent: Instant) {
         let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.round_trip.store(micros, Ordering::Relaxed);
+        let usual = self.round_trip.load(Ordering::Relaxed);
+        let usual = match usual {
+            0 => micros,
+            usual => usual.saturating_mul(7).saturating_add(micros) / 8,
+        };
+        self.round_trip.store(usual, Ordering::Relaxed);
     }
 
     fn swapped(&self, swap: &Swap, reply: &SwapReply, sent: Instant) {
@@ -194,8 +199,10 @@ impl Shared {
                     && !self.locks_records
                     && let Some(pause) = attempt.makes_way(&self.cache, self.round_trip())
                 {
-                    sleep(pause).await;
-                    attempt.begin_again(&self.cache);
+                    if !pause.is_zero() {
+                        sleep(pause).await;
+                    }
+                    attempt.reads();
                 }
             }
             open = self.go_on(open, &mut results).await;
@@ -224,7 +231,9 @@ impl Shared {
         });
         let mut updates: FuturesUnordered<_> = updates.collect();
         let round_trip = self.round_trip();
-        let pauses = others.iter().filter_map(|(_, it)| it.pause(round_trip));
+        let pauses = others
+            .iter()
+            .filter_map(|(_, it)| it.pause(&self.cache, round_trip));
         let pause = pauses.max();
         if let Some(pause) = pause {
             sleep(pause).await;
@@ -403,7 +412,9 @@ impl Shared {
                 local.push(caused.event);
             } else if let Some(change) = changes.iter().find(|it| it.name == caused.record) {
                 let (client, event) = (caused.client, &caused.event);
-                messages.extend(news::message(client, event, change, pending.now));
+                let shows_record = self.trusts_messages;
+                let now = pending.now;
+                messages.extend(news::message(client, event, change, now, shows_record));
             }
         }
         local

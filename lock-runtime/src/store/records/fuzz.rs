@@ -260,7 +260,9 @@ fn no_record_makes_a_rule_panic_or_grant_a_number_twice() {
             }
             for caused in &evaluation.events {
                 for change in evaluation.swap.iter().flat_map(|swap| &swap.changes) {
-                    news::message(caused.client, &caused.event, change, terms.now.reached);
+                    let shows_record = random.random();
+                    let now = terms.now.reached;
+                    news::message(caused.client, &caused.event, change, now, shows_record);
                 }
             }
             if let Some(swap) = evaluation.swap {
@@ -309,13 +311,14 @@ fn no_message_makes_a_client_panic() {
         };
         let sent = Timestamp::from_micros(number(random));
         let Some(Message { mut body, .. }) =
-            news::message(ClientId::random(), &event, &change, sent)
+            news::message(ClientId::random(), &event, &change, sent, random.random())
         else {
             return;
         };
         if random.random() {
             damage(random, &mut body);
         }
+        news::record(&body);
         read += usize::from(news::read(&body, &reading).is_some());
     });
     assert!(read > 10, "{read}");

@@ -137,6 +137,12 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether only those who may replace a record can send messages about it. A message
+    /// contains the record then, which saves its reader a call. `false` by default.
+    fn trusts_messages(&self) -> bool {
+        false
+    }
+
     /// Passes messages and interruptions to `inbox` from now on. Does nothing by default.
     fn listen(&self, inbox: Weak<dyn Inbox>) {
         let _ = inbox;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, ClientId, Message, RecordName, Timestamp,
+    Change, ClientId, Message, Record, RecordName, Timestamp, Version,
     step::{body::StoredMode, clock::Reading},
 };
 use crate::{
@@ -17,8 +17,8 @@ use crate::{
 struct Letter {
     news: News,
     name: String,
-    /// The version and the content of the record, in messages of earlier versions. It is not used:
-    /// a forged one would be written back under the true version.
+    /// The version and the content of the record, where messages are of writers of records only: a
+    /// forged one would be written back under the true version.
     record: Option<(u64, Vec<u8>)>,
 }
 
@@ -39,13 +39,14 @@ enum News {
     },
 }
 
-/// Returns the message for an event of the step at `now` that makes `change`. `None` if it is no
-/// event of a single lock, or too long.
+/// Returns the message for an event of the step at `now` that makes `change`, with the record if
+/// there is room. `None` if it is no event of a single lock, or too long.
 pub(super) fn message(
     to: ClientId,
     event: &StoreEvent,
     change: &Change,
     now: Timestamp,
+    shows_record: bool,
 ) -> Option<Message> {
     let news = match event {
         StoreEvent::Granted { hold, grant, .. } => News::Granted {
@@ -63,14 +64,26 @@ pub(super) fn message(
         },
         _ => return None,
     };
-    let letter = Letter {
+    let record = &change.record;
+    let mut letter = Letter {
         news,
         name: change.name.as_str().to_owned(),
-        // It would show the tokens of all waiters to those who can listen.
-        record: None,
+        record: shows_record.then(|| (record.version.number(), record.body.clone())),
     };
-    let body = postcard::to_allocvec(&letter).ok()?;
+    let mut body = postcard::to_allocvec(&letter).ok()?;
+    if body.len() > Message::MAX_BYTES {
+        letter.record = None;
+        body = postcard::to_allocvec(&letter).ok()?;
+    }
     (body.len() <= Message::MAX_BYTES).then(|| Message::new(to, body))
+}
+
+/// Reads the record in a message.
+pub(super) fn record(message: &[u8]) -> Option<(RecordName, Record)> {
+    let Letter { name, record, .. } = postcard::from_bytes(message).ok()?;
+    let (version, body) = record?;
+    let version = Version::from_number(version)?;
+    Some((RecordName::new(name), Record::new(version, body)))
 }
 
 /// Reads a message.

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    mem::take,
     num::NonZeroU32,
     sync::{Arc, Mutex, Weak},
     time::Duration,
@@ -19,8 +20,8 @@ use crate::{
     shell::sync::lock,
     shell::time::Instant,
     store::{
-        AcquireReply, Cursor, Grant, Hold, IfBusy, KeyRequest, Listener, Release, RenewReply,
-        Renewal, Store, StoreErrorKind, StoreEvent, Token,
+        AcquireReply, Cursor, Grant, Hold, IfBusy, KeyRequest, Listener, Release, ReleaseReply,
+        RenewReply, Renewal, Store, StoreErrorKind, StoreEvent, Token,
     },
 };
 
@@ -48,9 +49,16 @@ struct State {
     records: BTreeMap<String, Record>,
     /// The time by which its clock was set forward.
     ahead: Duration,
+    /// The calls that it has executed.
+    calls: usize,
+    /// It delivers messages, which only those can send who may write records.
+    pushes: bool,
     /// The clients that have expected messages.
     listening: BTreeSet<ClientId>,
     inbox: Option<Inboxed>,
+    inboxes: Vec<Inboxed>,
+    /// The messages that were sent.
+    sent: Vec<Vec<u8>>,
 }
 
 impl Database {
@@ -82,7 +90,9 @@ struct Link {
 impl Link {
     fn execute(&self, swap: &Swap) -> Swapped {
         let now = self.database.now();
-        let records = &mut lock(&self.database.state).records;
+        let state = &mut *lock(&self.database.state);
+        state.calls += 1;
+        let records = &mut state.records;
         let present = |change: &Change| records.get(change.name.as_str()).cloned();
         let present: Vec<_> = swap.changes.iter().map(present).collect();
         let versions = present.iter().map(|it| it.as_ref().map(|it| it.version));
@@ -94,6 +104,17 @@ impl Link {
         }
         for Change { name, record, .. } in &swap.changes {
             records.insert(name.as_str().to_owned(), record.clone());
+        }
+        for Message { body, .. } in &swap.messages {
+            state.sent.push(body.clone());
+            if state.pushes {
+                let inboxes = state.inboxes.iter().filter_map(|it| it.0.upgrade());
+                let (inboxes, body, way) = (inboxes.collect::<Vec<_>>(), body.clone(), self.way);
+                tokio::spawn(async move {
+                    sleep(way).await;
+                    inboxes.iter().for_each(|inbox| inbox.deliver(&body));
+                });
+            }
         }
         Swapped::Done
     }
@@ -113,6 +134,7 @@ impl Records for Link {
         Box::pin(async move {
             sleep(self.way).await;
             let now = self.database.now();
+            lock(&self.database.state).calls += 1;
             let records = names.iter().map(|name| {
                 let records = &lock(&self.database.state).records;
                 records.get(name.as_str()).cloned()
@@ -123,8 +145,18 @@ impl Records for Link {
         })
     }
 
+    fn trusts_messages(&self) -> bool {
+        lock(&self.database.state).pushes
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new().push(lock(&self.database.state).pushes)
+    }
+
     fn listen(&self, inbox: Weak<dyn Inbox>) {
-        lock(&self.database.state).inbox = Some(Inboxed(inbox));
+        let state = &mut *lock(&self.database.state);
+        state.inboxes.push(Inboxed(inbox.clone()));
+        state.inbox = Some(Inboxed(inbox));
     }
 
     fn expect_messages(&self, client: ClientId) -> BoxFuture<'_, ()> {
@@ -356,6 +388,68 @@ async fn a_record_in_a_message_is_not_believed() {
     assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
 }
 
+/// The new holder has not seen the record since it entered the wait queue.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_a_message_grants_is_released_in_one_call_where_messages_are_of_writers() {
+    for (pushes, calls) in [(true, 1), (false, 2)] {
+        let database = Database::new();
+        lock(&database.state).pushes = pushes;
+        let (near, far) = (
+            database.store(Duration::ZERO),
+            database.store(Duration::ZERO),
+        );
+        let inbox = lock(&database.state).inbox.take().expect("it listens");
+        let holder = request(IfBusy::Refuse);
+        acquire(&near, &holder).await;
+        let waiter = request(IfBusy::Queue);
+        let queued = far.acquire(&waiter).await.unwrap();
+        assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
+        near.release(&Release::new(holder.hold)).await.unwrap();
+        let sent = take(&mut lock(&database.state).sent);
+        let [message] = &sent[..] else {
+            panic!("{} messages", sent.len());
+        };
+        inbox.0.upgrade().unwrap().deliver(message);
+        let before = lock(&database.state).calls;
+        let reply = far.release(&Release::new(waiter.hold)).await.unwrap();
+        assert_eq!(reply, ReleaseReply::Released);
+        assert_eq!(lock(&database.state).calls - before, calls);
+    }
+}
+
+/// Clients that are equally far away have equally many turns, and few of their swaps are lost.
+#[tokio::test(start_paused = true)]
+async fn turns_at_a_contended_record_are_shared() {
+    const TURNS: usize = 640;
+    let way = Duration::from_millis(2);
+    for (number, fewest, most_calls) in [(2, 0.7, 6), (8, 0.5, 12), (32, 0.15, 35)] {
+        let database = Database::new();
+        lock(&database.state).pushes = true;
+        let turns = Arc::new(Mutex::new(vec![0; number]));
+        let task = |client: usize| {
+            let locks = LockClient::with_store(Arc::new(database.store(way)));
+            let turns = turns.clone();
+            tokio::spawn(async move {
+                while lock(&turns).iter().sum::<usize>() < TURNS {
+                    once(locks.exclusive("a")).await;
+                    lock(&turns)[client] += 1;
+                }
+            })
+        };
+        let began = Instant::now();
+        for task in (0..number).map(task).collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        let (turns, calls) = (lock(&turns).clone(), lock(&database.state).calls);
+        let (min, max) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+        assert!(*min as f64 >= fewest * *max as f64, "{turns:?}");
+        assert!(calls < TURNS * most_calls, "{number}: {calls} calls");
+        // An acquisition and a release take four.
+        let took = began.elapsed();
+        assert!(took < way * 8 * TURNS as u32, "{number}: {took:?}");
+    }
+}
+
 /// A role that may read the records and send messages knows the tokens of the waiters.
 #[tokio::test(start_paused = true)]
 async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
@@ -386,7 +480,7 @@ async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
             Record::new(Version::random(), Vec::new()),
         );
         let change = Change::new(name, None, record, now);
-        let message = news::message(waiter.hold.token.client(), &event, &change, now);
+        let message = news::message(waiter.hold.token.client(), &event, &change, now, false);
         let inbox = lock(&database.state).inbox.take().expect("it listens");
         let inbox = inbox.0.upgrade().unwrap();
         inbox.deliver(&message.expect("a short message").body);

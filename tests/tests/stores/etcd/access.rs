@@ -2,8 +2,11 @@
 
 use lock_runtime::{EtcdOptions, LockClient, LockError, LockErrorKind, health::Verdict};
 use lock_tests::{EtcdCluster, chain, shared_etcd, shared_server, unique};
+use tokio::time::{Duration, Instant, sleep};
 
 use super::once;
+
+const LEASE: Duration = Duration::from_secs(3);
 
 async fn refused(url: &str) -> LockError {
     refused_with(url, EtcdOptions::new()).await
@@ -73,6 +76,26 @@ async fn users_have_a_password_and_rights_to_a_prefix() {
         .await;
     let error = once(&locks, "k").await.unwrap_err();
     assert_says(&error, Forbidden, &["permission denied"]);
+}
+
+/// A signed token ends at its time, however often it is used, and is valid at each member.
+#[tokio::test]
+async fn a_client_logs_in_again_when_its_signed_token_ends() {
+    let cluster = EtcdCluster::builder().members(3).signed_tokens(2);
+    let cluster = cluster.start().await;
+    cluster.require_users("rootsecret").await;
+    cluster.user("app", "secret", "app/").await;
+    let locks = LockClient::builder().namespace("app");
+    let url = cluster.url_as("app", "secret");
+    let locks = locks.connect(&url).await.unwrap();
+    let held = locks.exclusive("held").lease(LEASE).acquire();
+    let held = held.await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < LEASE * 2 {
+        once(&locks, "k").await.unwrap();
+        sleep(LEASE / 10).await;
+    }
+    held.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -82,6 +82,16 @@ impl Place {
 
 /// Returns whether a waiter got the lock by a forged message beside its holder.
 async fn is_deceived(place: &Place, builder: LockClientBuilder, fence: u64) -> bool {
+    is_deceived_for(Duration::ZERO, place, builder, fence).await
+}
+
+/// Returns the same for a waiter that asks for this `min_hold`.
+async fn is_deceived_for(
+    min_hold: Duration,
+    place: &Place,
+    builder: LockClientBuilder,
+    fence: u64,
+) -> bool {
     let (one, other) = tokio::join!(
         place.client(LockClient::builder()),
         place.client(builder.clone())
@@ -90,7 +100,7 @@ async fn is_deceived(place: &Place, builder: LockClientBuilder, fence: u64) -> b
     let request = |locks: &LockClient| locks.exclusive(&key).lease(LONGEST_LEASE).wait(LONG);
     let held = request(&one).acquire().await.unwrap();
     // The request may need more than one attempt to be queued.
-    let mut waiting = tokio::spawn(request(&other).acquire());
+    let mut waiting = tokio::spawn(request(&other).min_hold(min_hold).acquire());
     eventually("a request waits", async || {
         one.inspect(&*key)
             .await
@@ -152,7 +162,9 @@ async fn a_message_with_a_token_of_the_far_future_is_no_grant() {
 async fn a_forged_message_deceives_a_client_that_does_not_confirm_grants() {
     in_time(async {
         let (single, ..) = places().await;
-        assert!(is_deceived(&single, LockClient::builder(), 0).await);
+        for min_hold in [0, 200, 20_000].map(Duration::from_millis) {
+            assert!(is_deceived_for(min_hold, &single, LockClient::builder(), 0).await);
+        }
     })
     .await;
 }

@@ -5,8 +5,7 @@ use std::{mem::take, time::Duration};
 
 use super::{
     super::{Record, RecordName, Swap, SwapReply, Swapped, Timestamp},
-    body::Body,
-    cache::Cache,
+    cache::{Cache, Rivals},
     clock::Now,
     evaluation::{Caused, Evaluation, Lock, Terms, Writes, evaluate},
     outcome::{Outcome, Passed},
@@ -18,11 +17,17 @@ use crate::store::{
     table::{Step, Table},
 };
 
-/// Returns the round trip by which pauses are measured, and the longest pause, which is short
-/// against the time-out of a call. A swap during an outage says nothing about the next one.
-fn scale(round_trip: Duration) -> (Duration, Duration) {
-    let round_trip = round_trip.min(Duration::from_millis(100));
-    (round_trip, Duration::from_millis(20).max(2 * round_trip))
+/// Returns a pause of this many round trips, which is short against the time-out of a call. A swap
+/// during an outage says nothing about the next one.
+fn paused(round_trip: Duration, round_trips: f64) -> Duration {
+    const LONGEST: Duration = Duration::from_millis(100);
+    round_trip.min(LONGEST).mul_f64(round_trips).min(LONGEST)
+}
+
+/// Returns a random number of round trips, in which each of the others has its turn. Of two clients
+/// the call that each makes to learn of the record is enough of a pause.
+fn among(rivals: Rivals) -> f64 {
+    rand::random::<f64>() * rivals.outside.saturating_sub(1) as f64
 }
 
 /// The rules of an operation. Evaluated again after each conflict.
@@ -148,6 +153,11 @@ impl<T: Outcome> Attempt<T> {
         }
     }
 
+    /// Reads its records first.
+    pub(crate) fn reads(&mut self) {
+        self.found = None;
+    }
+
     /// Begins with the record that was seen last, by another operation.
     pub(crate) fn begin_again(&mut self, cache: &Cache) {
         self.take_cached(cache, false);
@@ -235,46 +245,55 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause after which an acquisition begins, so that other clients can change the
-    /// record first. `round_trip` is the time of the last swap.
+    /// Returns the pause, zero included, after which an acquisition reads its record before it
+    /// begins, so that other clients can change the record first. `round_trip` is the usual time of
+    /// a swap.
     ///
     /// Those that lose a swap learn of the new record after the client that has won, which would
-    /// also win the next one, as long as it changes the record again at once. Others that hold the
-    /// lock or wait for it have something to change; a client that is not in the record yet gets
-    /// its turn at random. Most pauses are short, and some long enough for a client far away.
+    /// also win the next one, as long as it changes the record again at once. If the others do not
+    /// get their turn in spite of the read, most pauses are short, and some long enough for a
+    /// client far away; a client that no record has shown yet gets its turn at random.
     pub(crate) fn makes_way(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
         const AT_RANDOM: u32 = 32;
-        let (round_trip, longest) = scale(round_trip);
+        /// Two turns.
+        const FAIR: u32 = 4;
         if self.in_outage == InOutage::Try {
             return None;
         }
-        let written = self
-            .locks
-            .iter()
-            .filter_map(|lock| cache.written(&lock.name));
-        let pause = round_trip
-            .div_f64(rand::random_range(0.1..1.0))
-            .min(longest);
-        let pause = pause.checked_sub(written.max()?.elapsed())?;
-        let client = self.caller.map(Token::client);
-        let found = self.found.iter().flatten().zip(&self.locks);
-        let mut bodies =
-            found.filter_map(|(record, lock)| Body::read(&lock.name, &record.as_ref()?.body).ok());
-        let is_among_others = bodies.any(|body| body.is_used_by_others(client));
-        (is_among_others || rand::random_ratio(1, AT_RANDOM)).then_some(pause)
+        let written = self.locks.iter().filter_map(|it| cache.written(&it.name));
+        let since = written.max()?.elapsed();
+        let rivals = self.rivals(cache);
+        let farther = rand::random_range(0.1..1.0_f64).recip();
+        if !rivals.are_there {
+            let pause = paused(round_trip, farther).checked_sub(since);
+            return pause.filter(|_| rand::random_ratio(1, AT_RANDOM));
+        }
+        let farther = if rivals.waited < FAIR { 0.0 } else { farther };
+        Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
     }
 
-    /// Returns the pause before the next step: after several conflicts each acquisition waits for a
-    /// random time. Operations that keep a lock or make it free never do, as others wait for them.
-    pub(crate) fn pause(&self, round_trip: Duration) -> Option<Duration> {
-        const UNPAUSED: u32 = 4;
-        let (round_trip, longest) = scale(round_trip);
-        if self.in_outage == InOutage::Try {
+    /// Returns the pause before the next step of an acquisition that other clients interfere with.
+    /// Operations that keep a lock or make it free never pause, as others wait for them.
+    ///
+    /// Only each second conflict is a reason: one shows the present record, and the next attempt
+    /// must come before that changes.
+    pub(crate) fn pause(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
+        const PATIENT: u32 = 8;
+        let is_time = self.conflicts > 0 && self.conflicts.is_multiple_of(2);
+        if self.in_outage == InOutage::Try || !is_time {
             return None;
         }
-        let doublings = self.conflicts.checked_sub(UNPAUSED)?.min(8);
-        let longest = (round_trip * 2_u32.pow(doublings)).min(longest);
-        Some(longest.mul_f64(rand::random()))
+        let mut rivals = self.rivals(cache);
+        if self.conflicts > PATIENT {
+            rivals.outside = rivals.outside.max(2);
+        }
+        Some(paused(round_trip, among(rivals))).filter(|pause| !pause.is_zero())
+    }
+
+    fn rivals(&self, cache: &Cache) -> Rivals {
+        let own = self.caller.map(Token::client);
+        let each = self.locks.iter().map(|it| cache.rivals(&it.name, own));
+        each.max().unwrap_or_default()
     }
 
     /// Takes the records that this process has seen last.

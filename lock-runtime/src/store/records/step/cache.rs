@@ -6,13 +6,25 @@ use std::{
     hash::Hash,
     mem::take,
     sync::Mutex,
+    time::Duration,
 };
 
-use super::super::{Record, RecordName};
-use crate::shell::{sync::lock, time::Instant};
+use super::{
+    super::{Record, RecordName},
+    body::Body,
+};
+use crate::{
+    shell::{sync::lock, time::Instant},
+    store::ClientId,
+};
 
 /// The number of records in each half.
 const CAPACITY: usize = 8192;
+
+/// The time for which a client counts among those that change a record.
+const LATELY: Duration = Duration::from_secs(1);
+/// The clients of a record that are remembered.
+const CLIENTS: usize = 64;
 
 /// Keeps the records that were used last. `None` is kept for a name that has no record.
 #[derive(Debug, Default)]
@@ -20,9 +32,34 @@ pub(crate) struct Cache(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    records: Halves<RecordName, (Option<Record>, Option<Instant>)>,
+    records: Halves<RecordName, Known>,
     /// The records that other clients have changed while this one was about to.
     contended: HashSet<RecordName>,
+}
+
+/// What is known of a record.
+#[derive(Debug, Default)]
+struct Known {
+    record: Option<Record>,
+    /// When this process has written it, if no other one is known to have since.
+    written: Option<Instant>,
+    /// How often it has since.
+    in_a_row: u32,
+    /// When another process was last seen to have changed it.
+    changed: Option<Instant>,
+    /// The clients that were in it lately.
+    clients: Vec<(ClientId, Instant)>,
+}
+
+/// Other clients that change a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rivals {
+    /// Whether another one is in the record, or another process has changed it lately.
+    pub(crate) are_there: bool,
+    /// How many of those that were in it lately are not in it now, and may be about to change it.
+    pub(crate) outside: usize,
+    /// How often this process has changed it since one of them has.
+    pub(crate) waited: u32,
 }
 
 /// Keeps the entries that were used last. Once the recent half is full, it takes the place of the
@@ -36,7 +73,7 @@ pub(crate) struct Halves<K, V> {
 impl Cache {
     pub(crate) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
         let mut seen = lock(&self.0);
-        seen.records.get(name).map(|(record, _)| record.clone())
+        seen.records.get(name).map(|known| known.record.clone())
     }
 
     pub(crate) fn is_contended(&self, name: &RecordName) -> bool {
@@ -56,21 +93,68 @@ impl Cache {
     }
 
     pub(crate) fn put(&self, name: &RecordName, record: Option<Record>) {
-        lock(&self.0).records.put(name.clone(), (record, None));
+        let records = &mut lock(&self.0).records;
+        let known = records.get_or_default(name);
+        if known.record == record {
+            return;
+        }
+        // The first record that is seen says nothing about when it was changed.
+        if known.record.is_some() {
+            known.changed = Some(Instant::now());
+            known.meet(clients(name, record.as_ref()));
+        }
+        (known.record, known.written, known.in_a_row) = (record, None, 0);
     }
 
     /// Keeps a record that this process has written. Called when the reply arrives.
     pub(crate) fn put_own(&self, name: &RecordName, record: Record) {
-        let written = Some(Instant::now());
-        lock(&self.0)
-            .records
-            .put(name.clone(), (Some(record), written));
+        let records = &mut lock(&self.0).records;
+        let known = records.get_or_default(name);
+        (known.record, known.written) = (Some(record), Some(Instant::now()));
+        known.in_a_row = known.in_a_row.saturating_add(1);
     }
 
     /// Returns when this process has written the record, if no other one is known to have since.
     pub(crate) fn written(&self, name: &RecordName) -> Option<Instant> {
-        lock(&self.0).records.get(name)?.1
+        lock(&self.0).records.get(name)?.written
     }
+
+    /// Returns the clients other than `own` that change the record.
+    pub(crate) fn rivals(&self, name: &RecordName, own: Option<ClientId>) -> Rivals {
+        let mut seen = lock(&self.0);
+        let Some(known) = seen.records.get(name) else {
+            return Rivals::default();
+        };
+        let is_late = |at: &Instant| at.elapsed() < LATELY;
+        let inside = clients(name, known.record.as_ref());
+        let outside = |(client, at): &&(ClientId, Instant)| {
+            is_late(at) && Some(*client) != own && !inside.contains(client)
+        };
+        Rivals {
+            are_there: known.changed.as_ref().is_some_and(is_late)
+                || inside.iter().any(|client| Some(*client) != own),
+            outside: known.clients.iter().filter(outside).count(),
+            waited: known.in_a_row,
+        }
+    }
+}
+
+impl Known {
+    fn meet(&mut self, clients: Vec<ClientId>) {
+        for client in clients {
+            let goes_on = |(it, at): &(ClientId, Instant)| *it != client && at.elapsed() < LATELY;
+            self.clients.retain(goes_on);
+            if self.clients.len() < CLIENTS {
+                self.clients.push((client, Instant::now()));
+            }
+        }
+    }
+}
+
+/// Returns the clients that hold a lock or wait for it.
+fn clients(name: &RecordName, record: Option<&Record>) -> Vec<ClientId> {
+    let body = record.and_then(|record| Body::read(name, &record.body).ok());
+    body.iter().flat_map(Body::clients).collect()
 }
 
 impl<K, V> Default for Halves<K, V> {
@@ -79,6 +163,15 @@ impl<K, V> Default for Halves<K, V> {
             recent: HashMap::new(),
             older: HashMap::new(),
         }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Default> Halves<K, V> {
+    pub(crate) fn get_or_default(&mut self, key: &K) -> &mut V {
+        if self.get(key).is_none() {
+            self.put(key.clone(), V::default());
+        }
+        self.recent.entry(key.clone()).or_default()
     }
 }
 

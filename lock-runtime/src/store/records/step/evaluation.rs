@@ -256,11 +256,11 @@ impl Body {
         Some(FencingToken::new(self.since)?..=FencingToken::new(self.fence)?)
     }
 
-    /// Returns whether another client than this one holds the lock or waits for it.
-    pub(super) fn is_used_by_others(&self, client: Option<ClientId>) -> bool {
+    /// Returns the clients that hold the lock or wait for it.
+    pub(super) fn clients(&self) -> impl Iterator<Item = ClientId> {
         let slots = self.slots.iter().map(|slot| slot.token);
-        let mut tokens = slots.chain(self.queue.iter().map(|place| place.token));
-        tokens.any(|token| Some(Token::from_bytes(token).client()) != client)
+        let tokens = slots.chain(self.queue.iter().map(|place| place.token));
+        tokens.map(|token| Token::from_bytes(token).client())
     }
 
     fn awaits(&self, token: Token) -> bool {
