@@ -6,7 +6,7 @@
 # tests/run.sh -p lock-tests --test operators fixture
 # `--judge` runs the storms alone, and lets two checkers of linearizability judge their histories: porcupine, for which it
 # installs Go, and stateright. LOCK_TESTS_STORM=70 makes each storm ten minutes long.
-# `--newest-etcd` runs the tests with etcd on the version in tests/etcd/go.mod, which it builds, and for which it installs Go.
+# `--newest-etcd` runs the tests with etcd on the version in tests/etcd/go.mod, which it builds with the Go named there.
 # `--fuzz 600 [WORD]` lets libFuzzer look for ten minutes for each target whose name contains the word, one for each core at a
 # time. It prints their coverage, and fails if one breaks a promise; the input is then beside the corpus of the target.
 set -euo pipefail
@@ -194,7 +194,11 @@ while :; do
         ;;
     --newest-etcd)
         has_etcd || install_etcd
-        command -v go >/dev/null || install_go
+        command -v go >/dev/null || fail "go is missing: see https://go.dev/dl"
+        needed=$(sed -n 's/^go //p' tests/etcd/go.mod)
+        found=$(go env GOVERSION)
+        [ "$(printf '%s\n' "$needed" "${found#go}" | sort -V | head -1)" = "$needed" ] ||
+            fail "the newest etcd needs Go $needed, and $found is installed: see https://go.dev/dl"
         newest=$tools/newest-etcd
         mkdir -p "$newest"
         (cd tests/etcd && go build -o "$newest/etcd" .)

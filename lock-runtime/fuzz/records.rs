@@ -34,7 +34,7 @@ fn messages() {
         let now = Timestamp::from_micros(1_800_000_000_000_000);
         clock.read(now, now, Instant::now());
         let reading = clock.reading().unwrap();
-        match within_bounds(input, || news::read(input, &reading)) {
+        match within_bounds(input, || news::read(input, &reading)).map(|(event, _)| event) {
             Some(StoreEvent::Granted { hold, grant, .. }) => {
                 assert!(grant.ttl <= crate::store::Grant::HANDOFF_LEASE);
                 assert!(hold.key.as_str().len() <= crate::LockKey::MAX_BYTES);

@@ -302,7 +302,7 @@ impl Session {
 
     /// Abandons a token whose release found that it does not hold the lock. It may be in the wait
     /// queue, as another program may have announced its grant, and the lock would be granted to it.
-    /// What is left of `min_hold` stays reserved, if the store has it: no longer under the token.
+    /// An abandonment does not end what is reserved for `min_hold`.
     pub(super) fn abandon_unheld(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
         self.abandon(hold, lease, None, cx);
     }
@@ -349,8 +349,10 @@ impl Session {
         let ending = abandonment.ending.clone();
         let (sent, until) = (abandonment.sent, abandonment.give_up_at);
         let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
-        // Another ending of the same token, in another mode, follows.
-        let is_last = abandonment.afterwards.is_empty();
+        // Not one of the same token in another mode.
+        let token = ending.hold().token;
+        let mut follow = abandonment.afterwards.iter();
+        let is_last = follow.all(|next| next.ending.hold().token != token);
         let is_unheld = matches!(answer, Ok(Reply::Release(ReleaseReply::NotHeld)));
         let latest = abandonment.replied(answer, cx.fraction(), cx.now);
         match abandonment.due() {

@@ -902,6 +902,30 @@ fn a_neglected_release_is_ended_once_its_waiter_has_left() {
     }
 }
 
+/// The store has not granted the lock: a message was forged, and the token is in the wait queue.
+#[test]
+fn a_repeated_release_that_finds_nothing_is_followed_by_an_abandonment() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    bench.behind(&WRITER);
+    let held = holds(bench.reply(holder, granted(1))).held;
+    let own = bench.token_of(held);
+    let (release, named) = bench.hands_back(held);
+    let unknown = bench.input(|session, cx| session.release_replied(release, Err(silent()), cx));
+    assert!(matches!(unknown, Err(ReleaseError::Unknown(_))));
+    bench.now += Duration::from_secs(1);
+    let (job, call) = bench.due_job().unwrap();
+    assert!(matches!(call.request, Request::Release(it) if it.hold.token == own));
+    bench.job_reply(job, Ok(Reply::Release(ReleaseReply::NotHeld)));
+    let endings = bench.endings();
+    let expected = [own, named].map(Ended::Abandoned);
+    assert_eq!(endings.len(), 2);
+    assert!(
+        expected.iter().all(|it| endings.contains(it)),
+        "{endings:?}"
+    );
+}
+
 #[test]
 fn hand_off_ends_once_the_store_may_have_lost_data() {
     let mut bench = Bench::new();

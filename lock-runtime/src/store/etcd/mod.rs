@@ -72,7 +72,7 @@ const LASTS_ON: Duration = Duration::from_secs(3600);
 const OPERATIONS: usize = 120;
 /// The swaps in one transaction.
 const SWAPS: usize = 60;
-/// The content of the records in a transaction of several swaps. A server refuses requests of more
+/// The content of the records and messages in a transaction of several swaps. A server refuses requests of more
 /// than 1.5 MiB by default.
 const BYTES: usize = 500_000;
 /// The transactions in flight from which on swaps share the next one.
@@ -88,7 +88,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// Records of locks in an etcd cluster.
 ///
-/// Tested with etcd 3.4. One member serves all calls, and the next one when it fails.
+/// Tested with etcd 3.4 and 3.7. One member serves all calls, and the next one when it fails.
 pub struct EtcdRecords {
     calls: Kept<Arc<Calls>>,
     watching: Watching,
@@ -499,7 +499,8 @@ impl Calls {
             let (mut names, mut bytes) = (HashSet::new(), 0);
             let single = rest.iter().take_while(|swap| match &swap.changes[..] {
                 [change] => {
-                    bytes += change.record.body.len();
+                    let messages = swap.messages.iter().map(|message| message.body.len());
+                    bytes += change.record.body.len() + messages.sum::<usize>();
                     bytes <= BYTES && names.insert(&change.name)
                 }
                 _ => false,

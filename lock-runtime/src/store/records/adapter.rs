@@ -58,7 +58,8 @@ const PERMITS: &str = "p:";
 /// Locks in a store of [`Records`].
 ///
 /// A free lock is acquired by one call, and released by one. A process that has not seen the
-/// present record of a lock needs one call more.
+/// present record of a lock, or that acquires it again at once beside other clients, needs one call
+/// more.
 pub struct RecordStore(Arc<Shared>);
 
 pub(super) struct Shared {
@@ -78,7 +79,7 @@ pub(super) struct Shared {
     pub(super) round_trip: AtomicU64,
     /// Whether the database locks contended records, so that all clients change them in turn.
     pub(super) locks_records: bool,
-    /// Whether messages contain the records that they are about.
+    /// Whether a message that grants a lock contains its record.
     pub(super) trusts_messages: bool,
 }
 
@@ -161,13 +162,11 @@ impl Inbox for Shared {
         let Some(reading) = self.clock.reading() else {
             return;
         };
-        let Some(event) = news::read(message, &reading) else {
+        let Some((event, record)) = news::read(message, &reading) else {
             tracing::debug!("a message of another version of this library was ignored");
             return;
         };
-        if self.trusts_messages
-            && let Some((name, record)) = news::record(message)
-        {
+        if let Some((name, record)) = record.filter(|_| self.trusts_messages) {
             self.cache.put(&name, Some(record));
         }
         let micros = reading.at(Instant::now()).latest.micros();
@@ -233,6 +232,7 @@ impl Shared {
         let lock = |request: &KeyRequest| Lock::new(&request.hold.key, request.hold.mode.kind());
         let locks = requests.iter().map(lock).collect();
         let in_outage = in_outage(requests);
+        let client = requests.first().map(|it| it.hold.token.client());
         let requests = requests.to_vec();
         let rule = move |table: &mut Table, step: &mut Step<'_>| {
             let timely = requests.iter().map(|request| timely(request, step));
@@ -245,7 +245,7 @@ impl Shared {
             }
         };
         let attempt = Attempt::new(locks, rule).cached(&self.cache, true);
-        attempt.in_outage(in_outage)
+        attempt.of_client(client).in_outage(in_outage)
     }
 
     /// Executes operations on holds, those on the same lock together.

@@ -36,6 +36,8 @@ type Results<T> = Vec<Option<Result<T, StoreError>>>;
 
 /// The time for which an operation on a contended record waits for the earlier ones.
 const TURN: Duration = Duration::from_millis(250);
+/// The time after which a swap counts as one during an outage.
+const OUTAGE: Duration = Duration::from_millis(100);
 /// The time for which the replies of a batch wait for the last ones.
 const STRAGGLERS: Duration = Duration::from_millis(200);
 
@@ -113,13 +115,14 @@ impl Shared {
         Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
     }
 
-    /// Measures a swap that was sent then, and whose reply has arrived now.
+    /// Measures a swap that was sent then, and whose reply has arrived now. One during an outage
+    /// says nothing about the next ones.
     fn measure(&self, sent: Instant) {
-        let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let micros = sent.elapsed().min(OUTAGE).as_micros() as u64;
         let usual = self.round_trip.load(Ordering::Relaxed);
         let usual = match usual {
             0 => micros,
-            usual => usual.saturating_mul(7).saturating_add(micros) / 8,
+            usual => (usual * 7 + micros) / 8,
         };
         self.round_trip.store(usual, Ordering::Relaxed);
     }
@@ -219,7 +222,7 @@ impl Shared {
         open: Open<T>,
         results: &mut Results<T>,
     ) -> Open<T> {
-        let (contended, others): (Open<T>, Open<T>) =
+        let (contended, mut others): (Open<T>, Open<T>) =
             open.into_iter().partition(|(_, it)| it.locks_records());
         // Ends with the operation.
         let caller = Arc::new(());
@@ -232,7 +235,7 @@ impl Shared {
         let mut updates: FuturesUnordered<_> = updates.collect();
         let round_trip = self.round_trip();
         let pauses = others
-            .iter()
+            .iter_mut()
             .filter_map(|(_, it)| it.pause(&self.cache, round_trip));
         let pause = pauses.max();
         if let Some(pause) = pause {

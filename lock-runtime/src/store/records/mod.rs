@@ -138,7 +138,8 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns whether only those who may replace a record can send messages about it. A message
-    /// contains the record then, which saves its reader a call. `false` by default.
+    /// that grants a lock contains the record then, which saves the new holder a call. If others
+    /// can send messages, they can take away every lock. `false` by default.
     fn trusts_messages(&self) -> bool {
         false
     }

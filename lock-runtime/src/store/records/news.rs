@@ -39,8 +39,8 @@ enum News {
     },
 }
 
-/// Returns the message for an event of the step at `now` that makes `change`, with the record if
-/// there is room. `None` if it is no event of a single lock, or too long.
+/// Returns the message for an event of the step at `now` that makes `change`, with the record
+/// in a grant, if there is room. `None` if it is no event of a single lock, or too long.
 pub(super) fn message(
     to: ClientId,
     event: &StoreEvent,
@@ -64,6 +64,7 @@ pub(super) fn message(
         },
         _ => return None,
     };
+    let shows_record = shows_record && matches!(news, News::Granted { .. });
     let record = &change.record;
     let mut letter = Letter {
         news,
@@ -78,21 +79,16 @@ pub(super) fn message(
     (body.len() <= Message::MAX_BYTES).then(|| Message::new(to, body))
 }
 
-/// Reads the record in a message.
-pub(super) fn record(message: &[u8]) -> Option<(RecordName, Record)> {
-    let Letter { name, record, .. } = postcard::from_bytes(message).ok()?;
-    let (version, body) = record?;
-    let version = Version::from_number(version)?;
-    Some((RecordName::new(name), Record::new(version, body)))
-}
-
-/// Reads a message.
-pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
+/// Reads a message. Returns the record in it as well, if there is one.
+pub(super) fn read(
+    message: &[u8],
+    reading: &Reading,
+) -> Option<(StoreEvent, Option<(RecordName, Record)>)> {
     let letter: Letter = postcard::from_bytes(message).ok()?;
     let name = RecordName::new(letter.name);
     let now = reading.at(Instant::now());
     let left = |at: u64, now: Timestamp| Timestamp::from_micros(at).since(now);
-    Some(match letter.news {
+    let event = match letter.news {
         News::Granted {
             mode,
             token,
@@ -122,7 +118,12 @@ pub(super) fn read(message: &[u8], reading: &Reading) -> Option<StoreEvent> {
         News::Revoked { token } => StoreEvent::Revoked {
             token: Token::from_bytes(token),
         },
-    })
+    };
+    let record = letter.record.and_then(|(version, body)| {
+        let version = Version::from_number(version)?;
+        Some((name, Record::new(version, body)))
+    });
+    Some((event, record))
 }
 
 /// A message of an earlier version: the lock is free, and its record is this one.

@@ -197,10 +197,6 @@ impl Records for ZooKeeperRecords {
         true
     }
 
-    fn trusts_messages(&self) -> bool {
-        true
-    }
-
     fn listen(&self, inbox: Weak<dyn Inbox>) {
         self.calls.usual().shared.clock.listen(inbox.clone());
         self.mail.inform(inbox);

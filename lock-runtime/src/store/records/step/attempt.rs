@@ -17,11 +17,12 @@ use crate::store::{
     table::{Step, Table},
 };
 
-/// Returns a pause of this many round trips, which is short against the time-out of a call. A swap
-/// during an outage says nothing about the next one.
+/// The longest pause, which is short against the time-out of a call.
+const LONGEST_PAUSE: Duration = Duration::from_millis(40);
+
+/// Returns a pause of this many round trips.
 fn paused(round_trip: Duration, round_trips: f64) -> Duration {
-    const LONGEST: Duration = Duration::from_millis(100);
-    round_trip.min(LONGEST).mul_f64(round_trips).min(LONGEST)
+    round_trip.mul_f64(round_trips).min(LONGEST_PAUSE)
 }
 
 /// Returns a random number of round trips, in which each of the others has its turn. Of two clients
@@ -37,6 +38,7 @@ type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
 pub(crate) struct Attempt<T> {
     pub(crate) locks: Vec<Lock>,
     caller: Option<Token>,
+    client: Option<ClientId>,
     writes: Writes,
     pub(crate) in_outage: InOutage,
     rule: Rule<T>,
@@ -48,6 +50,8 @@ pub(crate) struct Attempt<T> {
     is_contended: bool,
     cannot_lock: bool,
     conflicts: u32,
+    /// The latest conflict may be a reason for a pause.
+    has_lost: bool,
 }
 
 /// The next step of an operation.
@@ -92,6 +96,7 @@ impl<T: Outcome> Attempt<T> {
         Self {
             locks,
             caller: None,
+            client: None,
             writes: Writes::Changes,
             in_outage: InOutage::Try,
             rule: Box::new(rule),
@@ -101,6 +106,7 @@ impl<T: Outcome> Attempt<T> {
             is_contended: false,
             cannot_lock: false,
             conflicts: 0,
+            has_lost: false,
         }
     }
 
@@ -113,7 +119,12 @@ impl<T: Outcome> Attempt<T> {
     }
 
     pub(crate) fn caller(self, caller: Option<Token>) -> Self {
-        Self { caller, ..self }
+        let client = caller.map(Token::client);
+        Self { caller, ..self }.of_client(client)
+    }
+
+    pub(crate) fn of_client(self, client: Option<ClientId>) -> Self {
+        Self { client, ..self }
     }
 
     pub(crate) fn writes(self, writes: Writes) -> Self {
@@ -238,6 +249,7 @@ impl<T: Outcome> Attempt<T> {
                 self.is_contended = true;
                 self.is_guarded = false;
                 self.conflicts += 1;
+                self.has_lost = true;
             }
             Swapped::Early => {}
             Swapped::Guarded => self.is_guarded = true,
@@ -245,7 +257,7 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause, zero included, after which an acquisition reads its record before it
+    /// Returns the pause, zero included, after which an acquisition or a poll reads its record before it
     /// begins, so that other clients can change the record first. `round_trip` is the usual time of
     /// a swap.
     ///
@@ -255,13 +267,17 @@ impl<T: Outcome> Attempt<T> {
     /// client far away; a client that no record has shown yet gets its turn at random.
     pub(crate) fn makes_way(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
         const AT_RANDOM: u32 = 32;
-        /// Two turns.
+        /// The changes of two turns.
         const FAIR: u32 = 4;
         if self.in_outage == InOutage::Try {
             return None;
         }
         let written = self.locks.iter().filter_map(|it| cache.written(&it.name));
         let since = written.max()?.elapsed();
+        // The others have had the time.
+        if since > LONGEST_PAUSE {
+            return None;
+        }
         let rivals = self.rivals(cache);
         let farther = rand::random_range(0.1..1.0_f64).recip();
         if !rivals.are_there {
@@ -272,14 +288,13 @@ impl<T: Outcome> Attempt<T> {
         Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
     }
 
-    /// Returns the pause before the next step of an acquisition that other clients interfere with.
-    /// Operations that keep a lock or make it free never pause, as others wait for them.
+    /// Returns the pause before the next step of an acquisition or a poll that has lost. Operations that keep a lock or make it free never pause, as others wait for them.
     ///
     /// Only each second conflict is a reason: one shows the present record, and the next attempt
     /// must come before that changes.
-    pub(crate) fn pause(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
+    pub(crate) fn pause(&mut self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
         const PATIENT: u32 = 8;
-        let is_time = self.conflicts > 0 && self.conflicts.is_multiple_of(2);
+        let is_time = take(&mut self.has_lost) && self.conflicts.is_multiple_of(2);
         if self.in_outage == InOutage::Try || !is_time {
             return None;
         }
@@ -291,8 +306,8 @@ impl<T: Outcome> Attempt<T> {
     }
 
     fn rivals(&self, cache: &Cache) -> Rivals {
-        let own = self.caller.map(Token::client);
-        let each = self.locks.iter().map(|it| cache.rivals(&it.name, own));
+        let each = self.locks.iter();
+        let each = each.map(|it| cache.rivals(&it.name, self.client));
         each.max().unwrap_or_default()
     }
 

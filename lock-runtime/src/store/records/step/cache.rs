@@ -23,8 +23,8 @@ const CAPACITY: usize = 8192;
 
 /// The time for which a client counts among those that change a record.
 const LATELY: Duration = Duration::from_secs(1);
-/// The clients of a record that are remembered.
-const CLIENTS: usize = 64;
+/// The number of clients of a record that are remembered.
+const CLIENTS: usize = 32;
 
 /// Keeps the records that were used last. `None` is kept for a name that has no record.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ struct Known {
     record: Option<Record>,
     /// When this process has written it, if no other one is known to have since.
     written: Option<Instant>,
-    /// How often it has since.
+    /// The number of times that this process has written it since another one has.
     in_a_row: u32,
     /// When another process was last seen to have changed it.
     changed: Option<Instant>,
@@ -56,9 +56,9 @@ struct Known {
 pub(crate) struct Rivals {
     /// Whether another one is in the record, or another process has changed it lately.
     pub(crate) are_there: bool,
-    /// How many of those that were in it lately are not in it now, and may be about to change it.
+    /// The number of those that were in it lately and are not now, and may be about to change it.
     pub(crate) outside: usize,
-    /// How often this process has changed it since one of them has.
+    /// The number of times that this process has changed it since one of them has.
     pub(crate) waited: u32,
 }
 
@@ -92,7 +92,9 @@ impl Cache {
         contended.insert(name.clone());
     }
 
+    /// Keeps a record that was received. An outdated one costs a conflict and no more.
     pub(crate) fn put(&self, name: &RecordName, record: Option<Record>) {
+        let present = clients(name, record.as_ref());
         let records = &mut lock(&self.0).records;
         let known = records.get_or_default(name);
         if known.record == record {
@@ -101,7 +103,7 @@ impl Cache {
         // The first record that is seen says nothing about when it was changed.
         if known.record.is_some() {
             known.changed = Some(Instant::now());
-            known.meet(clients(name, record.as_ref()));
+            known.meet(present);
         }
         (known.record, known.written, known.in_a_row) = (record, None, 0);
     }
@@ -121,12 +123,12 @@ impl Cache {
 
     /// Returns the clients other than `own` that change the record.
     pub(crate) fn rivals(&self, name: &RecordName, own: Option<ClientId>) -> Rivals {
+        let inside = clients(name, self.get(name).flatten().as_ref());
         let mut seen = lock(&self.0);
         let Some(known) = seen.records.get(name) else {
             return Rivals::default();
         };
         let is_late = |at: &Instant| at.elapsed() < LATELY;
-        let inside = clients(name, known.record.as_ref());
         let outside = |(client, at): &&(ClientId, Instant)| {
             is_late(at) && Some(*client) != own && !inside.contains(client)
         };
