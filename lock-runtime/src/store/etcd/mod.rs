@@ -72,8 +72,8 @@ const LASTS_ON: Duration = Duration::from_secs(3600);
 const OPERATIONS: usize = 120;
 /// The swaps in one transaction.
 const SWAPS: usize = 60;
-/// The content of the records and messages in a transaction of several swaps. A server refuses requests of more
-/// than 1.5 MiB by default.
+/// The content of the records and messages in a transaction of several swaps. A server refuses
+/// requests of more than 1.5 MiB by default.
 const BYTES: usize = 500_000;
 /// The transactions in flight from which on swaps share the next one.
 const CALLS: usize = 4;

@@ -257,9 +257,9 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause, zero included, after which an acquisition or a poll reads its record before it
-    /// begins, so that other clients can change the record first. `round_trip` is the usual time of
-    /// a swap.
+    /// Returns the pause, zero included, after which an acquisition or a poll reads its record
+    /// before it begins, so that other clients can change the record first. `round_trip` is the
+    /// usual time of a swap.
     ///
     /// Those that lose a swap learn of the new record after the client that has won, which would
     /// also win the next one, as long as it changes the record again at once. If the others do not
@@ -288,7 +288,8 @@ impl<T: Outcome> Attempt<T> {
         Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
     }
 
-    /// Returns the pause before the next step of an acquisition or a poll that has lost. Operations that keep a lock or make it free never pause, as others wait for them.
+    /// Returns the pause before the next step of an acquisition or a poll that has lost. Operations
+    /// that keep a lock or make it free never pause, as others wait for them.
     ///
     /// Only each second conflict is a reason: one shows the present record, and the next attempt
     /// must come before that changes.
