@@ -349,7 +349,7 @@ impl Session {
         let ending = abandonment.ending.clone();
         let (sent, until) = (abandonment.sent, abandonment.give_up_at);
         let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
-        // Not one of the same token in another mode.
+        // The same token may be ended in another mode next.
         let token = ending.hold().token;
         let mut follow = abandonment.afterwards.iter();
         let is_last = follow.all(|next| next.ending.hold().token != token);

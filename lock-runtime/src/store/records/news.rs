@@ -17,8 +17,8 @@ use crate::{
 struct Letter {
     news: News,
     name: String,
-    /// The version and the content of the record, where messages are of writers of records only: a
-    /// forged one would be written back under the true version.
+    /// The version and the content of the record. It is used only where no one but writers of
+    /// records can send messages: a forged one would be written back under the true version.
     record: Option<(u64, Vec<u8>)>,
 }
 
