@@ -205,7 +205,6 @@ impl Shared {
                     if !pause.is_zero() {
                         sleep(pause).await;
                     }
-                    attempt.reads();
                 }
             }
             open = self.go_on(open, &mut results).await;

@@ -165,11 +165,6 @@ impl<T: Outcome> Attempt<T> {
         }
     }
 
-    /// Reads its records first.
-    pub(crate) fn reads(&mut self) {
-        self.found = None;
-    }
-
     /// Begins with the record that was seen last, by another operation.
     pub(crate) fn begin_again(&mut self, cache: &Cache) {
         self.take_cached(cache, false);
@@ -258,15 +253,15 @@ impl<T: Outcome> Attempt<T> {
         None
     }
 
-    /// Returns the pause, zero included, after which an acquisition or a poll reads its record
-    /// before it begins, so that other clients can change the record first. `round_trip` is the
-    /// usual time of a swap.
+    /// Returns the pause before an acquisition or a poll, zero included, in which other clients can
+    /// change the record first. If there are any, the operation reads the record afterwards.
+    /// `round_trip` is the usual time of a swap.
     ///
     /// Those that lose a swap learn of the new record after the client that has won, which would
     /// also win the next one, as long as it changes the record again at once. If the others do not
     /// get their turn in spite of the read, most pauses are short, and some long enough for a
     /// client far away; a client that no record has shown yet gets its turn at random.
-    pub(crate) fn makes_way(&self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
+    pub(crate) fn makes_way(&mut self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
         const AT_RANDOM: u32 = 32;
         /// The changes of two turns.
         const FAIR: u32 = 4;
@@ -285,6 +280,7 @@ impl<T: Outcome> Attempt<T> {
             let pause = paused(round_trip, farther).checked_sub(since);
             return pause.filter(|_| rand::random_ratio(1, AT_RANDOM));
         }
+        self.found = None;
         let farther = if rivals.waited < FAIR { 0.0 } else { farther };
         Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
     }
