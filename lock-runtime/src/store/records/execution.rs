@@ -201,10 +201,9 @@ impl Shared {
                 if take(&mut begins)
                     && !self.locks_records
                     && let Some(pause) = attempt.makes_way(&self.cache, self.round_trip())
+                    && !pause.is_zero()
                 {
-                    if !pause.is_zero() {
-                        sleep(pause).await;
-                    }
+                    sleep(pause).await;
                 }
             }
             open = self.go_on(open, &mut results).await;
