@@ -72,6 +72,7 @@ mod spec;
 /// | `no_renew`, `renew` | the lock ends with its lease | renewed every third of the lease |
 /// | `strict_order`, `no_strict_order` | processes take turns | local hand-offs |
 /// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |
+/// | `once = "48h"` | run once per key: keep the `Ok` value, and return it to later calls | |
 /// | `spec = self.config.lock` | a `LockSpec`; other options override it, a mode is refused | |
 /// | `client = self.locks` | the `LockClient` to use | the one of `as_default` or `install` |
 /// | `name = "checkout"` | the name in metrics, traces and errors | the path of the function |
@@ -85,6 +86,10 @@ mod spec;
 ///
 /// - A lease is 100 ms to 24 h, and a live holder renews it. `wait` and `min_hold` are at most
 ///   24 h, `max_hold` at most 365 days. After `max_hold`, the lock is lost.
+/// - With `once`, the function returns a `Result` whose value is kept as JSON (feature `serde` of
+///   lock-runtime; `Result<(), E>` needs none). An error, a panic or a loss keeps nothing. Use one
+///   `key`, and no `shared`, `permits`, `reentrant` or `min_hold`. See
+///   `lock_runtime::LockClient::once`.
 /// - `held` gives access to the fencing token, the validity and the loss of the lock.
 /// - `on_busy` applies to `Contended` and `WaitTimeout` only: not to `Blocked`, which says nothing
 ///   about a holder.

@@ -1,5 +1,7 @@
 //! Expansion of the options of a lock to an expression of type `LockSpec`.
 
+use std::time::Duration;
+
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens as _, quote_spanned};
 
@@ -25,6 +27,17 @@ impl Spec {
         } else {
             tokens
         }
+    }
+}
+
+/// Expands to a duration.
+pub(crate) fn duration(value: &Value<Duration>) -> TokenStream {
+    match value {
+        Value::Literal(duration) => {
+            let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
+            quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#secs, #nanos))
+        }
+        Value::Expr(given) => given.value(|span| quote_spanned!(span=> ::core::time::Duration)),
     }
 }
 
@@ -66,13 +79,9 @@ impl Chain {
         let span = Span::mixed_site();
         let value = match setting {
             Setting::Flag => TokenStream::new(),
-            Setting::Duration(Value::Literal(duration)) => {
-                let (secs, nanos) = (duration.as_secs(), duration.subsec_nanos());
-                quote_spanned!(span=> ::core::time::Duration::new(#secs, #nanos))
-            }
-            Setting::Duration(Value::Expr(given)) => {
-                self.is_constant = false;
-                given.value(|span| quote_spanned!(span=> ::core::time::Duration))
+            Setting::Duration(value) => {
+                self.is_constant &= matches!(value, Value::Literal(_));
+                duration(value)
             }
             Setting::Count(Value::Literal(count)) => {
                 Literal::u64_unsuffixed(*count).into_token_stream()

@@ -6,7 +6,7 @@ use super::{
     client::{Client, Votes},
     explore::Violation,
     network::Network,
-    process::{Began, Who},
+    process::{Began, Completed, Who},
     server::Server,
 };
 use crate::{
@@ -52,6 +52,8 @@ pub(super) enum Wrong {
     Unextended,
     /// A request was refused as contended, but the store kept the lock for no other one.
     Contended,
+    /// The store does not keep a result that it has confirmed.
+    Forgotten,
 }
 
 /// The time after the end of a hold in which a process may still count it as current: it learns of
@@ -92,6 +94,7 @@ pub(super) struct Checker {
     writers: BTreeMap<Token, u32>,
     dead: Vec<Holder>,
     kept: Vec<Kept>,
+    completed: Vec<Completed>,
     /// When the single store last had a holder, a reservation or a waiter of each lock.
     taken_at: BTreeMap<(LockKind, LockKey), Instant>,
     pub(super) found: Option<Violation>,
@@ -133,6 +136,25 @@ impl Checker {
         self.holders(net, clients, servers);
         if net.is_single {
             self.contended(net, clients, servers);
+            self.completed(net, servers);
+        }
+    }
+
+    /// Checks that the store keeps the results that it has confirmed.
+    fn completed(&mut self, net: &mut Network, servers: &[Server]) {
+        self.completed.append(&mut net.completed);
+        let is_certain = |token| !is_uncertain(net, servers, token);
+        self.completed
+            .retain(|it| net.now < it.until && is_certain(it.hold.token));
+        let server = &servers[0];
+        let is_forgotten = |it: &&Completed| {
+            let done = server.table().done(&it.hold.key, server.clock.at(net.now));
+            done.is_none_or(|done| done.value != *it.result)
+        };
+        if let Some(it) = self.completed.iter().find(is_forgotten).cloned() {
+            self.report(Wrong::Forgotten, || {
+                format!("the result of {} is not kept", net.name(it.hold.token))
+            });
         }
     }
 

@@ -107,11 +107,28 @@ found! {
         "if keep > 0 then\n      join(lock, kept",
         "if false then\n      join(lock, kept",
     ) => TooEarly,
-    found_reservation_that_a_waiter_passes: Script("if not kept then\n", "if true then\n") => TooEarly,
+    found_reservation_that_a_waiter_passes: Script(
+        "if not kept then\n",
+        "if not ARGV[3] then\n",
+    ) => TooEarly,
     found_reservation_under_the_name_of_the_holder: Script(
         "redis.call('SET', lock, member .. '.kept', 'PX', keep)",
         "redis.call('SET', lock, member, 'PX', keep)",
     ) => Orphan,
+    // Results.
+    found_result_that_is_not_kept: Script(
+        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)",
+        "redis.call('DEL', lock)",
+    ) => Forgotten,
+    found_result_that_ends_early: Script(
+        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)",
+        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', 1)",
+    ) => Forgotten,
+    found_result_of_another_than_the_holder: Script(
+        "elseif holder == member then\n  reply = {'released'}",
+        "elseif ARGV[3] or holder == member then\n  reply = {'released'}",
+    ) => NotHeld,
+    found_lock_that_is_done_and_granted: Script("return 'done', nil, kind", "return 'free', nil, kind") => Forgotten,
     // The queue.
     found_abandonment_that_leaves_the_entry: Script(
         "  if line.own then\n    leave(line, line.own, member)\n  end\n  line.frees",

@@ -8,7 +8,7 @@ use super::{
     dice::Dice,
     link::ATTEMPT,
     message::{Call, Reply, Request, acquires, alias_number, leases},
-    process::{self, Began, Who},
+    process::{self, Began, Completed, Who},
     schedule::{Action, Schedule},
     search::Search,
     server::KINDS,
@@ -124,6 +124,7 @@ pub(super) struct Network {
     pub(super) began: Vec<(Who, Began)>,
     /// The locks that the store has taken away in this event.
     pub(super) taken: Vec<(Who, HeldId)>,
+    pub(super) completed: Vec<Completed>,
     /// The writers of which a conversion has begun in this event.
     pub(super) converts: Vec<(Who, HeldId)>,
     /// The locks of requests that were refused as contended in this event.
@@ -183,6 +184,7 @@ impl Network {
             revoked: Vec::new(),
             began: Vec::new(),
             taken: Vec::new(),
+            completed: Vec::new(),
             converts: Vec::new(),
             contended: Vec::new(),
             paused_until: None,

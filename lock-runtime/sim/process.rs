@@ -1,7 +1,7 @@
 //! A process: the session of its client, and the tasks that use it. It performs the effects of the
 //! session; the calls to the store go to its outbox.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use super::{dice::Dice, message, network::Network};
 use crate::{
@@ -31,6 +31,9 @@ impl fmt::Display for Who {
         (0..self.life).try_for_each(|_| f.write_str("'"))
     }
 }
+
+/// The time by which a clock of a client may be late.
+const LATE: Duration = Duration::from_millis(1);
 
 /// The time after which a neglected future is dropped: when all waiters must have been served.
 const NEGLECTED_FOR: Duration = Duration::from_secs(120);
@@ -73,6 +76,17 @@ pub(super) struct Arrival {
     pub(super) again: usize,
     /// The longest pause before a repetition.
     pub(super) pause: Duration,
+    /// The release leaves a result for this time, if the store keeps results.
+    pub(super) completes: Option<Duration>,
+}
+
+/// A result that the store has confirmed.
+#[derive(Clone, Debug)]
+pub(super) struct Completed {
+    pub(super) hold: Hold,
+    pub(super) result: Arc<[u8]>,
+    /// In true time, by the slowest clock.
+    pub(super) until: Instant,
 }
 
 /// A message to the store.
@@ -145,7 +159,7 @@ pub(super) struct Guard {
 pub(super) enum Purpose {
     Acquire(AcquireId),
     All(Together, Arrival, Instant),
-    Release(ReleaseId),
+    Release(ReleaseId, Option<Completed>),
     Convert(ConversionId, Guard),
     Extend(HeldId, Duration),
     Renewal(HeldId),
@@ -207,6 +221,7 @@ pub(super) struct Out {
     pub(super) taken: Vec<HeldId>,
     /// The writers that are to be converted.
     pub(super) converts: Vec<HeldId>,
+    pub(super) completed: Vec<Completed>,
     /// The locks of requests that were refused as contended.
     pub(super) contended: Vec<(LockKind, LockKey)>,
     /// The holds whose release or abandonment was given up.
@@ -382,7 +397,7 @@ impl Process {
                 Some((Purpose::All(together, ..), _)) => {
                     self.visit(|session, cx| session.cancel_all(&together, cx));
                 }
-                Some((Purpose::Release(id), _)) => {
+                Some((Purpose::Release(id, _), _)) => {
                     self.visit(|session, cx| session.release_dropped(id, cx));
                 }
                 Some((Purpose::Convert(id, _), _)) => {
@@ -630,9 +645,12 @@ impl Process {
                 let step = self.visit(|session, cx| session.all_replied(&together, answer, cx));
                 self.all_step(together, arrival, asked_at, step);
             }
-            Purpose::Release(id) => {
+            Purpose::Release(id, completed) => {
                 let released = self.visit(|session, cx| session.release_replied(id, answer, cx));
                 self.say(|| format!("released: {released:?}"));
+                if released.is_ok() {
+                    self.out.completed.extend(completed);
+                }
             }
             Purpose::Convert(id, mut guard) => {
                 match self.visit(|session, cx| session.convert_replied(id, answer, cx)) {
@@ -693,11 +711,23 @@ impl Process {
         if arrival.ending == Ending::Drop {
             self.visit(|session, cx| session.guard_dropped(held, cx));
         } else {
-            match self.visit(|session, cx| session.release(held, cx)) {
+            let keep = arrival.completes.filter(|_| !self.is_in_turn);
+            let result: Arc<[u8]> = format!("{} {held:?}", self.who).into_bytes().into();
+            let step = self.visit(move |session, cx| {
+                let completed = keep.and_then(|keep| session.complete(held, (result, keep), cx));
+                completed.unwrap_or_else(|| session.release(held, cx))
+            });
+            match step {
                 ReleaseStep::Done(outcome) => self.say(|| format!("released: {outcome:?}")),
                 ReleaseStep::Call(id, release, timeout) => {
+                    let completed = release.result.clone().zip(release.keep_for);
+                    let completed = completed.map(|((_, result), keep)| Completed {
+                        hold: release.hold.clone(),
+                        result,
+                        until: self.now + (keep - keep / 50).saturating_sub(LATE),
+                    });
                     let call = Call::new(Request::Release(release), timeout);
-                    let call = self.call(Purpose::Release(id), call);
+                    let call = self.call(Purpose::Release(id, completed), call);
                     match arrival.ending {
                         Ending::DropRelease(pause) => self.after(pause, Event::DropCall(call)),
                         Ending::NeglectRelease => {

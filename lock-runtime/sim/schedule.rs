@@ -94,6 +94,7 @@ pub(super) fn arrival(process: usize, terms: Terms, hold_for: Duration) -> Arriv
         acts: Vec::new(),
         again: 0,
         pause: PAUSE,
+        completes: None,
     }
 }
 
@@ -551,19 +552,21 @@ impl Crowd {
         let is_writer = mode == Mode::Exclusive && matches!(self.kind, Kind::Mixed | Kind::Readers);
         // The longest sequences are those of waiters that stay.
         let may_repeat = self.again <= 60 || (wait != Wait::No && cancel_after.is_none());
+        let process = if self.are_spread {
+            number % self.clients
+        } else {
+            dice.below(self.clients).min(dice.below(self.clients))
+        };
+        let hold_for = match (self.quick_hold, extend) {
+            (Some(longest), _) => dice.up_to(longest),
+            (None, Some(_)) => dice.up_to(lease * 3),
+            (None, None) => dice.up_to(longest_hold),
+        };
         Arrival {
-            process: if self.are_spread {
-                number % self.clients
-            } else {
-                dice.below(self.clients).min(dice.below(self.clients))
-            },
+            process,
             keys,
             terms,
-            hold_for: match (self.quick_hold, extend) {
-                (Some(longest), _) => dice.up_to(longest),
-                (None, Some(_)) => dice.up_to(lease * 3),
-                (None, None) => dice.up_to(longest_hold),
-            },
+            hold_for,
             ending: match dice.below(4) {
                 0 => Ending::Drop,
                 1 if dice.chance(100) => Ending::NeglectRelease,
@@ -582,6 +585,9 @@ impl Crowd {
             },
             again: self.again * usize::from(may_repeat && dice.chance(self.repeated)),
             pause: Duration::from_millis(1) + dice.up_to(self.longest_pause),
+            // Without a throw, so that the schedules stay what they are.
+            completes: (hold_for.as_micros() % 8 == 0 && terms.min_hold.is_none())
+                .then_some(lease / 2),
         }
     }
 }

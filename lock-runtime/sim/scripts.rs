@@ -47,7 +47,7 @@ use crate::{
         StoreEvent, Token,
         table::{
             Table,
-            entry::{Entry, Place, Slot},
+            entry::{Entry, Place, Recorded, Slot},
         },
     },
 };
@@ -397,11 +397,21 @@ impl<Who: Copy + PartialEq> Redis<Who> {
             Some(member) => (member, true),
             None => (text, false),
         };
+        let done = text.split_once(".done ");
+        let result = done.and_then(|(_, result)| {
+            let mut words = result.splitn(3, ' ');
+            let at = words.next()?.parse().ok()?;
+            let fence = FencingToken::new(words.next()?.parse().ok()?)?;
+            let value = words.next()?.as_bytes().into();
+            Some(Recorded { fence, at, value })
+        });
+        let member = done.map_or(member, |(member, _)| member);
         Some(Slot {
             token: token(member)?,
-            kept,
+            kept: kept || result.is_some(),
             expires: self.origin.instant(expires),
             fence: FencingToken::new(1)?,
+            result,
         })
     }
 }

@@ -64,6 +64,14 @@ pub enum LockErrorKind {
     Contended,
     /// The lock was held for as long as the request could wait.
     WaitTimeout,
+    /// Another request is at work that is done [once](crate::LockClient::once), and this one does
+    /// not wait.
+    Running,
+    /// The lock is that of work that is done [once](crate::LockClient::once), and keeps its result.
+    Done,
+    /// The result of work that is done [once](crate::LockClient::once) is too long, cannot be
+    /// serialized, or cannot be read by this version of the program.
+    InvalidResult,
     /// More requests wait in this process than the client allows, or more that were given up are
     /// yet to be ended at the store.
     Overloaded,
@@ -274,6 +282,9 @@ impl LockErrorKind {
         match self {
             Self::Contended => ("contended", ErrorClass::Busy),
             Self::WaitTimeout => ("wait_timeout", ErrorClass::Busy),
+            Self::Running => ("running", ErrorClass::Busy),
+            Self::Done => ("done", ErrorClass::Busy),
+            Self::InvalidResult => ("invalid_result", ErrorClass::Internal),
             Self::Overloaded => ("overloaded", ErrorClass::Overloaded),
             Self::WouldDeadlock => ("would_deadlock", ErrorClass::Internal),
             Self::Lost(Loss::Expired) => ("lost_expired", ErrorClass::Lost),

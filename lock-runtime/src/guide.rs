@@ -6,6 +6,7 @@
 //! | [`modes`] | Kinds of locks: exclusive, read/write, permits, several keys, re-entrant |
 //! | [`waiting`] | The wait queue: order, hand-off, latency, dead waiters |
 //! | [`holding`] | Holding a lock: lease, loss, fencing tokens, shutdown |
+//! | [`once`] | Work that is done once for a key, and its result |
 //! | [`limits`] | The limits of a lease lock, and the remedies |
 //! | [`fencing`] | How to make it safe: fencing tokens in PostgreSQL, other databases and Redis |
 //! | [`redis`] | Redis as the store: URLs, Sentinel, clusters, TLS, data layout, settings |
@@ -84,6 +85,10 @@ pub mod observing {
 }
 
 #[cfg(feature = "postgres")]
+pub mod once {
+    #![doc = include_str!("../guide/once.md")]
+}
+
 pub mod postgres {
     #![doc = include_str!("../guide/postgres.md")]
 }

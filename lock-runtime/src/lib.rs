@@ -68,6 +68,7 @@ mod error;
 mod fuzz;
 mod guard;
 mod observe;
+mod once;
 mod protocol;
 mod request;
 mod shell;
@@ -92,6 +93,7 @@ pub use lock_macros::distributed_lock;
 pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
+pub use once::{Begun, Once, OnceGuard, OnceRequest};
 pub use request::LockRequest;
 pub use request::key::{IntoLockKey, KeyWriter, LockKey};
 pub use request::name::RequestName;

@@ -105,7 +105,8 @@ impl<K, P> LockLayer<K, P> {
     /// It defaults to the text of the template. A layer without a template is named after the
     /// route of each request: axum's matched path, such as `/orders/{id}`, or else the gRPC
     /// method, such as `/shop.Orders/Pay`, or else `unrouted`. After 128 routes, further ones are
-    /// `unrouted` as well.
+    /// `unrouted` as well: a caller that invents gRPC methods uses them up, so a layer around a
+    /// whole server is best named.
     pub fn name(self, name: impl Into<Arc<str>>) -> Self {
         Self {
             selector: self.selector.set_named(|policy| policy.named(name)),

@@ -34,8 +34,8 @@ use lock_runtime::{
     health::Health,
     operator::RevokeReply,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
-        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, Holder,
+        HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
         RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store, StoreError,
     },
 };
@@ -62,6 +62,7 @@ pub enum Operation {
     Inspect(LockKey, LockKind),
     Revoke(LockKey, LockKind, RevokeScope),
     List(String, Option<Cursor>),
+    Done(LockKey),
 }
 
 impl Operation {
@@ -80,6 +81,7 @@ impl Operation {
             Self::Abandon(hold) => Box::new(store.abandon(hold).await?),
             Self::Raise(key, kind, fence) => Box::new(store.raise(key, *kind, *fence).await?),
             Self::Inspect(key, kind) => Box::new(store.inspect(key, *kind).await?),
+            Self::Done(key) => Box::new(store.done(key).await?),
             Self::Revoke(key, kind, scope) => Box::new(store.revoke(key, *kind, *scope).await?),
             Self::List(prefix, cursor) => Box::new(store.list(prefix, cursor.clone()).await?),
         })
@@ -240,6 +242,10 @@ impl Store for FaultyStore {
 
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Inspection> {
         Box::pin(self.call(Operation::Inspect(key.clone(), kind)))
+    }
+
+    fn done<'a>(&'a self, key: &'a LockKey) -> Reply<'a, Option<Done>> {
+        Box::pin(self.call(Operation::Done(key.clone())))
     }
 
     fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Reply<'a, Vec<String>> {

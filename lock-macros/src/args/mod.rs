@@ -26,6 +26,8 @@ pub(crate) struct Args {
     /// The client to use; the ambient one if not given.
     pub(crate) client: Option<Given>,
     pub(crate) spec: Spec,
+    /// The time for which the result of the body is kept, if it runs once.
+    pub(crate) once: Option<Value<Duration>>,
     /// The name in metrics, traces and errors; the path of the function if not given.
     pub(crate) name: Option<LitStr>,
     /// The name of the lock in the body.
@@ -92,6 +94,7 @@ struct Draft {
     client: Option<Given>,
     base: Option<(Ident, Base)>,
     options: Vec<(Ident, Setting)>,
+    once: Option<(Ident, Value<Duration>)>,
     name: Option<LitStr>,
     held: Option<Ident>,
     on_busy: Option<OnBusy>,
@@ -172,6 +175,10 @@ impl Draft {
                 let permits = value::permits(&name, input)?;
                 self.set_base(name, Base::Permits(permits))?;
             }
+            "once" => {
+                let keep = value::duration(&name, input)?;
+                self.once = Some((name, keep));
+            }
             "name" => self.name = Some(value::name(&name, input)?),
             "held" => self.held = Some(value::binding(&name, input)?),
             "on_busy" => self.on_busy = Some(value::on_busy(&name, input)?),
@@ -239,6 +246,7 @@ impl Draft {
 
     fn finish(mut self) -> syn::Result<Args> {
         self.check_holds();
+        self.check_once();
         self.check_global();
         if !self.key_begun {
             self.refuse(missing_key());
@@ -251,6 +259,7 @@ impl Draft {
                     base: self.base.map(|(_, base)| base).unwrap_or_default(),
                     options: self.options,
                 },
+                once: self.once.map(|(_, keep)| keep),
                 name: self.name,
                 held: self.held,
                 on_busy: self.on_busy,
@@ -282,6 +291,32 @@ impl Draft {
             let (_, span, _) = if min.0 > max.0 { min } else { max };
             self.refuse(syn::Error::new(span, message));
         }
+    }
+
+    /// Rejects what has no meaning for work that is done once.
+    fn check_once(&mut self) {
+        let Some((once, _)) = &self.once else { return };
+        let mut errors = Vec::new();
+        if matches!(self.keys, Some(Keys::Several(_) | Keys::Expr(_))) {
+            let message = "`once` keeps a result for one key: write `key = ..`";
+            errors.push(syn::Error::new(once.span(), message));
+        }
+        if let Some((mode, Base::Shared | Base::Permits(_))) = &self.base {
+            let message =
+                format!("work that is done `once` has one holder: leave `{mode}` or `once` out");
+            errors.push(syn::Error::new(mode.span(), message));
+        }
+        for (option, _) in &self.options {
+            let message = if option == "reentrant" {
+                "work that is done `once` does not enter itself: leave `reentrant` or `once` out"
+            } else if option == "min_hold" {
+                "`once` keeps the result after the body, so `min_hold` has no meaning: leave one of the two out"
+            } else {
+                continue;
+            };
+            errors.push(syn::Error::new(option.span(), message));
+        }
+        errors.into_iter().for_each(|error| self.refuse(error));
     }
 
     /// Rejects a constant key without `global`: it lets only one call run at a time, which is

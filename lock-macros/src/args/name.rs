@@ -3,7 +3,7 @@
 use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-pub(super) const KNOWN: [&str; 27] = [
+pub(super) const KNOWN: [&str; 28] = [
     "key",
     "keys",
     "global",
@@ -24,6 +24,7 @@ pub(super) const KNOWN: [&str; 27] = [
     "strict_order",
     "no_strict_order",
     "max_waiters",
+    "once",
     "spec",
     "client",
     "held",

@@ -91,6 +91,7 @@ fn a_key_alone_leaves_everything_open() {
         keys,
         client,
         spec,
+        once,
         held,
         on_busy,
         map_err,
@@ -100,6 +101,7 @@ fn a_key_alone_leaves_everything_open() {
     assert!(matches!(keys, Keys::One(Key::Expr(_))));
     assert!(
         client.is_none()
+            && once.is_none()
             && held.is_none()
             && on_busy.is_none()
             && map_err.is_none()
@@ -246,6 +248,15 @@ fn each_mistake_says_what_to_write() {
             quote!(key = k, exclusive, permits = 2),
             "`exclusive` and `permits` exclude each other",
         ),
+        (quote!(key = k, once = "999ms"), "1s to 366days"),
+        (quote!(key = k, once = "367d"), "1s to 366days"),
+        (quote!(key = k, once), "write `once = \"30s\"`"),
+        (quote!(keys("a:{b}"), once = "1h"), "write `key = ..`"),
+        (quote!(keys = all(), once = "1h"), "write `key = ..`"),
+        (quote!(key = k, shared, once = "1h"), "leave `shared`"),
+        (quote!(key = k, permits = 2, once = "1h"), "leave `permits`"),
+        (quote!(key = k, once = "1h", reentrant), "leave `reentrant`"),
+        (quote!(key = k, once = "1h", min_hold = "1s"), "no meaning"),
         (quote!(key = k, permits = 0), "write 1 or more"),
         (quote!(key = k, permits = 4294967296), "at most 4294967295"),
         (quote!(key = k, permits = "3"), "write `permits = 3`"),

@@ -20,6 +20,9 @@ use crate::{
 const MIN_LEASE: Duration = Duration::from_millis(100);
 const MAX_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The shortest and the longest time for which a result is kept.
+const MIN_KEEP: Duration = Duration::from_secs(1);
+const MAX_KEEP: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// A value that is known at compile time, or an expression.
 pub(crate) enum Value<T> {
@@ -206,6 +209,11 @@ fn out_of_range(name: &Ident, duration: Duration) -> Option<String> {
         return Some(
             "a lease is 100ms to 24h: it determines how fast a crash is noticed, and is renewed while the body runs".into(),
         );
+    }
+    if name == "once" {
+        let is_kept = (MIN_KEEP..=MAX_KEEP).contains(&duration);
+        return (!is_kept)
+            .then(|| "a result is kept for 1s to 366days: write `once = \"48h\"`".into());
     }
     if name == "max_hold" {
         if duration > MAX_MAX_HOLD {

@@ -16,6 +16,7 @@ use crate::{
     function::{AsyncBlock, Bindings, Function, Work},
     key::Keys,
     runtime::{Runtime, ends, located_at},
+    spec::duration,
 };
 
 /// Expands to the locked function, or to the unchanged item and the errors.
@@ -140,18 +141,41 @@ impl Expansion {
         outer.set_span(open);
         let future = quote_spanned!(open=> async move #outer);
         let import = self.runtime.import();
+        let (entering, entered) = match &self.args.once {
+            None => (
+                quote_spanned!(span=> #rt::enter(__request, #name)),
+                quote_spanned! {span=>
+                    ::core::result::Result::Ok(__entered) => {
+                        #held
+                        #rt::run(__entered, #future, |__returned| {
+                            #rt::Returned(__returned, #rt::Plain).is_failure()
+                        })
+                        .await
+                    }
+                },
+            ),
+            Some(keep) => {
+                let keep = duration(keep);
+                (
+                    quote_spanned!(span=> #rt::begin(__request, #name, #keep)),
+                    quote_spanned! {span=>
+                        ::core::result::Result::Ok(#rt::Begun::Running(__entered)) => {
+                            #held
+                            #rt::run_once(__entered, #future).await
+                        }
+                        ::core::result::Result::Ok(#rt::Begun::Done(__done)) => {
+                            #rt::replay(__done)
+                        }
+                    },
+                )
+            }
+        };
         quote_spanned! {span=>
             #import
             let __client = #client;
             let __request = #request;
-            let __outcome = match #rt::enter(__request, #name).await {
-                ::core::result::Result::Ok(__entered) => {
-                    #held
-                    #rt::run(__entered, #future, |__returned| {
-                        #rt::Returned(__returned, #rt::Plain).is_failure()
-                    })
-                    .await
-                }
+            let __outcome = match #entering.await {
+                #entered
                 #busy
                 ::core::result::Result::Err(__error) => ::core::result::Result::Err(__error),
             };

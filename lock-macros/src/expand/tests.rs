@@ -34,6 +34,19 @@ fn a_function() {
 }
 
 #[test]
+fn a_function_that_runs_once() {
+    assert_reviewed(
+        "a_function_that_runs_once",
+        quote!(key = "report:{day}", once = "48h", held = lock),
+        quote! {
+            async fn report(day: Day) -> Result<Report, ReportError> {
+                write(day, lock.fence()).await
+            }
+        },
+    );
+}
+
+#[test]
 fn a_method_with_values_that_are_not_known_while_compiling() {
     assert_reviewed(
         "a_method_with_values_that_are_not_known_while_compiling",

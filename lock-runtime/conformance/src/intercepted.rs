@@ -11,10 +11,10 @@ use lock_runtime::{
     LockKey, LockKind,
     health::Health,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, Holder, HolderId,
-        Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release, ReleaseReply,
-        RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store, StoreError,
-        StoreErrorKind, StoreEvent,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, Holder,
+        HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release,
+        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
+        StoreError, StoreErrorKind, StoreEvent,
     },
 };
 
@@ -140,6 +140,10 @@ impl Store for Intercepted {
 
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection> {
         self.inner.inspect(key, kind)
+    }
+
+    fn done<'a>(&'a self, key: &'a LockKey) -> Replied<'a, Option<Done>> {
+        self.inner.done(key)
     }
 
     fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {

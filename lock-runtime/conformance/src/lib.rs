@@ -90,6 +90,7 @@
 //! | [`only_the_holder_releases_its_lock`] | tokens |
 //! | [`several_keys_are_acquired_together`] | `acquire_all` |
 //! | [`min_hold_outlives_lost_releases`] | `min_hold` |
+//! | [`results_are_kept`] | `done` |
 //! | [`abandoned_requests_have_no_effect`] | `abandon` and deadlines |
 //! | [`waiters_are_served_in_order`] | the wait queue |
 //! | [`a_freed_lock_goes_to_the_next_waiter`] | the wait queue |
@@ -162,6 +163,7 @@ mod queue;
 mod records;
 mod repeated;
 mod reservations;
+mod results;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "not public")]
 pub mod storm;
@@ -208,6 +210,7 @@ pub use self::{
         several_keys_are_acquired_together,
     },
     reservations::min_hold_outlives_lost_releases,
+    results::results_are_kept,
 };
 
 /// The variable with the seed of random choices.

@@ -37,6 +37,7 @@ macro_rules! conformance {
             repeated_calls_do_nothing_more
             several_keys_are_acquired_together
             min_hold_outlives_lost_releases
+            results_are_kept
             abandoned_requests_have_no_effect
             dropped_acquires_leave_nothing
             dropped_releases_free_the_lock

@@ -19,13 +19,15 @@ Examples:
   lockctl ls order:                     who holds which lock, and who waits
   lockctl inspect order:42              holders and waiters of one lock
   lockctl revoke order:42               asks, then takes it away from the holders shown
+  lockctl forget report:2026-11-29      removes a result, so that the work runs again
   lockctl doctor                        the state of the store, and what to do about it
   lockctl run --key backup -- pg_dump shop -f shop.sql
 
 Exit statuses:
   0    done                        70   another error
-  1    nothing was revoked; the    75   the lock is held by others
-       store is degraded           76   the lock was lost
+  1    nothing was revoked or      75   the lock is held by others
+       forgotten; the store is     76   the lock was lost
+       degraded
   2    invalid command line        78   the URL, the password, the rights
   69   the store does not answer        or the server do not fit
                                    126  the command cannot be executed
@@ -107,6 +109,11 @@ pub(crate) enum Command {
     /// Take a lock away from its holders
     #[command(long_about = REVOKE)]
     Revoke(Revocation),
+    /// Remove the result of work that is done once, so that it runs again
+    Forget {
+        /// The name of the lock
+        key: String,
+    },
     /// Check the store and each of its servers, and name remedies
     Doctor {
         /// The store, in place of --url

@@ -173,6 +173,7 @@ async fn execute(args: Args) -> Result<u8, Failure> {
         Command::Ls { prefix } => ls::print(&store, prefix).await,
         Command::Inspect { key, permits } => inspect::print(&store, &key, permits).await,
         Command::Revoke(revocation) => revoke::revoke(&store, revocation).await,
+        Command::Forget { key } => revoke::forget(&store, &key).await,
         Command::Doctor { store: url } => doctor::report(&store, url).await,
         Command::Run(run) => run::run(&store, run).await,
         Command::Keep(lock) => run::keep(&store, lock).await,

@@ -1,4 +1,4 @@
-//! `lockctl revoke`.
+//! `lockctl revoke` and `lockctl forget`.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
@@ -60,6 +60,26 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
     }
     locks.shutdown().await;
     Ok(if is_revoked { 0 } else { status::NO })
+}
+
+/// Removes a result.
+pub(crate) async fn forget(store: &Store, key: &str) -> Result<u8, Failure> {
+    let locks = store.connect().await?;
+    let is_forgotten = locks.once(key).forget().await.map_err(unknown)?;
+    let outcome = if is_forgotten {
+        "forgotten"
+    } else {
+        "not_done"
+    };
+    if store.json {
+        let line = serde_json::json!({ "key": key, "outcome": outcome });
+        writeln!(io::stdout(), "{line}")?;
+    } else {
+        let shown = visible(key);
+        writeln!(io::stdout(), "{shown}: {}", outcome.replace('_', " "))?;
+    }
+    locks.shutdown().await;
+    Ok(if is_forgotten { 0 } else { status::NO })
 }
 
 /// Revokes all holders of the locks whose names begin with `prefix`, as far as they are shown.

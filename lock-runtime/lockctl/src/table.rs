@@ -16,6 +16,7 @@ use rustix::{stdio::stdout, termios::tcgetwinsize};
 const SHORTEST: usize = 12;
 /// Follows the name of a client that has released the lock.
 const RESERVED: &str = " (reserved)";
+const DONE: &str = " (done)";
 
 /// Rows of columns that are as wide as their widest text.
 pub(crate) struct Table {
@@ -85,11 +86,12 @@ impl Table {
 fn cut(text: &str, width: usize) -> Cow<'_, str> {
     match text.char_indices().nth(width) {
         None => text.into(),
-        Some(_) if text.ends_with(RESERVED) && width > RESERVED.len() => {
-            let name = &text[..text.len() - RESERVED.len()];
-            format!("{}{RESERVED}", cut(name, width - RESERVED.len())).into()
-        }
         Some(_) => {
+            let states = [RESERVED, DONE].into_iter();
+            let mut stated = states.filter_map(|state| Some((text.strip_suffix(state)?, state)));
+            if let Some((name, state)) = stated.next().filter(|(_, state)| width > state.len()) {
+                return format!("{}{state}", cut(name, width - state.len())).into();
+            }
             let beginning: String = text.chars().take(width.saturating_sub(1)).collect();
             format!("{beginning}…").into()
         }
@@ -111,8 +113,12 @@ pub(crate) fn left(holder: &Holder) -> String {
 
 /// The name of the client, and whether it has released the lock.
 pub(crate) fn client(holder: &Holder) -> String {
-    let reserved = if holder.is_reservation { RESERVED } else { "" };
-    format!("{}{reserved}", holder.client)
+    let state = match (holder.is_done, holder.is_reservation) {
+        (true, _) => DONE,
+        (false, true) => RESERVED,
+        (false, false) => "",
+    };
+    format!("{}{state}", holder.client)
 }
 
 pub(crate) fn mode(mode: lock_runtime::Mode) -> String {

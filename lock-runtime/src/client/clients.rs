@@ -144,10 +144,12 @@ impl ClientNames {
 }
 
 fn description(first: &Holder, others: usize) -> Arc<str> {
-    let mut text = match first.is_reservation {
-        true => format!("reserved by {}", first.client),
-        false => format!("held by {}", first.client),
+    let state = match (first.is_done, first.is_reservation) {
+        (true, _) => "done",
+        (false, true) => "reserved",
+        (false, false) => "held",
     };
+    let mut text = format!("{state} by {}", first.client);
     if let Some(held_for) = first.held_for {
         let whole = match held_for.as_secs() {
             0 => Duration::from_millis(held_for.subsec_millis().into()),

@@ -33,13 +33,12 @@ use crate::{
     observe::activity::Activity,
     protocol::{Session, WaiterLimits},
     request::LockRequest,
-    request::key::{IntoLockKey, LockKey},
-    request::spec::{LockSpec, call_timeout},
-    shell::call::within,
+    request::key::IntoLockKey,
+    request::spec::LockSpec,
     shell::core::Core,
     shell::driver,
     shell::runtime,
-    store::{Listener, MemoryStore, Store, StoreError, StoreEvent},
+    store::{Listener, MemoryStore, Store, StoreEvent},
 };
 
 /// How long `shutdown` waits for pending releases: two call time-outs and the deadline of a
@@ -353,18 +352,6 @@ impl LockClient {
     /// Dropping the stream has no effect on the locks.
     pub fn list(&self, prefix: impl Into<String>) -> LockList {
         LockList::new(self.clone(), prefix.into())
-    }
-
-    async fn bounded<'a, T>(
-        &self,
-        key: impl Into<Option<&'a LockKey>>,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, LockError> {
-        let key = key.into();
-        let named = |error: LockError| error.with_key(key);
-        runtime::check().map_err(named)?;
-        let reply = within(call_timeout(LockSpec::DEFAULT_LEASE), call).await;
-        reply.map_err(|error| named(LockError::from_store(error)))
     }
 
     /// Shuts the client down.

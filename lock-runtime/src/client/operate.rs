@@ -63,7 +63,9 @@ impl Inspect {
     async fn inspect(self) -> Result<Inspection, LockError> {
         let Self { client, key, kind } = self;
         let key = key?;
-        let asking = client.bounded(&key, client.core.store.blockers(&key, kind));
+        let asking = client
+            .core
+            .bounded(&key, client.core.store.blockers(&key, kind));
         let (seen, blocked_by) = join(client.inspected(&key, kind), asking).await;
         let mut seen = [seen?];
         seen[0].blocked_by = blocked_by.unwrap_or_default();
@@ -146,7 +148,7 @@ impl Revoke {
             holders.retain(|token| HolderId::of(&key, *token, false) == id);
         }
         let revoking = core.store.revoke(&key, kind, scope);
-        let reply = client.bounded(&key, revoking).await?;
+        let reply = core.bounded(&key, revoking).await?;
         match reply {
             RevokeReply::Revoked => {
                 core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));

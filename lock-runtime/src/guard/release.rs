@@ -4,13 +4,15 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use futures_util::future::{JoinAll, join_all};
 use pin_project::{pin_project, pinned_drop};
 
-use super::{Entry, LockGuard};
+use super::{Entry, LockGuard, mismatch};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::view::View,
@@ -36,16 +38,25 @@ impl LockGuard {
     ///
     /// # Cancellation
     /// Dropping the future releases the lock in the background.
-    pub fn release(mut self) -> ReleaseFuture {
+    pub fn release(self) -> ReleaseFuture {
+        self.release_with(None)
+    }
+
+    /// Releases the lock of one key with the result of its work, which the store keeps for a time.
+    pub(crate) fn complete(self, result: Arc<[u8]>, keep: Duration) -> ReleaseFuture {
+        self.release_with(Some((result, keep)))
+    }
+
+    fn release_with(mut self, result: Option<(Arc<[u8]>, Duration)>) -> ReleaseFuture {
         let first = self.held.first();
         let span = ReleaseSpan::begin(first.name.as_ref(), &first.key, first.mode, first.fence);
         let mut entries = std::mem::take(&mut self.entries);
         let parts = match entries.pop() {
-            Some(entry) if entries.is_empty() => Parts::One(Part::new(entry)),
+            Some(entry) if entries.is_empty() => Parts::One(Part::new(entry, result)),
             last => {
                 entries.extend(last);
                 // Concurrently, so that several keys do not take several times as long.
-                Parts::Several(join_all(entries.into_iter().map(Part::new)))
+                Parts::Several(join_all(entries.into_iter().map(|it| Part::new(it, None))))
             }
         };
         ReleaseFuture { parts, span }
@@ -97,15 +108,17 @@ impl fmt::Debug for ReleaseFuture {
 #[pin_project(PinnedDrop)]
 struct Part {
     entry: Entry,
+    result: Option<(Arc<[u8]>, Duration)>,
     #[pin]
     call: Option<ReleaseCall>,
     in_flight: Option<ReleaseId>,
 }
 
 impl Part {
-    fn new(entry: Entry) -> Self {
+    fn new(entry: Entry, result: Option<(Arc<[u8]>, Duration)>) -> Self {
         Self {
             entry,
+            result,
             call: None,
             in_flight: None,
         }
@@ -118,7 +131,7 @@ impl Future for Part {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if !this.entry.has_left {
-            match this.entry.leave()? {
+            match this.entry.leave(this.result.take())? {
                 ReleaseStep::Done(released) => {
                     return Poll::Ready(outcome(&this.entry.view, released));
                 }
@@ -160,19 +173,29 @@ impl PinnedDrop for Part {
 }
 
 impl Entry {
-    /// Removes the guard from its lease.
+    /// Removes the guard from its lease, with the result of the work.
     ///
     /// # Errors
-    /// `NoRuntime`. Dropping the entry continues the release in the background.
-    fn leave(&mut self) -> Result<ReleaseStep, LockError> {
+    /// `NoRuntime`, and `ModeMismatch` for a result of a lock that was entered again. Dropping the
+    /// entry continues the release in the background, without the result.
+    fn leave(&mut self, result: Option<(Arc<[u8]>, Duration)>) -> Result<ReleaseStep, LockError> {
         let View { core, id, key, .. } = &*self.view;
         if let Err(error) = runtime::check() {
             let error = error.with_key(key).with_name(self.view.name.as_ref());
             log_unconfirmed(&error);
             return Err(error);
         }
-        self.has_left = true;
-        Ok(core.visit(|state, cx| state.session.release(*id, cx)))
+        let step = core.visit(|state, cx| match result {
+            Some(result) => state.session.complete(*id, result, cx),
+            None => Some(state.session.release(*id, cx)),
+        });
+        self.has_left = step.is_some();
+        step.ok_or_else(|| {
+            mismatch(
+                &self.view,
+                "a lock that was entered again records no result",
+            )
+        })
     }
 }
 

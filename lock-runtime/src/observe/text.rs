@@ -32,10 +32,13 @@ pub fn message<'a>(text: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
 }
 
 fn is_hidden(c: char) -> bool {
-    let is_format = matches!(c, '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
-        | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e01ef}');
-    c.is_control() || is_format
+    // `Default_Ignorable_Code_Point` of Unicode, the directions and separators, and blanks.
+    let is_invisible = matches!(c, '\u{a0}' | '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}'
+        | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
+    c.is_control() || is_invisible
 }
 
 pub(crate) fn push_visible(c: char, shown: &mut String) {
@@ -129,6 +132,8 @@ mod tests {
             ("größe", "größe"),
             ("a\u{202e}b\u{200b}c", r"a\u{202e}b\u{200b}c"),
             ("a\u{3164}\u{e0041}", r"a\u{3164}\u{e0041}"),
+            ("1\u{34f}\u{17b4}\u{180b}", r"1\u{34f}\u{17b4}\u{180b}"),
+            ("1\u{fe0f}\u{1d173}\u{2800}", r"1\u{fe0f}\u{1d173}\u{2800}"),
             ("x fence=1", "\"x fence=1\""),
             ("x=1", "\"x=1\""),
             ("a\" fence=\"1", "\"a\\\" fence=\\\"1\""),

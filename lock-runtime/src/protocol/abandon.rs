@@ -1,7 +1,7 @@
 //! Calls that end a token which is no longer used: a release or an abandonment that is repeated
 //! until the store has confirmed it, or until the lease has expired in any case.
 
-use std::{mem, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{
     ASK_WITHIN, AbandonId, Cx, Job, Mutation, Note, Session,
@@ -9,6 +9,7 @@ use super::{
     message::{Answer, Call, Reply, Request},
 };
 use crate::{
+    guard::fence::FencingToken,
     request::spec::{LockSpec, call_timeout},
     shell::time::Instant,
     store::{Hold, Release, ReleaseReply, StoreError},
@@ -25,8 +26,8 @@ const OUTAGE: Duration = Duration::from_secs(60);
 /// The call that ends a token.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// Until the given time the lock stays reserved (`min_hold`).
-    Release(Hold, Option<Instant>),
+    /// Until the given time the lock stays reserved (`min_hold`), or is done with this result.
+    Release(Hold, Option<Instant>, Option<(FencingToken, Arc<[u8]>)>),
     Abandon(Hold),
 }
 
@@ -36,13 +37,13 @@ impl Ending {
     pub(super) fn of(hold: Hold, keep_until: Option<Instant>, now: Instant) -> Self {
         match keep_until.filter(|until| *until > now) {
             None => Self::Abandon(hold),
-            keep_until => Self::Release(hold, keep_until),
+            keep_until => Self::Release(hold, keep_until, None),
         }
     }
 
     fn hold(&self) -> &Hold {
         match self {
-            Self::Release(hold, _) | Self::Abandon(hold) => hold,
+            Self::Release(hold, ..) | Self::Abandon(hold) => hold,
         }
     }
 }
@@ -55,6 +56,7 @@ pub(crate) struct Afterwards {
     pub(super) lease: Duration,
     /// As for an [`Abandonment`].
     pub(super) straggler_until: Option<Instant>,
+    pub(super) is_repeated: bool,
 }
 
 impl Afterwards {
@@ -63,6 +65,14 @@ impl Afterwards {
             ending,
             lease,
             straggler_until: None,
+            is_repeated: false,
+        }
+    }
+
+    fn repeated(self) -> Self {
+        Self {
+            is_repeated: true,
+            ..self
         }
     }
 }
@@ -82,11 +92,12 @@ pub(crate) struct Abandonment {
     /// The hold may last for longer than its lease, if the store does not answer.
     outlasts: bool,
     pause: Duration,
-    /// The store had confirmed the ending before it may have lost data.
+    /// The store has confirmed the ending before, and may have lost data or granted the hold since.
     is_repeated: bool,
     /// When the next call is due. `None` while a call is in flight.
     due: Option<Instant>,
-    /// The call in flight is to be made once more.
+    /// The call in flight is to be made once more, after the other endings: other programs may ask
+    /// for that any number of times.
     again: bool,
     sent: Instant,
 }
@@ -178,7 +189,7 @@ impl Abandonment {
     /// The time until which the lock is to stay reserved.
     pub(crate) fn keep_until(&self, now: Instant) -> Option<Instant> {
         match self.ending {
-            Ending::Release(_, keep_until) => keep_until.filter(|until| *until > now),
+            Ending::Release(_, keep_until, _) => keep_until.filter(|until| *until > now),
             Ending::Abandon(_) => None,
         }
     }
@@ -227,8 +238,10 @@ impl Abandonment {
         self.sent = now;
         let request = match &self.ending {
             // The waiters that were to take up the lock again no longer rely on this release.
-            Ending::Release(hold, keep_until) => {
-                Request::Release(Release::new(hold.clone()).keep_until(*keep_until, now))
+            Ending::Release(hold, keep_until, result) => {
+                let release = Release::new(hold.clone()).keep_until(*keep_until, now);
+                let result = result.clone().filter(|_| release.keep_for.is_some());
+                Request::Release(release.result(result))
             }
             Ending::Abandon(hold) => Request::Abandon(hold.clone()),
         };
@@ -252,12 +265,18 @@ impl Abandonment {
             Err(error) if error.is_transient() && now < until => Latest::Unconfirmed,
             Err(error) => Latest::GaveUp(error),
         };
-        let again = mem::take(&mut self.again);
-        self.due = match (&latest, self.straggler_until) {
-            (Latest::Confirmed, _) if again => Some(now),
-            (Latest::Confirmed, Some(deadline)) if self.sent <= deadline => {
-                Some(deadline + Duration::from_millis(1))
-            }
+        let again = mem::take(&mut self.again) && matches!(latest, Latest::Confirmed);
+        // A delayed request may still be executed until the deadline.
+        let straggler_until = self.straggler_until.filter(|it| self.sent <= *it);
+        let is_planned = self.afterwards.iter().any(|it| it.is_repeated);
+        if again && straggler_until.is_none() && !is_planned {
+            let lease = until.saturating_duration_since(now);
+            let again = Afterwards::new(self.ending.clone(), lease);
+            self.afterwards.insert(0, again.repeated());
+        }
+        self.due = match (&latest, straggler_until) {
+            (Latest::Confirmed, Some(_)) if again => Some(now),
+            (Latest::Confirmed, Some(deadline)) => Some(deadline + Duration::from_millis(1)),
             (Latest::Unconfirmed, _) => {
                 let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -270,10 +289,14 @@ impl Abandonment {
                     ending,
                     lease,
                     straggler_until,
+                    is_repeated,
                 } = next;
                 let next = Self::new(ending, lease, straggler_until, now);
-                let afterwards = mem::take(&mut self.afterwards);
-                *self = Self { afterwards, ..next };
+                *self = Self {
+                    afterwards: mem::take(&mut self.afterwards),
+                    is_repeated,
+                    ..next
+                };
                 now
             }),
         };
@@ -284,7 +307,7 @@ impl Abandonment {
 impl Session {
     /// Releases a lock that no waiter takes.
     pub(super) fn give_back(&mut self, hold: Hold, lease: Duration, cx: &mut Cx<'_>) {
-        self.end(Ending::Release(hold, None), lease, None, None, cx);
+        self.end(Ending::Release(hold, None, None), lease, None, None, cx);
     }
 
     /// Abandons a token that is no longer used. `straggler_until` is the deadline of a request

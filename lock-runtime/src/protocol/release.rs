@@ -1,7 +1,7 @@
 //! The release of a lock with its last guard: by a local hand-off, by a call in the caller's task,
 //! or in the background.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use slotmap::SlotMap;
 
@@ -141,6 +141,8 @@ impl Session {
         let keep_until = held.keep_until.filter(|until| *until > cx.now);
         let (terms, fence, longest_lease) = (held.terms, held.fence, held.longest_lease);
         let mut release = Release::new(held.hold).keep_until(keep_until, cx.now);
+        let result = held.result.filter(|_| keep_until.is_some());
+        release.result = result.map(|result| (held.fence, result));
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
         let is_reserved = keep_until.is_some() && !cx.breaks(Mutation::HandsOffReserved);
@@ -193,6 +195,25 @@ impl Session {
         }
     }
 
+    /// Releases a lock with the result of its work, which the store keeps for `keep`. Returns
+    /// `None` if the lock is not exclusive, or has been re-entered.
+    pub(crate) fn complete(
+        &mut self,
+        id: HeldId,
+        (result, keep): (Arc<[u8]>, Duration),
+        cx: &mut Cx<'_>,
+    ) -> Option<ReleaseStep> {
+        // A lock that was lost is not reserved.
+        self.notice_loss(id, cx);
+        if let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) {
+            if held.guards > 1 || held.hold.mode != Mode::Exclusive {
+                return None;
+            }
+            (held.keep_until, held.result) = (Some(cx.now + keep), Some(result));
+        }
+        Some(self.release(id, cx))
+    }
+
     /// Releases a guard in the background.
     pub(crate) fn guard_dropped(&mut self, id: HeldId, cx: &mut Cx<'_>) {
         if let Left::Last(releasing, _) = self.part(id, cx) {
@@ -232,7 +253,8 @@ impl Session {
         }
         let abandoned = |(hold, lease)| Afterwards::new(Ending::Abandon(hold), lease);
         let afterwards = next_holder.map(abandoned);
-        let ending = Ending::Release(releasing.release.hold, releasing.keep_until);
+        let Release { hold, result, .. } = releasing.release;
+        let ending = Ending::Release(hold, releasing.keep_until, result);
         self.end(ending, releasing.lease, None, afterwards, cx);
     }
 
@@ -287,7 +309,8 @@ impl Session {
             })),
             _ => Ok(Released::AtStore),
         };
-        let ending = Ending::Release(releasing.release.hold.clone(), releasing.keep_until);
+        let Release { hold, result, .. } = releasing.release.clone();
+        let ending = Ending::Release(hold, releasing.keep_until, result);
         let sent = releasing.sent.unwrap_or(cx.now);
         self.ended.push(ending, sent, cx.now + releasing.lease);
         let Some((next, lease)) = releasing.next_holder() else {

@@ -1414,6 +1414,39 @@ fn a_failed_downgrade_reserves_what_is_left_of_min_hold() {
     assert!(bench.due_job().is_none());
 }
 
+/// Other programs may announce grants of the token for as long as they like.
+#[test]
+fn announced_grants_delay_neither_the_next_ending_nor_the_shutdown() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.asks_for(&WRITER);
+    let held = bench.is_granted(id, 7);
+    let token = bench.token_of(held);
+    let begun = bench.input(|session, cx| session.convert(held, cx));
+    let (id, _) = begun.unwrap();
+    bench.input(|session, cx| session.convert_dropped(id, cx));
+    let mut ended = Vec::new();
+    for _ in 0..5 {
+        let (job, call) = bench.due_job().unwrap();
+        let Request::Abandon(hold) = call.request else {
+            panic!("{call:?}");
+        };
+        let event = StoreEvent::Granted {
+            hold: Hold::new(hold.key.clone(), Mode::Exclusive, token),
+            grant: grant(7),
+            is_named: false,
+            next: None,
+        };
+        for _ in 0..3 {
+            bench.input(|session, cx| session.event(&event, cx));
+        }
+        ended.push(hold.mode);
+        bench.job_reply(job, Ok(Reply::Abandoned));
+        assert_eq!(bench.session.is_drained(), ended.len() > 1, "{ended:?}");
+    }
+    // Once the writer has ended, the reader comes first.
+    assert_eq!(ended[..3], [Mode::Exclusive, Mode::Shared, Mode::Exclusive]);
+}
+
 /// A lock that is lost by the holder's clock may be held at the store for longer.
 #[test]
 fn a_lost_lock_stays_reserved_unless_it_was_taken_away() {

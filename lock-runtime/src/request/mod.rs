@@ -29,10 +29,10 @@ use crate::{
 #[must_use = "a request does nothing until it is acquired or run"]
 #[derive(Clone)]
 pub struct LockRequest {
-    core: Arc<Core>,
-    keys: Result<Keys, LockError>,
-    spec: LockSpec,
-    name: Option<RequestName>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) keys: Result<Keys, LockError>,
+    pub(crate) spec: LockSpec,
+    pub(crate) name: Option<RequestName>,
 }
 
 impl LockRequest {
@@ -109,7 +109,7 @@ impl LockRequest {
         }
     }
 
-    fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+    pub(crate) fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
         Self {
             spec: set(self.spec),
             ..self

@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    future::Future,
     sync::{
         Arc, Mutex, MutexGuard, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -26,10 +27,12 @@ use crate::{
     observe::watch::meter,
     protocol::{AcquireId, Cx, Effect, Effects, Entropy, HeldId, Note, Session, WaiterLimits},
     request::key::LockKey,
-    request::spec::{LockKind, LockSpec},
+    request::spec::{LockKind, LockSpec, call_timeout},
+    shell::call::within,
     shell::driver,
     shell::keeper,
     shell::random::random,
+    shell::runtime,
     shell::sync::lock,
     shell::time::Instant,
     store::{ClientId, KeyPart, Limits, Listener, Store, StoreError, Token},
@@ -133,6 +136,19 @@ impl Core {
             activity: Recorded::default(),
             _listener: listener,
         }
+    }
+
+    /// Awaits a call that affects no hold of this client, for a limited time.
+    pub(crate) async fn bounded<'a, T>(
+        &self,
+        key: impl Into<Option<&'a LockKey>>,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, LockError> {
+        let key = key.into();
+        let named = |error: LockError| error.with_key(key);
+        runtime::check().map_err(named)?;
+        let reply = within(call_timeout(LockSpec::DEFAULT_LEASE), call).await;
+        reply.map_err(|error| named(LockError::from_store(error)))
     }
 
     /// Passes one input to the session, then performs its effects on other tasks.

@@ -1,7 +1,7 @@
 //! Functions and traits for the expansion of `#[distributed_lock]`. Not a public API: it changes
 //! without notice.
 
-use std::{future::Future, ops::Deref};
+use std::{future::Future, ops::Deref, time::Duration};
 
 pub use crate::{
     client::LockClient,
@@ -15,6 +15,7 @@ use crate::{
     error::LockErrorKind,
     guard::LockGuard,
     guard::under_lock::RunFuture,
+    once::{self, Once, OnceGuard, OnceRequest},
     request::{LockRequest, granted},
 };
 
@@ -132,6 +133,98 @@ pub fn enter(
     granted(named.and_then(|request| request.or_name(name).asked()))
 }
 
+/// The state in which the body is found that runs once.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "not public")]
+pub enum Begun {
+    /// It runs now.
+    Running(OnceGuard),
+    /// It has run before.
+    Done(Done),
+}
+
+/// What was kept, under this key.
+#[derive(Debug)]
+pub struct Done(LockKey, Once<Vec<u8>>);
+
+/// Begins the body, unless it has run before.
+pub async fn begin(
+    request: Result<LockRequest, LockError>,
+    name: &'static str,
+    keep: Duration,
+) -> Result<Begun, LockError> {
+    let request = request.map_err(|error| error.with_name(Some(&name.into())))?;
+    let request = OnceRequest::new(request.or_name(name), keep);
+    let key = request.key()?;
+    Ok(match request.begin().await? {
+        once::Begun::Running(guard) => Begun::Running(guard),
+        once::Begun::Done(done) => Begun::Done(Done(key, done)),
+    })
+}
+
+/// The return type of a function that runs once, whose value can be kept.
+#[diagnostic::on_unimplemented(
+    message = "the value of `{Self}` cannot be kept, as `once` does",
+    label = "no value to keep",
+    note = "return a `Result` whose value implements `Serialize` and `DeserializeOwned`, with the feature `serde` of lock-runtime, or `Result<(), E>`"
+)]
+pub trait Recorded: Sized {
+    /// Returns whether it is an error, which is not kept.
+    fn is_failure(&self) -> bool;
+
+    /// Returns what is kept.
+    fn record(&self) -> Result<Vec<u8>, LockError>;
+
+    /// Returns what was kept.
+    fn replay(done: &Once<Vec<u8>>) -> Result<Self, LockError>;
+}
+
+#[cfg(feature = "serde")]
+#[diagnostic::do_not_recommend]
+impl<T: serde::Serialize + serde::de::DeserializeOwned, E> Recorded for Result<T, E> {
+    fn is_failure(&self) -> bool {
+        self.is_err()
+    }
+
+    fn record(&self) -> Result<Vec<u8>, LockError> {
+        self.as_ref().map_or_else(|_| Ok(Vec::new()), once::write)
+    }
+
+    fn replay(done: &Once<Vec<u8>>) -> Result<Self, LockError> {
+        once::read(done).map(Ok)
+    }
+}
+
+#[cfg(not(feature = "serde"))]
+#[diagnostic::do_not_recommend]
+impl<E> Recorded for Result<(), E> {
+    fn is_failure(&self) -> bool {
+        self.is_err()
+    }
+
+    fn record(&self) -> Result<Vec<u8>, LockError> {
+        // As JSON.
+        Ok(b"null".to_vec())
+    }
+
+    fn replay(_done: &Once<Vec<u8>>) -> Result<Self, LockError> {
+        Ok(Ok(()))
+    }
+}
+
+/// Returns the value of a body that has run before.
+pub fn replay<T: Recorded>(Done(key, done): Done) -> Result<T, LockError> {
+    T::replay(&done).map_err(|error| error.with_key(&key))
+}
+
+/// Runs the body, and records its value.
+pub async fn run_once<F: Future<Output: Recorded>>(
+    entered: OnceGuard,
+    body: F,
+) -> Result<F::Output, LockError> {
+    entered.run(body).await
+}
+
 /// Returns the path of the function that contains the closure. That of a method contains its type.
 pub fn path_of<F>(_closure: F) -> &'static str {
     std::any::type_name::<F>().trim_end_matches("::{{closure}}")
@@ -141,7 +234,7 @@ pub fn path_of<F>(_closure: F) -> &'static str {
 pub fn is_busy(error: &LockError) -> bool {
     matches!(
         error.kind(),
-        LockErrorKind::Contended | LockErrorKind::WaitTimeout
+        LockErrorKind::Contended | LockErrorKind::WaitTimeout | LockErrorKind::Running
     )
 }
 

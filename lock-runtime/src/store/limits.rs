@@ -27,6 +27,9 @@ pub struct Limits {
     pub in_turn: bool,
     /// Whether the store grants permits; `true` by default.
     pub permits: bool,
+    /// Whether the store keeps results ([`Release::result`](super::Release::result)); `false` by
+    /// default.
+    pub results: bool,
     /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
     /// them, waiters find their grants by polling, and poll sooner at first, and holders notice a
     /// revocation at their next renewal. [`sends_events`](super::Store::sends_events) may say
@@ -49,6 +52,7 @@ impl Limits {
             keys_at_once: None,
             in_turn: false,
             permits: true,
+            results: false,
             push: true,
         }
     }
@@ -84,6 +88,12 @@ impl Limits {
     #[must_use]
     pub const fn permits(self, permits: bool) -> Self {
         Self { permits, ..self }
+    }
+
+    /// Sets whether the store keeps results.
+    #[must_use]
+    pub const fn results(self, results: bool) -> Self {
+        Self { results, ..self }
     }
 
     /// Sets whether the store sends events.

@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 
 use super::{
-    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, HandOff, Hold, HolderId,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, HandOff, Hold, HolderId,
     Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
     RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
     RevokeScope, Store, Token,
@@ -171,6 +171,10 @@ impl Store for MemoryStore {
         })
     }
 
+    fn done<'a>(&'a self, key: &'a LockKey) -> Replied<'a, Option<Done>> {
+        now(move || self.shard(key).done(key, Instant::now()))
+    }
+
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
@@ -228,7 +232,7 @@ impl Store for MemoryStore {
     }
 
     fn limits(&self) -> Limits {
-        Limits::new()
+        Limits::new().results(true)
     }
 
     fn serves_any_runtime(&self) -> bool {

@@ -1,8 +1,12 @@
 //! The requests to a store and its replies.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use super::identity::ClientId;
+use super::identity::{ClientId, HolderId};
 use crate::{
     guard::fence::FencingToken, request::key::LockKey, request::spec::Mode, shell::random::random,
     shell::time::Instant,
@@ -271,6 +275,8 @@ pub enum AcquireReply {
     /// The lock is held in a form that this mode cannot read. Never the reply to permits beside
     /// permits of another number: each request counts all holders against its own number.
     ModeMismatch,
+    /// The lock is done: see [`Release::result`].
+    Done,
 }
 
 /// The reply to [`Store::acquire_all`](super::Store::acquire_all).
@@ -305,6 +311,8 @@ pub enum PollReply {
     },
     /// The token neither holds the lock nor waits for it.
     Gone,
+    /// The lock is done: see [`Release::result`]. The request is no longer in the wait queue.
+    Done,
 }
 
 /// A request to keep one lock for another `lease` from now.
@@ -368,6 +376,49 @@ pub struct Release {
     /// The acquisition that takes the lock again in the same step, or joins the end of the wait
     /// queue if it is not empty. For exclusive holds only, and instead of `keep_for`.
     pub next: Option<NextHolder>,
+    /// The result of the work under the lock, which the store keeps for `keep_for`. For that time
+    /// the lock is *done*: requests for it are refused, those that wait included, and
+    /// [`Store::done`](super::Store::done) returns the result. For exclusive holds only, with the
+    /// fencing token of the hold.
+    pub result: Option<(FencingToken, Arc<[u8]>)>,
+}
+
+/// The result of the work under a lock that is done.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Done {
+    /// The result.
+    pub value: Vec<u8>,
+    /// The fencing token under which the work ran.
+    pub fence: FencingToken,
+    /// When the result was recorded, by the clock of the store.
+    pub at: SystemTime,
+    /// The identifier with which [`RevokeScope::Holder`](super::RevokeScope::Holder) makes the lock
+    /// free again.
+    pub id: HolderId,
+}
+
+impl Done {
+    /// Creates the result `value` of a holder, recorded this time after 1970.
+    pub(crate) fn new(value: Vec<u8>, fence: FencingToken, micros: u64, id: HolderId) -> Self {
+        let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros));
+        Self {
+            value,
+            fence,
+            at: at.unwrap_or(SystemTime::UNIX_EPOCH),
+            id,
+        }
+    }
+}
+
+impl fmt::Debug for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Done")
+            .field("bytes", &self.value.len())
+            .field("fence", &self.fence)
+            .field("at", &self.at)
+            .finish_non_exhaustive()
+    }
 }
 
 /// An acquisition that takes a lock again in the same step in which it is released.
@@ -400,7 +451,14 @@ impl Release {
             hold,
             keep_for: None,
             next: None,
+            result: None,
         }
+    }
+
+    /// Makes the lock done with this result for the time of its reservation.
+    #[must_use]
+    pub fn result(self, result: Option<(FencingToken, Arc<[u8]>)>) -> Self {
+        Self { result, ..self }
     }
 
     /// Reserves the lock until then, as of `now`.

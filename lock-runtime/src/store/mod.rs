@@ -64,7 +64,7 @@ pub use memory::MemoryStore;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
 pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, IfBusy, KeyPart, KeyRequest,
+    AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, Hold, IfBusy, KeyPart, KeyRequest,
     NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, Token,
 };
 #[doc(hidden)]
@@ -163,6 +163,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the holders and the waiters of the lock.
     fn inspect<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Inspection>;
+
+    /// Returns the result of a lock that is done: see [`Release::result`]. `None` if it is not.
+    ///
+    /// # Errors
+    /// `Unsupported` in this implementation, for a store that keeps no results.
+    fn done<'a>(&'a self, key: &'a LockKey) -> Replied<'a, Option<Done>> {
+        let _ = key;
+        let message = "the store keeps no results";
+        let error = StoreError::new(StoreErrorKind::Unsupported, message);
+        Box::pin(ready(Err(error)))
+    }
 
     /// Returns the sessions of the database that keep the lock from being granted until their
     /// transactions end, for [`Inspection::blocked_by`]. By default there are none.

@@ -9,7 +9,7 @@ use lock_runtime::{
     operator::{Activity, Holder, Identity, Inspection, ListedLock, LockPage, Waiter},
     text::{brief, visible},
 };
-use maud::{DOCTYPE, Markup, html};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
     assets::Asset,
@@ -30,7 +30,7 @@ pub(super) fn page(
 ) -> Markup {
     let title = match view {
         View::Locks { .. } => "Locks".into(),
-        View::Lock { key, .. } => visible(key.as_str()),
+        View::Lock { key, .. } => format!("Lock {}", visible(key.as_str())),
         View::Activity => "Activity".into(),
         View::Health => "Health".into(),
     };
@@ -46,6 +46,7 @@ pub(super) fn page(
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="robots" content="noindex";
                 title { (title) @if let Some(of) = of { " - " (of) } }
+                style { (PreEscaped(CLOSED)) }
                 link rel="stylesheet" href=(Asset::STYLE);
                 script src=(Asset::SCRIPT) defer {}
             }
@@ -266,8 +267,12 @@ fn waiter_row(waiter: &Waiter) -> Markup {
     }
 }
 
-/// A button that has to be opened before it can be pressed. The style sheet keeps its text from
-/// being found: a browser opens what hides the text that a link of another site names.
+/// Keeps the text of a closed button from being found: a browser opens what hides the text that a
+/// link of another site names. A part of the page, as that site can keep the style sheet from being
+/// loaded.
+pub(super) const CLOSED: &str = "details:not([open])>form{display:none}";
+
+/// A button that has to be opened before it can be pressed.
 fn revoke(key: &LockKey, kind: LockKind, holder: &Holder) -> Markup {
     if holder.ttl.is_none() {
         // A revocation would delete data that may not be a lock.
@@ -386,9 +391,10 @@ fn client(client: &Identity) -> Markup {
 }
 
 fn reserved(holder: &Holder) -> &'static str {
-    match holder.is_reservation {
-        true => " (released, reserved by min_hold)",
-        false => "",
+    match (holder.is_done, holder.is_reservation) {
+        (true, _) => " (done, keeps its result)",
+        (false, true) => " (released, reserved by min_hold)",
+        (false, false) => "",
     }
 }
 

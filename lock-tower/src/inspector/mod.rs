@@ -95,8 +95,10 @@ use self::{
 };
 use crate::protocol::body::BoxError;
 
-const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-                   form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// With the digest of [`html::CLOSED`].
+const CSP: &str = "default-src 'none'; script-src 'self'; \
+                   style-src 'self' 'sha256-RowYUoG6DNxS8Wg5eB9qklgWNJoo0VeasoNzSfTJ6yE='; \
+                   connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const COOP: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -441,7 +443,8 @@ fn with_headers(
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (CORP, "same-origin"),
-        // A page that has opened this one in a window cannot navigate it.
+        // A page that has opened this one in a window cannot navigate it, except over plain HTTP,
+        // where browsers ignore this.
         (COOP, "same-origin"),
         // With `no-referrer`, browsers would hide the origin of a form as well.
         (header::REFERRER_POLICY, "same-origin"),

@@ -112,6 +112,16 @@ impl<R> fmt::Debug for Http<R> {
     }
 }
 
+/// The longest path of a gRPC method that becomes a name, in bytes: its caller chooses it.
+const LONGEST_METHOD: usize = 200;
+
+fn is_grpc_call<B>(req: &Request<B>) -> bool {
+    is_grpc(req.headers())
+        && req.version() >= Version::HTTP_2
+        && req.method() == Method::POST
+        && key::is_grpc_route(req)
+}
+
 impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err>
     for Http<R>
 {
@@ -119,10 +129,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     type Error = Err;
 
     fn caller(&self, req: &Request<ReqBody>) -> Caller {
-        let is_grpc = is_grpc(req.headers())
-            && req.version() >= Version::HTTP_2
-            && req.method() == Method::POST
-            && key::is_grpc_route(req);
+        let is_grpc = is_grpc_call(req);
         Caller {
             wire: if is_grpc { Wire::Grpc } else { Wire::Http },
             hurried: false,
@@ -137,8 +144,9 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     }
 
     fn route(req: &Request<ReqBody>) -> Option<&str> {
-        let grpc_method = || key::grpc_method(req).filter(|_| is_grpc(req.headers()));
-        key::matched_path(req).or_else(grpc_method)
+        let grpc_method = || key::grpc_method(req).filter(|_| is_grpc_call(req));
+        let is_name = |method: &&str| method.len() <= LONGEST_METHOD;
+        key::matched_path(req).or_else(|| grpc_method().filter(is_name))
     }
 
     fn enter(req: &mut Request<ReqBody>, held: HeldLock) {

@@ -11,6 +11,7 @@ mod events;
 mod exclusion;
 mod loss;
 mod modes;
+mod once;
 mod owners;
 mod recipe;
 mod runtimes;

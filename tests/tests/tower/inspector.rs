@@ -403,9 +403,15 @@ async fn every_response_has_the_headers_that_confine_it() {
             assert_eq!(page.headers[policy], "same-origin");
         }
         assert_eq!(page.headers["cache-control"], "no-store");
+        // The digest of this one is in the policy, as the tests in a browser see.
+        let text = page.text.replacen(
+            "<style>details:not([open])>form{display:none}</style>",
+            "",
+            1,
+        );
         for inline in ["style=", "onclick", "<style", "javascript:"] {
             assert!(
-                !page.text.contains(inline) || query == script,
+                !text.contains(inline) || query == script,
                 "{inline} in {query}"
             );
         }

@@ -150,6 +150,7 @@ impl Listing {
         let store = &self.client.core.store;
         let page = match self
             .client
+            .core
             .bounded(None, store.list(&self.prefix, cursor))
             .await
         {

@@ -113,6 +113,7 @@ impl Session {
                 queue.refused(token, holder_ttl, cx);
             }
             Outcome::Failed(error) => return self.unanswered(id, attempt, error, cx),
+            Outcome::Refused(Refused::Done) => return self.done(id, token, cx),
             Outcome::Refused(refused) => {
                 self.key_and_queue(id).1.failed(token, None, cx);
                 return self.refuse(id, refused, cx);
@@ -150,6 +151,7 @@ impl Session {
                 let lease = lease.held_since(sent, terms.max_hold);
                 return self.hold_granted(id, token, (grant, Source::Queue), lease, sent, cx);
             }
+            (Purpose::Poll, Ok(Reply::Poll(PollReply::Done))) => return self.done(id, token, cx),
             (purpose, Ok(_)) => {
                 self.key_and_queue(id).1.gone(token, cx);
                 if matches!(purpose, Purpose::Confirm(_)) {
@@ -162,6 +164,17 @@ impl Session {
             (_, Err(error)) => return self.unanswered(id, attempt, error, cx),
         }
         self.go_on(id, cx)
+    }
+
+    /// Refuses the head, and with it the waiters that have come before the reply: the lock is done,
+    /// and the store has no queue entry for it any more.
+    fn done(&mut self, id: AcquireId, token: Token, cx: &mut Cx<'_>) -> Step {
+        let acquisition = &self.acquisitions[id];
+        if let Some(queue) = acquisition.queue.map(|queue| &mut self.queues[queue]) {
+            queue.drop_entry(token);
+            queue.done(&self.acquisitions, cx);
+        }
+        self.refuse(id, Refused::Done, cx)
     }
 
     /// Interprets the answer to an acquire request. A token that may hold the lock is abandoned
@@ -194,6 +207,7 @@ impl Session {
                     AcquireReply::Busy { holder_ttl, .. } => Outcome::Busy(holder_ttl),
                     AcquireReply::ForeignKey(part) => Outcome::Refused(Refused::ForeignKey(part)),
                     AcquireReply::ModeMismatch => Outcome::Refused(Refused::ModeMismatch),
+                    AcquireReply::Done => Outcome::Refused(Refused::Done),
                     // Nothing was done.
                     _ => Outcome::Failed(StoreError::late()),
                 };

@@ -67,6 +67,8 @@ pub(crate) enum Refused {
     Store(StoreError),
     ForeignKey(KeyPart),
     ModeMismatch,
+    /// The store keeps the result of the work under the lock.
+    Done,
 }
 
 #[cfg_attr(test, derive(Clone))]
@@ -400,6 +402,9 @@ impl Session {
                 return acquisition.wakes(cx.now);
             };
             let queue = &mut self.queues[queue_id];
+            if queue.is_done_for(acquisition.ticket) {
+                return self.refuse(id, Refused::Done, cx);
+            }
             if queue.head != Some(id) {
                 return acquisition.wakes(cx.now + LockSpec::MAX_LEASE);
             }

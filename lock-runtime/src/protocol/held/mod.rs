@@ -6,7 +6,7 @@ pub(super) mod keeping;
 pub(super) mod lease;
 pub(super) mod reenter;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use self::lease::{Correction, Due, LONGEST_SLACK, Lease};
 use super::{
@@ -61,8 +61,10 @@ pub(crate) struct Held {
     /// The longest lease that was requested: the store keeps the lock no longer without a renewal.
     pub(super) longest_lease: Duration,
     pub(super) correction: Correction,
-    /// The end of `min_hold`.
+    /// The end of `min_hold`, or of the time for which the result is kept.
     pub(super) keep_until: Option<Instant>,
+    /// The result of the work, once it has ended.
+    pub(super) result: Option<Arc<[u8]>>,
     /// The limits of local hand-offs.
     pub(super) budget: Option<Budget>,
     /// The number of guards on this lease: the first one and those that re-entered.
@@ -106,6 +108,7 @@ impl Held {
             longest_lease: terms.lease,
             correction: Correction::default(),
             keep_until: None,
+            result: None,
             budget,
             guards: 1,
             loss: None,

@@ -51,6 +51,8 @@ pub(crate) struct WaitQueue {
     /// The number of waiters behind the head.
     pub(super) behind: usize,
     next: Ticket,
+    /// The lock was done when the waiters before this one had come.
+    done_before: Ticket,
     /// The entry in the store's wait queue.
     pub(super) entry: Option<QueueEntry>,
     /// A hand-off that the head has not taken yet.
@@ -113,6 +115,21 @@ impl WaitQueue {
     pub(super) fn wake_head(&mut self, cx: &mut Cx<'_>) {
         if !cx.breaks(Mutation::WakesNoHead) {
             cx.out.extend(self.head.map(Effect::Wake));
+        }
+    }
+
+    /// Returns whether the lock was done after the waiter with this ticket had come.
+    pub(super) fn is_done_for(&self, ticket: Ticket) -> bool {
+        ticket < self.done_before
+    }
+
+    /// Records that the lock is done. All waiters are refused.
+    pub(super) fn done(&mut self, all: &Waiters, cx: &mut Cx<'_>) {
+        self.done_before = self.next;
+        let mut next = self.head;
+        while let Some(id) = next {
+            cx.out.push(Effect::Wake(id));
+            next = all[id].next;
         }
     }
 

@@ -63,7 +63,7 @@ impl Session {
         let keep_until = keep_until.filter(|until| *until > now);
         // The endings of one hold.
         let endings = |hold: Hold| {
-            let release = keep_until.map(|_| Ending::Release(hold.clone(), keep_until));
+            let release = keep_until.map(|_| Ending::Release(hold.clone(), keep_until, None));
             let release = release.map(|ending| Afterwards::new(ending, lease));
             let abandonment = Afterwards {
                 straggler_until,

@@ -53,7 +53,7 @@ mod tests {
         let expected = json!({
             "holders": [{
                 "id": "0123456789abcdef", "mode": "exclusive", "ttl_ms": null, "client": null, "client_id": null,
-                "held_for_ms": null, "is_reservation": false,
+                "held_for_ms": null, "is_reservation": false, "is_done": false,
             }],
             "waiters": [{
                 "mode": "permits", "permits": 3, "lease_ms": 1000, "silent_ms": 1000, "client": "orders@web-3",

@@ -98,8 +98,11 @@ pub struct Holder {
         )
     )]
     pub held_for: Option<Duration>,
-    /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`).
+    /// Whether the holder has released the lock, which stays reserved for this `ttl` (`min_hold`,
+    /// or the time for which the result of its work is kept).
     pub is_reservation: bool,
+    /// Whether the lock is done, and keeps the result of the holder's work for this `ttl`.
+    pub is_done: bool,
 }
 
 impl Holder {
@@ -112,6 +115,7 @@ impl Holder {
             client,
             held_for: None,
             is_reservation: false,
+            is_done: false,
         }
     }
 
@@ -128,6 +132,12 @@ impl Holder {
             is_reservation,
             ..self
         }
+    }
+
+    /// Sets whether the lock is done.
+    #[must_use]
+    pub fn done(self, is_done: bool) -> Self {
+        Self { is_done, ..self }
     }
 }
 

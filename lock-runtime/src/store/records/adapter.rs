@@ -33,10 +33,10 @@ use crate::{
     request::{key::LockKey, spec::LockKind},
     shell::{sync::lock, time::Instant},
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Hold, HolderId, IfBusy,
-        Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
-        StoreError, StoreErrorKind, StoreEvent, Token,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, HolderId,
+        IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply,
+        Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope,
+        Store, StoreError, StoreErrorKind, StoreEvent, Token,
         remote::outage::InOutage,
         table::{Step, Table, acquire_all},
     },
@@ -473,6 +473,18 @@ impl Store for RecordStore {
         Box::pin(self.0.clone().execute(attempt))
     }
 
+    fn done<'a>(&'a self, key: &'a LockKey) -> Replied<'a, Option<Done>> {
+        Box::pin(async move {
+            let name = RecordName::of_lock(key, LockKind::Lock);
+            let records = self.0.read(std::slice::from_ref(&name)).await?;
+            let Some(record) = records.into_iter().next().flatten() else {
+                return Ok(None);
+            };
+            let now = self.0.now().map(|now| now.reached);
+            Ok(Body::read(&name, &record.body)?.done(key, now.unwrap_or_default()))
+        })
+    }
+
     fn blockers<'a>(&'a self, key: &'a LockKey, kind: LockKind) -> Replied<'a, Vec<String>> {
         let name = RecordName::of_lock(key, kind);
         Box::pin(async move { self.0.records.blockers(&name).await })
@@ -535,7 +547,7 @@ impl Store for RecordStore {
     }
 
     fn limits(&self) -> Limits {
-        self.0.records.limits()
+        self.0.records.limits().results(true)
     }
 
     fn sends_events(&self) -> bool {

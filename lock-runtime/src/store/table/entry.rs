@@ -1,6 +1,6 @@
 //! The holders and the wait queue of one name.
 
-use std::{collections::VecDeque, mem::discriminant, time::Duration};
+use std::{collections::VecDeque, mem::discriminant, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -32,6 +32,16 @@ pub(crate) struct Slot {
     pub(crate) expires: Instant,
     /// The last fencing token that is reserved for the slot.
     pub(crate) fence: FencingToken,
+    /// The result of its work. The slot is a reservation then.
+    pub(crate) result: Option<Recorded>,
+}
+
+/// A result, the fencing token of the work, and when it was recorded, in microseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    pub(crate) fence: FencingToken,
+    pub(crate) at: u64,
+    pub(crate) value: Arc<[u8]>,
 }
 
 impl Slot {
@@ -108,6 +118,30 @@ impl Entry {
         self.slots.iter().any(|slot| slot.is_held_by(token))
     }
 
+    /// Returns the slot with the result of the work, and the result.
+    pub(crate) fn done(&self, now: Instant) -> Option<(&Slot, &Recorded)> {
+        let mut living = self.living(now);
+        living.find_map(|slot| Some((slot, slot.result.as_ref()?)))
+    }
+
+    /// Refuses a request, as the lock is done, and notifies the next waiter.
+    pub(crate) fn refuse_done(&mut self, hold: &Hold, step: &mut Step<'_>) -> bool {
+        let is_done = self.done(step.now).is_some();
+        if is_done && self.line.iter().any(|place| place.is_of(hold)) {
+            self.line.retain(|place| !place.is_of(hold));
+            self.announce_done(&hold.key, step);
+        }
+        is_done
+    }
+
+    /// Notifies the next waiter that the lock is done.
+    pub(crate) fn announce_done(&self, key: &LockKey, step: &mut Step<'_>) {
+        if let Some(next) = self.next_waiter(step.now) {
+            let (key, kind, ttl) = (key.clone(), next.mode.kind(), Duration::ZERO);
+            step.events.push(StoreEvent::FreeIn { key, kind, ttl });
+        }
+    }
+
     /// Drops the slots that have expired.
     pub(crate) fn expire(&mut self, now: Instant) {
         self.slots.retain(|slot| slot.expires > now);
@@ -160,6 +194,7 @@ impl Entry {
             kept: false,
             expires: step.begins + request.lease,
             fence: fence.later(reserved),
+            result: None,
         };
         let ttl = slot.expires - step.now;
         self.slots.push(slot);

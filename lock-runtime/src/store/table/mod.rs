@@ -14,14 +14,14 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-use self::entry::{Entry, Place, Slot};
+use self::entry::{Entry, Place, Recorded, Slot};
 use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Hold, Holder, HolderId,
+        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HandOff, Hold, Holder, HolderId,
         Identity, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
         PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
         RevokeScope, StoreEvent, Token, Waiter,
@@ -284,6 +284,9 @@ impl Table {
             self.insert(key, kind, Entry::new(mode));
         }
         let entry = self.map(kind).get_mut(key)?;
+        if entry.refuse_done(&request.hold, step) {
+            return Some(AcquireReply::Done);
+        }
         if let Some(grant) = entry.repeated(&request.hold, step) {
             return Some(AcquireReply::Granted(grant));
         }
@@ -332,6 +335,9 @@ impl Table {
         let Some(entry) = self.kept_alive(hold, step) else {
             return PollReply::Gone;
         };
+        if entry.refuse_done(hold, step) {
+            return PollReply::Done;
+        }
         if let Some(grant) = entry.repeated(hold, step) {
             return PollReply::Granted(grant);
         }
@@ -372,7 +378,10 @@ impl Table {
         let given_back = self.give_back(release, step);
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
             step.frees = true;
-            self.advanced(&hold.key, hold.mode.kind(), step);
+            let entry = self.advanced(&hold.key, hold.mode.kind(), step);
+            if let Some(entry) = entry.filter(|entry| entry.done(now).is_some()) {
+                entry.announce_done(&hold.key, step);
+            }
             return given_back.unwrap_or_else(|reply| reply);
         };
         let next_hold = Hold::new(hold.key.clone(), Mode::Exclusive, next.token);
@@ -388,7 +397,7 @@ impl Table {
                     counter,
                     holder_ttl,
                 },
-                PollReply::Gone => reply,
+                PollReply::Gone | PollReply::Done => reply,
             };
         }
         let entry = self.map(LockKind::Lock).entry(hold.key.clone());
@@ -456,9 +465,15 @@ impl Table {
             // The token may have an earlier reserved slot, if a delayed request acquired the lock
             // again.
             slots.retain(|slot| slot.token != hold.token);
+            let result = release.result.clone().map(|(fence, value)| Recorded {
+                fence,
+                at: step.fences.micros(step.latest),
+                value,
+            });
             slots.push(Slot {
                 kept: true,
                 expires: step.latest + keep_for,
+                result,
                 ..slot
             });
         }
@@ -505,6 +520,18 @@ impl Table {
             .collect()
     }
 
+    /// Returns the result of a lock that is done.
+    pub(crate) fn done(&self, key: &LockKey, now: Instant) -> Option<Done> {
+        let (slot, recorded) = self.entry(key, LockKind::Lock)?.done(now)?;
+        let id = HolderId::of(key, slot.token, true);
+        Some(Done::new(
+            recorded.value.to_vec(),
+            recorded.fence,
+            recorded.at,
+            id,
+        ))
+    }
+
     pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, step: &Step<'_>) -> Inspection {
         let now = step.now;
         let Some(entry) = self.entry(key, kind) else {
@@ -520,6 +547,7 @@ impl Table {
             let age = is_known.then(|| micros.saturating_sub(since));
             Holder::new(id, entry.mode, Some(slot.expires - now), client)
                 .reservation(slot.kept)
+                .done(slot.result.is_some())
                 .held_for(age.map(Duration::from_micros))
         };
         let mut holders: Vec<_> = entry.living(now).map(holder).collect();

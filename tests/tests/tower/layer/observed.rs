@@ -4,7 +4,7 @@ use std::{convert::Infallible, num::NonZeroU32, time::Duration};
 
 use axum::{Router, body::Body, response::Response, routing::post};
 use futures_util::poll;
-use http::Request;
+use http::{Request, Version};
 use http_body_util::BodyExt;
 use lock_runtime::{HeldLock, LockClient, LockKey};
 use lock_tests::{Captured, RedisServer};
@@ -318,13 +318,22 @@ async fn layer_without_a_name_is_named_after_the_route() {
         let Ok(response) = app.clone().oneshot(request).await;
         assert_eq!(response.status(), 200);
     }
-    for (content_type, path) in [
-        ("application/grpc", "/shop.Orders/Pay"),
-        ("application/grpc+proto", "/shop.Orders/Pay"),
-        ("application/grpc", "/shop.Orders/Pay/7"),
-        ("text/plain", "/shop.Orders/Pay"),
+    // A caller chooses the path, so it is a name only where it is that of a call over gRPC.
+    let long = format!("/shop.Orders/{}", "Pay".repeat(100));
+    for (version, content_type, path) in [
+        (Version::HTTP_2, "application/grpc", "/shop.Orders/Pay"),
+        (
+            Version::HTTP_2,
+            "application/grpc+proto",
+            "/shop.Orders/Pay",
+        ),
+        (Version::HTTP_2, "application/grpc", "/shop.Orders/Pay/7"),
+        (Version::HTTP_2, "text/plain", "/shop.Orders/Pay"),
+        (Version::HTTP_11, "application/grpc", "/shop.Orders/Refund"),
+        (Version::HTTP_2, "application/grpc", &long),
     ] {
-        let request = Request::post(path).header("content-type", content_type);
+        let request = Request::post(path).version(version);
+        let request = request.header("content-type", content_type);
         let Ok(_) = app
             .clone()
             .oneshot(request.body(Body::empty()).unwrap())
@@ -347,7 +356,7 @@ async fn layer_without_a_name_is_named_after_the_route() {
             ),
             (
                 "lock_hold_seconds{name=unrouted,mode=exclusive}".to_owned(),
-                3.0
+                5.0
             ),
         ]
     );

@@ -7,16 +7,25 @@ use serde::{Deserialize, Serialize};
 use super::super::{RecordName, Timestamp, name::unreadable};
 use crate::{
     guard::fence::FencingToken,
-    request::spec::Mode,
+    request::{
+        key::LockKey,
+        spec::{LockKind, Mode},
+    },
     shell::time::Instant,
     store::{
-        NextHolder, StoreError, Token,
-        table::entry::{Entry, Place, Slot},
+        Done, NextHolder, StoreError, Token,
+        table::{
+            Table,
+            entry::{Entry, Place, Recorded, Slot},
+        },
     },
 };
 
 /// The first byte of a record. Changes with the rest of the format.
 const FORMAT: u8 = 1;
+/// The first byte of the record of a lock that is done. Its result follows, and when it was
+/// recorded. Earlier versions refuse such a record: they would lose the result.
+const DONE: u8 = 2;
 
 /// The content of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +40,9 @@ pub(crate) struct Body {
     mode: StoredMode,
     pub(crate) slots: Vec<StoredSlot>,
     pub(crate) queue: Vec<StoredPlace>,
+    /// The result of the first slot.
+    #[serde(skip)]
+    pub(crate) result: Option<Recorded>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,14 +139,33 @@ impl Body {
             [FORMAT, body @ ..] => {
                 postcard::from_bytes(body).map_err(|error| unreadable(name, &error.to_string()))
             }
+            [DONE, body @ ..] => {
+                let parts = postcard::take_from_bytes::<Self>(body);
+                let parts = parts.and_then(|(body, rest)| {
+                    let (fence, at, value): (_, _, &[u8]) = postcard::from_bytes(rest)?;
+                    Ok((body, FencingToken::new(fence), at, value.into()))
+                });
+                let (body, fence, at, value) =
+                    parts.map_err(|error| unreadable(name, &error.to_string()))?;
+                let is_kept = body.slots.first().is_some_and(|slot| slot.kept);
+                let Some(fence) = fence.filter(|_| is_kept) else {
+                    return Err(unreadable(name, "a result of no holder"));
+                };
+                let result = Some(Recorded { fence, at, value });
+                Ok(Self { result, ..body })
+            }
             [format, ..] => Err(unreadable(name, &format!("format {format}"))),
             [] => Err(unreadable(name, "no format")),
         }
     }
 
     pub(crate) fn write(&self, name: &RecordName) -> Result<Vec<u8>, StoreError> {
-        postcard::to_extend(self, vec![FORMAT])
-            .map_err(|error| unreadable(name, &error.to_string()))
+        let written = match &self.result {
+            None => postcard::to_extend(self, vec![FORMAT]),
+            Some(Recorded { fence, at, value }) => postcard::to_extend(self, vec![DONE])
+                .and_then(|bytes| postcard::to_extend(&(fence.number(), at, &**value), bytes)),
+        };
+        written.map_err(|error| unreadable(name, &error.to_string()))
     }
 
     /// Returns the holders and waiters, unless there are none.
@@ -146,6 +177,9 @@ impl Body {
         entry
             .slots
             .extend(self.slots.iter().map(|slot| slot.read(origin)));
+        if let Some(slot) = entry.slots.first_mut() {
+            slot.result.clone_from(&self.result);
+        }
         let places = self.queue.iter().map(|place| place.read(origin));
         entry.line = places.collect::<VecDeque<_>>();
         Some(entry)
@@ -174,6 +208,7 @@ impl Body {
                 .iter()
                 .map(|place| StoredPlace::of(place, origin))
                 .collect(),
+            result: entry.slots.first().and_then(|slot| slot.result.clone()),
         }
     }
 
@@ -182,6 +217,14 @@ impl Body {
         let origin = Origin::before(now, [self]);
         let entry = self.entry(origin);
         entry.is_some_and(|entry| entry.is_taken(origin.instant(now.micros())))
+    }
+
+    /// Returns the result of a lock that is done.
+    pub(crate) fn done(&self, key: &LockKey, now: Timestamp) -> Option<Done> {
+        let origin = Origin::before(now, [self]);
+        let mut table = Table::default();
+        table.insert(key, LockKind::Lock, self.entry(origin)?);
+        table.done(key, origin.instant(now.micros()))
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -216,6 +259,7 @@ impl StoredSlot {
             expires: origin.instant(self.expires),
             // A holder with a damaged number is still one.
             fence: FencingToken::new(self.fence).unwrap_or(FencingToken::LAST),
+            result: None,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    super::{Record, RecordName},
+    super::{Record, RecordName, Version},
     body::Body,
 };
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
 
 /// The number of records in each half.
 const CAPACITY: usize = 8192;
+/// The longest body that is kept: a longer one is that of a lock with many waiters or a result.
+const LONGEST: usize = 4096;
 
 /// The time for which a client counts among those that change a record.
 const LATELY: Duration = Duration::from_secs(1);
@@ -41,6 +43,8 @@ struct Seen {
 #[derive(Debug, Default)]
 struct Known {
     record: Option<Record>,
+    /// The record is there, without its body.
+    is_long: bool,
     /// When this process has written it, if no other one is known to have since.
     written: Option<Instant>,
     /// The number of times that this process has written it since another one has.
@@ -73,7 +77,8 @@ pub(crate) struct Halves<K, V> {
 impl Cache {
     pub(crate) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
         let mut seen = lock(&self.0);
-        seen.records.get(name).map(|known| known.record.clone())
+        let known = seen.records.get(name).filter(|known| !known.is_long);
+        known.map(|known| known.record.clone())
     }
 
     pub(crate) fn is_contended(&self, name: &RecordName) -> bool {
@@ -97,7 +102,7 @@ impl Cache {
         let present = clients(name, record.as_ref());
         let records = &mut lock(&self.0).records;
         let known = records.get_or_default(name);
-        if known.record == record {
+        if version(known.record.as_ref()) == version(record.as_ref()) {
             return;
         }
         // The first record that is seen says nothing about when it was changed.
@@ -105,14 +110,16 @@ impl Cache {
             known.changed = Some(Instant::now());
             known.meet(present);
         }
-        (known.record, known.written, known.in_a_row) = (record, None, 0);
+        known.keep(record);
+        (known.written, known.in_a_row) = (None, 0);
     }
 
     /// Keeps a record that this process has written. Called when the reply arrives.
     pub(crate) fn put_own(&self, name: &RecordName, record: Record) {
         let records = &mut lock(&self.0).records;
         let known = records.get_or_default(name);
-        (known.record, known.written) = (Some(record), Some(Instant::now()));
+        known.keep(Some(record));
+        known.written = Some(Instant::now());
         known.in_a_row = known.in_a_row.saturating_add(1);
     }
 
@@ -141,7 +148,20 @@ impl Cache {
     }
 }
 
+fn version(record: Option<&Record>) -> Option<Version> {
+    record.map(|record| record.version)
+}
+
 impl Known {
+    fn keep(&mut self, record: Option<Record>) {
+        self.record = record;
+        let long = self.record.as_mut().filter(|it| it.body.len() > LONGEST);
+        self.is_long = long.is_some();
+        if let Some(record) = long {
+            record.body = Vec::new();
+        }
+    }
+
     fn meet(&mut self, clients: Vec<ClientId>) {
         for client in clients {
             let goes_on = |(it, at): &(ClientId, Instant)| *it != client && at.elapsed() < LATELY;

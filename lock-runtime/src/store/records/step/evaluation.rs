@@ -165,6 +165,8 @@ pub(crate) fn evaluate<T>(
         }
         // A crash must not take a fencing token back.
         swap.durable |= after.fence > before.fence || !after.relies_on_less_than(before);
+        // Nor a result.
+        swap.durable |= after.result != before.result;
         swap.changes.push(Change {
             name: lock.name.clone(),
             known: record.as_ref().map(|record| record.version),

@@ -208,6 +208,7 @@ impl RedisStore {
                         has_waiters: reply.number()? == 1,
                     },
                     "mismatch" => AcquireReply::ModeMismatch,
+                    "done" => AcquireReply::Done,
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
                 refused(index, reply)

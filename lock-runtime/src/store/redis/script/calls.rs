@@ -34,10 +34,10 @@ use crate::{
     },
     shell::call::within,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Grant, HandOff, Hold,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Grant, HandOff, Hold,
         Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,
         QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies,
-        RevokeReply, RevokeScope, Store, StoreError,
+        RevokeReply, RevokeScope, Store, StoreError, Token,
     },
 };
 
@@ -114,6 +114,20 @@ impl Store for RedisStore {
         Box::pin(async move { Ok(self.inspected(key, kind, "holders").await?.holders) })
     }
 
+    fn done<'a>(&'a self, key: &'a LockKey) -> Replied<'a, Option<Done>> {
+        Box::pin(async move {
+            let call = self.on_lock(&script::RESULT, key, LockKind::Lock);
+            let mut reply = self.run(call).await?;
+            if reply.word() != "done" {
+                return Ok(None);
+            }
+            let token = Token::from_hex(&reply.text()?).ok_or_else(unexpected)?;
+            let (micros, fence) = (reply.count()?, reply.counter()?.ok_or_else(unexpected)?);
+            let id = HolderId::of(key, token, true);
+            Ok(Some(Done::new(reply.bytes()?, fence, micros, id)))
+        })
+    }
+
     fn revoke<'a>(
         &'a self,
         key: &'a LockKey,
@@ -182,6 +196,7 @@ impl Store for RedisStore {
         // The slots of a cluster are asked one after the other.
         Limits::new()
             .in_turn(self.servers.has_slots())
+            .results(true)
             .push(sends_messages)
     }
 
@@ -361,6 +376,10 @@ impl RedisStore {
                 self.servers.leaves(hold);
                 Ok(PollReply::Gone)
             }
+            "done" => {
+                self.servers.leaves(hold);
+                Ok(PollReply::Done)
+            }
             _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
         }
     }
@@ -403,7 +422,7 @@ impl RedisStore {
         channel: &str,
     ) -> Result<ReleaseReply, StoreError> {
         let heir = hand_off.heir.request;
-        let plain = self.plain_release(hold, None);
+        let plain = self.plain_release(&Release::new(hold.clone()));
         let write = |deadline: u64| {
             // Never newer than the connection on which the call is sent. If it is older, the
             // server has other data, and the script is a plain release.
@@ -443,24 +462,22 @@ impl RedisStore {
     }
 
     /// A call that releases a lock, and reserves it if `keep_for` is not zero.
-    fn plain_release(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+    fn plain_release(&self, release: &Release) -> Call {
+        let hold = &release.hold;
         let script: &'static Script = match hold.mode {
             Mode::Exclusive => &script::RELEASE,
             Mode::Shared | Mode::Permits(_) => &script::RELEASE_SHARE,
         };
-        self.on_hold(script, hold)
+        let call = self
+            .on_hold(script, hold)
             .mark(Field::Member)
             .member(hold.mode, hold.token)
-            .mark(Field::Keep)
-            .millis(reservation(keep_for))
+            .mark(Field::Keep);
+        kept(call, release)
     }
 
     async fn release_one(&self, release: &Release) -> Result<ReleaseReply, StoreError> {
-        let Release {
-            hold,
-            keep_for,
-            next,
-        } = release;
+        let Release { hold, next, .. } = release;
         let call = match (hold.mode, next) {
             // The lock does not become free, so there is no reservation.
             (Mode::Exclusive, Some(next)) => self
@@ -470,12 +487,12 @@ impl RedisStore {
                 .millis(next.lease)
                 .number(next.reserved.into())
                 .arg(self.servers.channel(self.servers.place(hold)).as_bytes()),
-            _ => self.plain_release(hold, *keep_for),
+            _ => self.plain_release(release),
         };
         self.servers.leaves(hold);
         // Not repeated: `not_held` would not show whether the first call was executed
         // (rule 14).
-        let alone = || self.free_alone(hold, *keep_for);
+        let alone = || self.free_alone(release);
         let mut answer = match self.servers.free(&call, alone, Repeat::Never).await? {
             Freed::Wholly(answer) | Freed::LockAlone(answer) => answer,
             Freed::HalfWay => return Ok(ReleaseReply::Released),
@@ -520,15 +537,16 @@ impl RedisStore {
     }
 
     /// A call that releases a lock by its own key alone, while its slot migrates.
-    fn free_alone(&self, hold: &Hold, keep_for: Option<Duration>) -> Call {
+    fn free_alone(&self, release: &Release) -> Call {
+        let hold = &release.hold;
         let call = self.on_lock(&script::FREE, &hold.key, hold.mode.kind());
-        call.hold(hold).millis(reservation(keep_for))
+        kept(call.hold(hold), release)
     }
 
     pub(super) async fn abandon_one(&self, hold: &Hold) -> Result<(), StoreError> {
         let call = self.on_hold(&script::ABANDON, hold).hold(hold);
         self.servers.leaves(hold);
-        let alone = || self.free_alone(hold, None);
+        let alone = || self.free_alone(&Release::new(hold.clone()));
         let freed = self.servers.free(&call, alone, Repeat::Once).await?;
         let Freed::Wholly(mut answer) = freed else {
             // The token holds nothing any more, but may still be queued. The caller has to
@@ -557,6 +575,16 @@ fn reservation(keep_for: Option<Duration>) -> Duration {
     keep_for.map_or(Duration::ZERO, |keep_for| {
         keep_for + Duration::from_millis(1)
     })
+}
+
+/// Adds the reservation of a release, and the result of the work under the lock.
+fn kept(call: Call, release: &Release) -> Call {
+    let keep_for = reservation(release.keep_for);
+    let call = call.millis(keep_for);
+    match &release.result {
+        Some((fence, result)) if !keep_for.is_zero() => call.number(fence.number()).arg(result),
+        _ => call,
+    }
 }
 
 fn renewed(answer: Answer) -> Result<RenewReply, StoreError> {

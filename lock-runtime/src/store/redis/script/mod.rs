@@ -91,7 +91,7 @@ scripts! {
     /// Extends the lease of a share.
     RENEW_SHARE(Votes, "renew_share") = "clock" "holders" "standing" "renew_share";
     /// Releases a writer's lock, and hands it off or reserves it.
-    RELEASE(Harmless, "release") = "refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
+    RELEASE(Harmless, "release") = "refusal" "done" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
     /// Releases a writer's lock on a server of a quorum, and hands it off to a named heir.
     HAND_OFF(Votes, "hand_off") = "refusal" "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
     /// Releases a share, and may reserve it.
@@ -109,7 +109,9 @@ scripts! {
     /// Returns the marker of the server's data, and its age.
     MARKER(Votes, "marker") = "clock" "marker";
     /// Releases the lock that a token may hold, by the key of the lock alone.
-    FREE(Votes, "free") = "clock" "holders" "free";
+    FREE(Votes, "free") = "clock" "holders" "done" "free";
+    /// Returns the result of a lock that is done.
+    RESULT(Votes, "result") = "result";
     /// Returns the holders and the waiters.
     INSPECT(Harmless, "inspect") = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
     /// Returns the commands that the user may not run.

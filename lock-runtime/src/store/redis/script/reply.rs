@@ -38,6 +38,13 @@ impl Reply {
         owned(self.rest.next())
     }
 
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>, StoreError> {
+        match self.rest.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            _ => Err(unexpected()),
+        }
+    }
+
     pub(crate) fn number(&mut self) -> Result<i64, StoreError> {
         match self.rest.next() {
             Some(Value::Int(number)) => Ok(number),
@@ -75,10 +82,6 @@ impl Reply {
         mode(&self.text()?).ok_or_else(unexpected)
     }
 
-    fn flag(&mut self) -> Result<bool, StoreError> {
-        self.count().map(|number| number > 0)
-    }
-
     /// The client of a token; nothing for foreign data.
     fn client(&mut self) -> Result<Identity, StoreError> {
         let digits = self.text()?;
@@ -93,9 +96,10 @@ impl Reply {
         let (mode, ttl) = (self.mode()?, self.known_ttl()?);
         let id = self.text()?.parse().map_err(|_| unexpected())?;
         let holder = Holder::new(id, mode, ttl, self.client()?);
-        let is_reservation = self.flag()?;
+        let state = self.count()?;
         Ok(holder
-            .reservation(is_reservation)
+            .reservation(state > 0)
+            .done(state == 2)
             .held_for(self.known_ttl()?))
     }
 

@@ -12,8 +12,9 @@ use std::{net::SocketAddr, time::Duration};
 use axum::{
     Router,
     extract::Request,
+    http::StatusCode,
     middleware::{Next, from_fn},
-    response::Html,
+    response::{Html, IntoResponse},
     routing::get,
 };
 use fantoccini::{Client, Locator, key::Key};
@@ -293,11 +294,30 @@ async fn a_page_of_another_site_may_only_link_to_a_view() {
     .await;
 }
 
-/// A link may name text that the browser is to show, and opens what hides it.
+/// A link may name text that the browser is to show, and opens what hides it. Another site may be
+/// able to keep the style sheet from being loaded, as by a path that is too long with its query.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_of_another_site_does_not_show_the_button() {
+    for has_style in [true, false] {
+        does_not_show_the_button(has_style).await;
+    }
+}
+
+async fn does_not_show_the_button(has_style: bool) {
     let locks = named("orders");
-    let url = pages(Inspector::new(locks.clone())).await;
+    let inspector = Inspector::new(locks.clone());
+    let answer = move |request: Request, next: Next| async move {
+        let query = request.uri().query().unwrap_or_default();
+        match query.contains("asset=style") && !has_style {
+            true => StatusCode::URI_TOO_LONG.into_response(),
+            false => next.run(request).await,
+        }
+    };
+    let app = |origin: &str| {
+        let router = Router::new().nest_service("/locks", inspector.allow_revoke(origin));
+        router.layer(from_fn(answer))
+    };
+    let url = format!("{}/locks", serve(app).await);
     let _guard = locks.exclusive("order:42").acquire().await.unwrap();
     let texts = [
         "The%20holder%20may%20still",

@@ -10,7 +10,7 @@
 -- | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, 'busy', ttl, 1 if the queue has a live waiter}
 -- | {'refused', server time, index, reason} | {'late', server time} | {'strange', server time}
--- The reason is 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
+-- The reason is 'done', 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
 -- 'foreign fence' or 'foreign queue'.
 if micros > tonumber(ARGV[1]) then
   return {'late', micros}
@@ -75,6 +75,9 @@ for i = 1, math.floor(#KEYS / 3) do
   end
   if standing == 'busy' then
     return answer({'refused', micros, i, standing, ttl or -1, is_waited_for(line) and 1 or 0})
+  end
+  if standing == 'done' then
+    depart(line, request.member)
   end
   if standing ~= 'free' and standing ~= 'held' then
     return answer({'refused', micros, i, standing})

@@ -73,6 +73,14 @@ local function leave(line, place, member)
   end
 end
 
+-- Removes a waiter of a lock that is done. The next one learns of it.
+local function depart(line, member)
+  if line.own then
+    leave(line, line.own, member)
+    line.own, line.frees = nil, true
+  end
+end
+
 -- Records a request of a member that is in the queue. An entry that has expired is removed.
 local function refresh(line, member)
   local entry = line.own and redis.call('HGET', line.queue, line.own)
@@ -299,9 +307,9 @@ local function remind(line, lock)
     local seen, mode, member, channel = string.match(entry or '', '^(%d+) (%w+) %d+ %d+ (%S+) (.+)$')
     if seen and silence(seen) < ENTRY_STALE_AFTER then
       local standing, ttl = judge(lock, mode, member)
-      -- It is free for permits of another number.
-      ttl = standing == 'free' and 0 or ttl
-      if standing ~= 'busy' and standing ~= 'free' or ttl < 0 or ttl >= POLL_INTERVAL then
+      -- It is free for permits of another number. Each waiter in turn learns that it is done.
+      ttl = (standing == 'free' or standing == 'done') and 0 or ttl
+      if standing == 'held' or not ttl or ttl < 0 or ttl >= POLL_INTERVAL then
         return
       end
       local family = permits_of(member) and 'permits' or 'lock'

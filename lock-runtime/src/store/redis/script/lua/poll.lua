@@ -1,7 +1,7 @@
 -- Returns the state of a queued request, and keeps its queue entry. Never enqueues it, and never
 -- extends a grant.
 -- KEYS: lock, fence, queue. ARGV: mode, member.
--- Returns {'granted', fence, ttl, reserved} | {'queued', counter, ttl} | {'gone'}
+-- Returns {'granted', fence, ttl, reserved} | {'queued', counter, ttl} | {'gone'} | {'done'}
 -- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local line = line_of(KEYS[3], member)
@@ -11,7 +11,10 @@ end
 refresh(line, member)
 local standing, ttl = approach(line, lock, fence, mode, member)
 local reply = {'gone'}
-if standing == 'foreign' and line.own then
+if standing == 'done' then
+  reply = {'done'}
+  depart(line, member)
+elseif standing == 'foreign' and line.own then
   reply = {'foreign'}
 elseif standing == 'held' or line.own then
   local latest = counter(fence)

@@ -1,5 +1,5 @@
 -- The standing of a request, by reading only: 'free'; 'held' by the request's own token, and
--- 'busy', each with the remaining time (-1: unknown); 'foreign'; 'mismatch'. The mode is
+-- 'busy', each with the remaining time (-1: unknown); 'done'; 'foreign'; 'mismatch'. The mode is
 -- 'exclusive', 'shared', or the number of permits. Also returns the type of the data under the
 -- lock's key (see `look`).
 local function judge(lock, mode, member)
@@ -17,6 +17,10 @@ local function judge(lock, mode, member)
   if kind == 'string' then
     if permits then
       return 'mismatch', nil, kind
+    end
+    last = last or redis.call('GET', lock)
+    if string.sub(last, 33, 38) == '.done ' then
+      return 'done', nil, kind
     end
     local ttl = redis.call('PTTL', lock)
     -- A lock of ours always has a time to live.
