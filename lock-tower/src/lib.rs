@@ -172,6 +172,8 @@
 //!   locks themselves. The layer speaks gRPC without this feature.
 //! - `policy`: `LockPolicies`, the lock policies of routes from a file that can be reloaded at
 //!   any time.
+//! - `once`: `OnceLayer`, which serves a request once for each key and repeats its response, as for
+//!   an `idempotency-key`.
 //! - `metrics`: metrics of all locks, labelled by policy name, through the `metrics` crate; see
 //!   `lock_runtime::metrics`.
 //! - `inspector`: pages for operators that show the locks, who holds them and who waits, the
@@ -202,6 +204,8 @@ mod future;
 #[path = "../../lock-runtime/fuzz/promises.rs"]
 mod fuzz;
 mod layer;
+#[cfg(feature = "once")]
+mod once;
 #[cfg(feature = "policy")]
 mod policies;
 mod policy;
@@ -216,6 +220,8 @@ pub use detach::{Detach, DetachLayer, DetachedFuture};
 pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::{LockLayer, PolicyLayer};
+#[cfg(feature = "once")]
+pub use once::{OnceBody, OnceLayer, ServeOnce};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
 pub use policy::{HoldUntil, Policy};

@@ -105,6 +105,12 @@ impl OnceRequest {
         Self { request, ..self }
     }
 
+    /// Replaces the options of the lock with `spec`. Options that it leaves unset come from the
+    /// client's defaults.
+    pub fn spec(self, spec: LockSpec) -> Self {
+        self.with(|_| spec)
+    }
+
     fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
         let request = self.request.with(set);
         Self { request, ..self }

@@ -10,6 +10,7 @@ mod hang_ups;
 mod keys;
 mod lost;
 mod observed;
+mod once;
 mod order;
 mod policies;
 mod readiness;

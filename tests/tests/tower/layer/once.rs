@@ -1,0 +1,281 @@
+//! Requests that are served once for each key, and whose response is repeated.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{HeaderMap, Request, Response, StatusCode},
+    response::IntoResponse as _,
+    routing::post,
+};
+use futures_util::stream;
+use http_body_util::BodyExt as _;
+use lock_runtime::{Begun, HeldLock, LockClient, LockSpec};
+use lock_tests::{RedisServer, place::in_time};
+use lock_tower::{KeyTemplate, OnceLayer};
+use serde_json::Value;
+use tokio::{task::JoinSet, time::sleep};
+use tower::ServiceExt as _;
+
+const TEMPLATE: &str = "pay:{header.x-user}:{header.idempotency-key}";
+
+/// What a test sees of a response.
+#[derive(Debug)]
+struct Seen {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Seen {
+    fn is_replay(&self) -> bool {
+        self.headers.contains_key("idempotent-replayed")
+    }
+
+    fn code(&self) -> String {
+        let problem: Value = serde_json::from_slice(&self.body).unwrap();
+        problem["code"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Requests to one route.
+#[derive(Clone)]
+struct App {
+    router: Router,
+    runs: Arc<AtomicUsize>,
+}
+
+impl App {
+    /// A route whose handler responds with the status that the request names.
+    fn new(layer: OnceLayer<KeyTemplate>) -> Self {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        let handler = async move |held: HeldLock, headers: HeaderMap, body: Bytes| {
+            let run = counted.fetch_add(1, Ordering::Relaxed);
+            sleep(Duration::from_millis(20)).await;
+            assert!(!held.is_lost());
+            let status = headers.get("x-status").map(|it| it.to_str().unwrap());
+            let status: StatusCode = status.unwrap_or("201").parse().unwrap();
+            let headers = [
+                ("location", format!("/payments/{run}")),
+                ("x-trace", run.to_string()),
+            ];
+            (status, headers, [b"paid: ", &body[..]].concat()).into_response()
+        };
+        let router = Router::new().route("/payments", post(handler).layer(layer));
+        Self { router, runs }
+    }
+
+    fn runs(&self) -> usize {
+        self.runs.load(Ordering::Relaxed)
+    }
+
+    async fn send(&self, request: Request<Body>) -> Seen {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        Seen {
+            status: parts.status,
+            headers: parts.headers,
+            body: body.collect().await.unwrap().to_bytes(),
+        }
+    }
+
+    async fn pay(&self, user: &str, key: &str, body: &str) -> Seen {
+        self.send(payment(user, key, body)).await
+    }
+}
+
+fn payment(user: &str, key: &str, body: &str) -> Request<Body> {
+    let request = Request::post("/payments").header("x-user", user);
+    let request = request.header("idempotency-key", key);
+    request.body(Body::from(body.to_owned())).unwrap()
+}
+
+fn layer(locks: &LockClient) -> OnceLayer {
+    OnceLayer::new(locks.clone(), TEMPLATE).unwrap()
+}
+
+async fn apps() -> (RedisServer, [App; 2], LockClient) {
+    let server = RedisServer::start().await;
+    let [one, other] = [
+        LockClient::connect(&server.url()).await.unwrap(),
+        LockClient::connect(&server.url()).await.unwrap(),
+    ];
+    let apps = [&one, &other].map(|locks| App::new(layer(locks)));
+    (server, apps, one)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_requests_at_once_get_the_response_of_one() {
+    let (_server, apps, _locks) = apps().await;
+    let mut requests = JoinSet::new();
+    for number in 0..100 {
+        let app = apps[number % 2].clone();
+        requests.spawn(async move { app.pay("7", "a", "5 EUR").await });
+    }
+    let seen = in_time(requests.join_all()).await;
+    assert_eq!(apps[0].runs() + apps[1].runs(), 1);
+    assert_eq!(seen.iter().filter(|it| !it.is_replay()).count(), 1);
+    for seen in &seen {
+        assert_eq!(seen.status, 201, "{seen:?}");
+        assert_eq!(seen.body, "paid: 5 EUR");
+        assert_eq!(seen.headers["location"], "/payments/0");
+        // Only some headers are kept.
+        assert_eq!(seen.headers.contains_key("x-trace"), !seen.is_replay());
+    }
+    // Another user, and another key.
+    for (user, key) in [("8", "a"), ("7", "b")] {
+        let seen = apps[0].pay(user, key, "5 EUR").await;
+        assert!(!seen.is_replay(), "{seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_request_under_the_key_is_refused() {
+    let (_server, [app, other], _locks) = apps().await;
+    app.pay("7", "a", "5 EUR").await;
+    for request in [payment("7", "a", "6 EUR"), {
+        let mut request = payment("7", "a", "5 EUR");
+        *request.uri_mut() = "/payments?twice".parse().unwrap();
+        request
+    }] {
+        let seen = other.send(request).await;
+        assert_eq!(seen.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(seen.code(), "key_reused");
+    }
+    let request = Request::post("/payments").header("x-user", "7");
+    let seen = app.send(request.body(Body::empty()).unwrap()).await;
+    assert_eq!(seen.status, StatusCode::BAD_REQUEST);
+    assert_eq!(seen.code(), "missing_header");
+    assert_eq!((app.runs(), other.runs()), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_that_say_try_again_are_not_kept() {
+    let (_server, [app, _], _locks) = apps().await;
+    for (key, status) in ["408", "409", "425", "429", "500", "503"]
+        .into_iter()
+        .enumerate()
+    {
+        for _ in 0..2 {
+            let mut request = payment("7", &key.to_string(), "5 EUR");
+            request
+                .headers_mut()
+                .insert("x-status", status.parse().unwrap());
+            let seen = app.send(request).await;
+            assert_eq!(seen.status.as_str(), status);
+            assert!(!seen.is_replay());
+        }
+        let seen = app.pay("7", &key.to_string(), "5 EUR").await;
+        assert!(seen.status == 201 && !seen.is_replay(), "{seen:?}");
+        assert_eq!(app.runs(), 3 * (key + 1));
+    }
+    let request = || {
+        let mut request = payment("7", "declined", "5 EUR");
+        request
+            .headers_mut()
+            .insert("x-status", "402".parse().unwrap());
+        app.send(request)
+    };
+    assert!(!request().await.is_replay());
+    let seen = request().await;
+    assert!(seen.is_replay() && seen.status == 402, "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_too_long_are_refused_or_not_kept() {
+    let (_server, _apps, locks) = apps().await;
+    let app = App::new(layer(&locks).max_request(8).max_response(10));
+    let seen = app.pay("7", "long", "123456789").await;
+    assert_eq!(seen.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!((seen.code(), app.runs()), ("body_too_large".into(), 0));
+    // "paid: " and this.
+    let seen = app.pay("7", "a", "12345").await;
+    assert_eq!(
+        (seen.status.as_u16(), &seen.body[..]),
+        (201, &b"paid: 12345"[..])
+    );
+    let seen = app.pay("7", "a", "12345").await;
+    assert_eq!(seen.status, StatusCode::CONFLICT);
+    assert_eq!((seen.code(), app.runs()), ("response_not_kept".into(), 1));
+    let fits = app.pay("7", "b", "1234").await;
+    let again = app.pay("7", "b", "1234").await;
+    assert!(again.is_replay() && again.body == fits.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_does_not_wait_is_refused_while_another_runs() {
+    let (_server, _apps, locks) = apps().await;
+    let app = App::new(layer(&locks).spec(LockSpec::exclusive().no_wait()));
+    let Begun::Running(guard) = locks.once("pay:7:a").begin().await.unwrap() else {
+        panic!("it is free");
+    };
+    let seen = app.pay("7", "a", "5 EUR").await;
+    assert_eq!(seen.status, StatusCode::CONFLICT);
+    assert_eq!((seen.code(), app.runs()), ("running".into(), 0));
+    assert!(seen.headers.contains_key("retry-after"));
+    guard.release().await.unwrap();
+    assert_eq!(app.pay("7", "a", "5 EUR").await.status, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_has_lost_its_lock_stores_nothing() {
+    let (_server, [app, _], locks) = apps().await;
+    let revoked = locks.clone();
+    let handler = post(async move || {
+        revoked.revoke("pay:7:a").await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let hangs = Router::new().route("/payments", handler.layer(layer(&locks)));
+    let response = hangs.oneshot(payment("7", "a", "5 EUR"));
+    let response = in_time(response).await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let seen = app.pay("7", "a", "5 EUR").await;
+    assert!(seen.status == 201 && !seen.is_replay(), "{seen:?}");
+}
+
+/// Each frame of a response arrives, also those after the part that is read first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_passed_on_whole() {
+    let locks = LockClient::in_memory();
+    let body = || {
+        let chunks = (0..20_u8).map(|number| Ok::<_, Infallible>(Bytes::from(vec![number; 10])));
+        Body::from_stream(stream::iter(chunks))
+    };
+    let handler = post(async move || Response::new(body()));
+    let app = Router::new().route("/payments", handler.layer(layer(&locks).max_response(55)));
+    let response = app.oneshot(payment("7", "a", "5 EUR")).await.unwrap();
+    let sent = response.into_body().collect().await.unwrap().to_bytes();
+    let expected: Vec<u8> = (0..20).flat_map(|number| [number; 10]).collect();
+    assert_eq!(sent, expected);
+    // A body that fails is not stored.
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    let handler = post(move || {
+        let broken = || Err(std::io::Error::other("broken"));
+        let frames = [Ok(Bytes::from_static(b"x")), broken()].into_iter();
+        let is_first = counted.fetch_add(1, Ordering::Relaxed) == 0;
+        std::future::ready(Response::new(match is_first {
+            true => Body::from_stream(stream::iter(frames)),
+            false => Body::empty(),
+        }))
+    });
+    let app = Router::new().route("/payments", handler.layer(layer(&locks)));
+    let response = app
+        .clone()
+        .oneshot(payment("7", "b", "5 EUR"))
+        .await
+        .unwrap();
+    response.into_body().collect().await.unwrap_err();
+    let response = app.oneshot(payment("7", "b", "5 EUR")).await.unwrap();
+    assert!(!response.headers().contains_key("idempotent-replayed"));
+    assert_eq!(runs.load(Ordering::Relaxed), 2);
+}
