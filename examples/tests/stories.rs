@@ -54,6 +54,20 @@ async fn a_catalog_is_never_read_while_it_is_written() {
     }
 }
 
+#[cfg(feature = "payments")]
+#[tokio::test]
+async fn a_payment_is_charged_once_however_often_it_is_sent() {
+    let server = RedisServer::start().await;
+    for options in [&[][..], &["--redis", &server.url()]] {
+        let line = last_line(&tell(env!("CARGO_BIN_EXE_payments"), options));
+        let exact = "payments=200 requests=1000 charges=200 replays=800 different=0 errors=0";
+        assert_eq!(line, exact);
+    }
+    // Only the latest fencing token of each key is left.
+    let kept = server.keys("*").await;
+    assert!(kept.iter().all(|key| key.ends_with(":fence")), "{kept:?}");
+}
+
 #[cfg(feature = "inventory")]
 #[tokio::test]
 async fn an_inventory_is_reserved_and_counted_exactly() {

@@ -115,7 +115,7 @@ found! {
         "redis.call('SET', lock, member .. '.kept', 'PX', keep)",
         "redis.call('SET', lock, member, 'PX', keep)",
     ) => Orphan,
-    // Results.
+    // Results (rule 43).
     found_result_that_is_not_kept: Script(
         "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)",
         "redis.call('DEL', lock)",

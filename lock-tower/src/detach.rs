@@ -116,6 +116,14 @@ pub struct DetachedFuture<Res, Err> {
     task: JoinHandle<Result<Res, Err>>,
 }
 
+impl<Res, Err> DetachedFuture<Res, Err> {
+    /// The response of a request that runs in this task.
+    #[cfg(feature = "once")]
+    pub(crate) fn of(task: JoinHandle<Result<Res, Err>>) -> Self {
+        Self { task }
+    }
+}
+
 impl<Res, Err> Future for DetachedFuture<Res, Err> {
     type Output = Result<Res, Err>;
 

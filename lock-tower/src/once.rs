@@ -12,7 +12,10 @@ use bytes::{Bytes, BytesMut};
 use futures_util::future::{BoxFuture, Either, select};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode,
-    header::{CONTENT_LOCATION, CONTENT_TYPE, ETAG, LOCATION},
+    header::{
+        CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE,
+        ETAG, LOCATION,
+    },
     request::Parts,
 };
 use http_body::{Body, Frame, SizeHint};
@@ -26,8 +29,10 @@ use sha2::{Digest as _, Sha256};
 use tower::util::ServiceExt as _;
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use crate::{
+    detach::DetachedFuture,
     key::{KeyExtractor, KeyTemplate, Target, TemplateError},
     policy::Policy,
     protocol::{
@@ -51,19 +56,23 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 ///    response is 413. A request without a header that the key names is answered with 400.
 /// 2. The first request runs, under the lock of the key. Others with the same key wait for it, or
 ///    are refused with 409 (`running`).
-/// 3. Its response is stored for [`keep`](Self::keep), if its status is below 500 and not 408,
+///    It runs in a task of its own, to its end, also if its client disconnects.
+/// 3. Its response is stored for [`keep`](Self::keep), if its status is 200 to 499 and not 408,
 ///    409, 425 or 429: status, body, and the headers that [`headers`](Self::headers) names. Later
 ///    requests receive it, with the header `idempotent-replayed: true`, and the handler does not
 ///    run. A response with another status is not stored, and the next request runs.
 /// 4. A later request that differs in method, path, query or body is refused with 422
 ///    (`key_reused`).
 ///
-/// A response longer than [`max_response`](Self::max_response) is sent, and stored without its
-/// body: later requests are refused with 409 (`response_not_kept`).
+/// A response is sent once its body has ended, or is longer than
+/// [`max_response`](Self::max_response). A longer one, and one with trailers, is stored without its
+/// body: later requests are refused with 409 (`response_not_kept`). The layer is for HTTP, and not
+/// for gRPC, whose responses have trailers.
 ///
 /// The handler finds a [`HeldLock`](lock_runtime::HeldLock) in the extensions of the request. If
-/// the lock is lost, it is dropped, and nothing is stored. What is exact, and what is not, is on
-/// the page `once` of the guide of lock-runtime. The names follow
+/// the lock is lost, or a minute has passed (set [`LockSpec::max_hold`] for a longer handler), the
+/// handler is dropped, nothing is stored, and the next request runs. What is exact, and what is
+/// not, is on the page `once` of the guide of lock-runtime. The names follow
 /// draft-ietf-httpapi-idempotency-key-header.
 ///
 #[cfg_attr(feature = "axum-08", doc = "```")]
@@ -133,9 +142,19 @@ impl<K> OnceLayer<K> {
             keep: Self::DEFAULT_KEEP,
             most_of_request: Self::DEFAULT_MAX_REQUEST,
             most_of_response: Self::DEFAULT_MAX_RESPONSE,
-            headers: [CONTENT_TYPE, CONTENT_LOCATION, LOCATION, ETAG].into(),
+            headers: [
+                CONTENT_TYPE,
+                CONTENT_ENCODING,
+                CONTENT_LANGUAGE,
+                CONTENT_DISPOSITION,
+                CONTENT_LOCATION,
+                LOCATION,
+                ETAG,
+            ]
+            .into(),
             is_stored: |status| {
-                status.as_u16() < 500 && !matches!(status.as_u16(), 408 | 409 | 425 | 429)
+                (200..500).contains(&status.as_u16())
+                    && !matches!(status.as_u16(), 408 | 409 | 425 | 429)
             },
         };
         Self {
@@ -181,7 +200,8 @@ impl<K> OnceLayer<K> {
     }
 
     /// Sets the headers of a response that are stored; by default `content-type`,
-    /// `content-location`, `location` and `etag`.
+    /// `content-encoding`, `content-language`, `content-disposition`, `content-location`,
+    /// `location` and `etag`.
     pub fn headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.set(|it| it.headers = headers.into_iter().collect())
     }
@@ -196,6 +216,15 @@ impl<S, K: Clone> Layer<S> for OnceLayer<K> {
     type Service = ServeOnce<S, K>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        let policy = &self.settings.policy;
+        let checked = policy.spec_for(&self.locks).and_then(|spec| {
+            let once = self.locks.once("key").spec(spec).keep(self.settings.keep);
+            Ok(once.check()?)
+        });
+        if let Err(error) = checked {
+            let policy = policy.name();
+            tracing::error!(policy, %error, "the options of the layer are invalid: every request will be refused with 500");
+        }
         ServeOnce {
             inner,
             layer: self.clone(),
@@ -218,7 +247,7 @@ impl<S, K, B, R> Service<Request<B>> for ServeOnce<S, K>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
-    S::Error: Send,
+    S::Error: Send + 'static,
     K: KeyExtractor<Request<B>>,
     B: Body<Data = Bytes, Error: Into<BoxError>> + From<Bytes> + Send + 'static,
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -260,8 +289,10 @@ impl Settings {
         req: Request<B>,
     ) -> Result<Response<OnceBody>, S::Error>
     where
-        S: Service<Request<B>, Response = Response<R>>,
-        B: Body<Data = Bytes, Error: Into<BoxError>> + From<Bytes>,
+        S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + From<Bytes> + Send + 'static,
         R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let (mut parts, body) = req.into_parts();
@@ -291,9 +322,25 @@ impl Settings {
             Err(error) => return Ok(self.refused(&error.into())),
         };
         let held = guard.held();
-        let lost = held.lost();
         parts.extensions.insert(held);
         let req = Request::from_parts(parts, B::from(body));
+        // A client that has given up sends its request again, and the work must not be done anew.
+        let running = self.run(inner, guard, fingerprint, req).in_current_span();
+        DetachedFuture::of(tokio::spawn(running)).await
+    }
+
+    async fn run<S, B, R>(
+        self,
+        inner: S,
+        guard: OnceGuard,
+        fingerprint: [u8; 32],
+        req: Request<B>,
+    ) -> Result<Response<OnceBody>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+        R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let lost = guard.held().lost();
         let served = pin!(async {
             let response = inner.oneshot(req).await?;
             Ok(self.collected(response).await)
@@ -305,9 +352,10 @@ impl Settings {
                 let _ = guard.release().await;
                 Err(error)
             }
-            Either::Right((Ok((head, body, response)), _)) => Ok(self
-                .finish(guard, fingerprint, (head, body), response)
-                .await),
+            Either::Right((Ok((head, body, response)), _)) => {
+                let kept = (head, body);
+                Ok(self.finish(guard, fingerprint, kept, response).await)
+            }
         }
     }
 
@@ -325,9 +373,9 @@ impl Settings {
             let response = Response::from_parts(parts, OnceBody::new(body));
             return (None, None, response);
         }
-        let kept = self.headers.iter().filter_map(|name| {
-            let value = parts.headers.get(name)?;
-            Some((name.as_str().to_owned(), value.as_bytes().to_vec()))
+        let kept = self.headers.iter().flat_map(|name| {
+            let values = parts.headers.get_all(name).into_iter();
+            values.map(|value| (name.as_str().to_owned(), value.as_bytes().to_vec()))
         });
         let head = Head {
             status: parts.status.as_u16(),
@@ -421,7 +469,7 @@ impl Settings {
 const TOO_LONG: &str = "The body is longer than this service accepts.";
 const UNREADABLE: &str = "The body could not be read.";
 const REUSED: &str = "The key was used for another request.";
-const NOT_KEPT: &str = "The request was served, and its response was too long to be kept.";
+const NOT_KEPT: &str = "The request was served, and its response could not be kept.";
 
 /// The room for the status and the headers of a stored response, in bytes.
 const MOST_OF_HEAD: usize = 16 * 1024;
@@ -434,7 +482,15 @@ fn problem(status: StatusCode, code: &'static str, detail: &str) -> Response<Onc
 
 /// Returns a digest of the request. A part that differs in length cannot make up for another.
 fn fingerprint(parts: &Parts, body: &Bytes) -> [u8; 32] {
-    let target = parts.uri.path_and_query().map_or("", |it| it.as_str());
+    #[cfg(feature = "axum-08")]
+    // A nested router has removed its prefix from the other one.
+    let uri = parts
+        .extensions
+        .get::<axum::extract::OriginalUri>()
+        .map_or(&parts.uri, |original| &original.0);
+    #[cfg(not(feature = "axum-08"))]
+    let uri = &parts.uri;
+    let target = uri.path_and_query().map_or("", |it| it.as_str());
     let mut digest = Sha256::new();
     for part in [parts.method.as_str().as_bytes(), target.as_bytes(), body] {
         digest.update((part.len() as u64).to_be_bytes());
@@ -482,7 +538,7 @@ impl Stored {
         for (name, value) in stored.head.headers {
             let name = HeaderName::try_from(name).ok();
             if let Some((name, value)) = name.zip(HeaderValue::try_from(value).ok()) {
-                headers.insert(name, value);
+                headers.append(name, value);
             }
         }
         headers.insert(REPLAYED, HeaderValue::from_static("true"));

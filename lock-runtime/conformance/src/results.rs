@@ -68,6 +68,7 @@ impl Subject {
     }
 }
 
+// Rule 43.
 async fn requests_are_refused(subject: &Subject) {
     let hold = fresh_hold(Mode::Exclusive);
     promise!(KEPT, subject.done(&hold).await.is_none(), "a fresh lock");

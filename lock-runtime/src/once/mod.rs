@@ -191,8 +191,7 @@ impl OnceRequest {
             Begun::Done(once) => Ok(Ok(once)),
             Begun::Running(guard) => {
                 let body = body(guard.held());
-                let record = |value: &Vec<u8>| Ok(value.clone());
-                guard.recorded(body, record).await
+                guard.run_fresh(body, |value| Ok(value.clone())).await
             }
         }
     }
@@ -235,7 +234,7 @@ impl OnceRequest {
             }
             Begun::Running(guard) => {
                 let body = body(guard.held());
-                guard.recorded(body, write).await
+                guard.run_fresh(body, write).await
             }
         }
     }
@@ -281,7 +280,8 @@ impl OnceRequest {
 
     /// # Errors
     /// `InvalidSpec`, with the remedy.
-    fn check(&self) -> Result<(), LockError> {
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), LockError> {
         let Self { request, keep, .. } = self;
         let terms = request.spec.terms(&request.core.defaults)?;
         let complaint = if terms.mode != Mode::Exclusive {
@@ -425,8 +425,9 @@ impl OnceGuard {
     /// # Errors
     /// `Lost` if the lock was lost: nothing was recorded. `InvalidResult` for a result that is too
     /// long, `ModeMismatch` if the lock was entered again: nothing was recorded, and the lock is
-    /// released. `ReleaseUnknown` if the store did not answer: the result may or may not have been
-    /// recorded. `NoRuntime`.
+    /// released, in the latter case with its last guard. `ReleaseUnknown` if the store did not
+    /// answer: the result may or may not have been recorded; or if it refused the result, as one
+    /// that is too long for it: then it was not, and the message says so. `NoRuntime`.
     ///
     /// # Cancellation
     /// Before the first poll, dropping the future records nothing. Afterwards the record continues
@@ -450,6 +451,10 @@ impl OnceGuard {
             Err(error) if error.kind() == LockErrorKind::ReleaseUnknown => error,
             known => return known,
         };
+        if !is_transient(&error) {
+            let hint = "the result was not recorded, as the store refuses it";
+            return Err(error.with_hint(Some(hint)));
+        }
         while Instant::now() < until {
             sleep_until(Instant::now() + LOOK).await;
             if let Ok(Some(done)) = core.bounded(&key, core.store.done(&key)).await
@@ -461,34 +466,43 @@ impl OnceGuard {
         Err(error.with_hint(Some("whether the result was recorded is unknown")))
     }
 
-    /// Runs a body that returns what is to be recorded, or an error, which is not.
-    async fn recorded<T, E>(
+    /// Runs a body, and records its value unless it is a failure.
+    async fn recorded<O>(
+        self,
+        body: impl Future<Output = O>,
+        is_failure: fn(&O) -> bool,
+        record: impl FnOnce(&O) -> Result<Vec<u8>, LockError>,
+    ) -> Result<O, LockError> {
+        let Self { guard, keep, most } = self;
+        let key = guard.key().clone();
+        let body = guard.while_held_unless(body, is_failure);
+        let (value, guard) = body.await?;
+        if is_failure(&value) {
+            // An error is logged, and the release continues in the background.
+            let _ = guard.release().await;
+            return Ok(value);
+        }
+        let guard = Self { guard, keep, most };
+        let result = record(&value).map_err(|error| error.with_key(&key))?;
+        guard.complete(&result).await?;
+        Ok(value)
+    }
+
+    /// Runs a body that returns a value, or an error, which is not recorded.
+    async fn run_fresh<T, E>(
         self,
         body: impl Future<Output = Result<T, E>>,
         record: impl FnOnce(&T) -> Result<Vec<u8>, LockError>,
     ) -> Result<Result<Once<T>, E>, LockError> {
-        let Self { guard, keep, most } = self;
-        let (key, fence) = (guard.key().clone(), guard.fence());
-        let body = guard.while_held_unless(body, Result::is_err);
-        let (value, guard) = body.await?;
-        let guard = Self { guard, keep, most };
-        match value {
-            Ok(value) => {
-                let result = record(&value).map_err(|error| error.with_key(&key))?;
-                guard.complete(&result).await?;
-                Ok(Ok(Once {
-                    value,
-                    fence,
-                    at: SystemTime::now(),
-                    is_replay: false,
-                }))
-            }
-            Err(error) => {
-                // An error is logged, and the release continues in the background.
-                let _ = guard.release().await;
-                Ok(Err(error))
-            }
-        }
+        let fence = self.guard.fence();
+        let record = |value: &Result<T, E>| value.as_ref().map_or_else(|_| Ok(Vec::new()), record);
+        let value = self.recorded(body, Result::is_err, record).await?;
+        Ok(value.map(|value| Once {
+            value,
+            fence,
+            at: SystemTime::now(),
+            is_replay: false,
+        }))
     }
 
     /// Runs the body of a function with the attribute.
@@ -496,19 +510,7 @@ impl OnceGuard {
         self,
         body: impl Future<Output = T>,
     ) -> Result<T, LockError> {
-        let Self { guard, keep, most } = self;
-        let key = guard.key().clone();
-        let body = guard.while_held_unless(body, T::is_failure);
-        let (returned, guard) = body.await?;
-        if returned.is_failure() {
-            // As above.
-            let _ = guard.release().await;
-            return Ok(returned);
-        }
-        let guard = Self { guard, keep, most };
-        let result = returned.record().map_err(|error| error.with_key(&key))?;
-        guard.complete(&result).await?;
-        Ok(returned)
+        self.recorded(body, T::is_failure, T::record).await
     }
 
     /// Releases the lock and records nothing. See [`LockGuard::release`].

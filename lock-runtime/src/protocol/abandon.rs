@@ -41,6 +41,14 @@ impl Ending {
         }
     }
 
+    /// Returns the length of the result that it leaves, in bytes.
+    pub(super) fn result_len(&self) -> usize {
+        match self {
+            Self::Release(_, _, Some((_, result))) => result.len(),
+            Self::Release(..) | Self::Abandon(_) => 0,
+        }
+    }
+
     fn hold(&self) -> &Hold {
         match self {
             Self::Release(hold, ..) | Self::Abandon(hold) => hold,
@@ -384,7 +392,8 @@ impl Session {
         }
         let hold = ending.hold().clone();
         if matches!(latest, Latest::Confirmed) {
-            self.ended.push(ending, sent, until);
+            let lost = is_unheld.then(|| Ending::Abandon(hold.clone()));
+            self.ended.push(lost.unwrap_or(ending), sent, until);
         }
         match latest {
             Latest::Unconfirmed => return,

@@ -294,8 +294,13 @@ impl Session {
         let reply = match answer {
             Ok(Reply::Release(reply)) => reply,
             other => {
-                self.release_until_confirmed(releasing, cx);
                 let error = other.err().unwrap_or_else(StoreError::late);
+                let mut releasing = releasing;
+                if releasing.release.result.is_some() && !error.is_transient() {
+                    // The store refuses the result, and would refuse it again.
+                    (releasing.release.result, releasing.keep_until) = (None, None);
+                }
+                self.release_until_confirmed(releasing, cx);
                 return Err(ReleaseError::Unknown(error));
             }
         };
@@ -310,7 +315,11 @@ impl Session {
             _ => Ok(Released::AtStore),
         };
         let Release { hold, result, .. } = releasing.release.clone();
-        let ending = Ending::Release(hold, releasing.keep_until, result);
+        let ending = match reply {
+            // A lock that was lost leaves nothing behind.
+            ReleaseReply::NotHeld => Ending::Abandon(hold),
+            _ => Ending::Release(hold, releasing.keep_until, result),
+        };
         let sent = releasing.sent.unwrap_or(cx.now);
         self.ended.push(ending, sent, cx.now + releasing.lease);
         let Some((next, lease)) = releasing.next_holder() else {

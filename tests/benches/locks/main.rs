@@ -28,6 +28,7 @@ mod hot;
 mod layer;
 mod list;
 mod memory;
+mod once;
 mod overhead;
 mod page;
 mod postgres;
@@ -80,6 +81,8 @@ enum Scenario {
     Held,
     /// The store in this process.
     Memory,
+    /// Work that is done once for a key, beside a plain lock and a `GET`.
+    Once,
     /// Cost that the macro and the layer add.
     Overhead,
     /// Requests that wait for one lock in the layer.
@@ -129,6 +132,7 @@ async fn main() {
             Scenario::Freed => freed::measure(slice).await,
             Scenario::Held => held::measure().await,
             Scenario::Memory => memory::measure(slice).await,
+            Scenario::Once => once::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,
             Scenario::Layer => layer::measure().await,
             Scenario::List => list::measure().await,

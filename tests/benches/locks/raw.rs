@@ -70,7 +70,7 @@ impl Raw {
             load(script!("acquire_free" "clock" "fence" "holders" "standing" "line" "acquire"))
                 .await;
         let release = load(
-            script!("refusal" "release" "clock" "fence" "holders" "standing" "line" "hand_over"),
+            script!("refusal" "done" "release" "clock" "fence" "holders" "standing" "line" "hand_over"),
         )
         .await;
         let pass = load(script!("clock" "fence" "holders" "standing" "line" "pass")).await;

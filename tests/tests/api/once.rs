@@ -11,7 +11,7 @@ use std::{
 
 use lock_runtime::{
     Begun, LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, distributed_lock,
-    store::MemoryStore,
+    store::{MemoryStore, StoreError, StoreErrorKind},
 };
 use lock_tests::{
     FaultyStore, RedisServer,
@@ -54,6 +54,7 @@ async fn clients() -> (RedisServer, [LockClient; 2]) {
     (server, clients)
 }
 
+// Rule 43 of docs/PROTOCOL.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_requests_at_once_run_the_work_once() {
     let (_server, clients) = clients().await;
@@ -252,6 +253,32 @@ async fn a_record_whose_reply_is_lost_is_known_in_the_end() {
         let done = locks.once("job").stored().await.unwrap().unwrap();
         assert_eq!(done.value, b"7");
     }
+}
+
+/// The store refuses the result itself, as one that is too long for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_the_store_refuses_leaves_the_key_free() {
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), move |call: Call| async move {
+        match &call.operation {
+            Operation::Release(release) if release.result.is_some() => {
+                Err(StoreError::new(StoreErrorKind::Unsupported, "too long"))
+            }
+            _ => call.execute().await,
+        }
+    });
+    let locks = LockClient::with_store(store);
+    let refused = locks.once("job").run(async |_| Ok::<_, io::Error>(7));
+    let refused = timeout(Duration::from_secs(2), refused).await.unwrap();
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), LockErrorKind::ReleaseUnknown, "{refused}");
+    assert!(
+        refused.to_string().contains("was not recorded"),
+        "{refused}"
+    );
+    let Begun::Running(guard) = locks.once("job").begin().await.unwrap() else {
+        panic!("nothing was recorded");
+    };
+    guard.release().await.unwrap();
 }
 
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]

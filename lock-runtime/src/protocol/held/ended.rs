@@ -10,6 +10,9 @@ use crate::shell::time::Instant;
 /// are usually behind.
 const MOST: usize = 1_024;
 
+/// The longest result that is remembered, in bytes. With a longer one the token is forgotten.
+const LONGEST: usize = 1_024;
+
 /// The tokens that were ended last.
 #[derive(Clone, Default)]
 pub(in crate::protocol) struct Ended(VecDeque<EndedToken>);
@@ -27,7 +30,9 @@ impl Ended {
         while self.0.len() >= MOST || self.0.front().is_some_and(|it| it.until <= sent) {
             self.0.pop_front();
         }
-        self.0.push_back(EndedToken { ending, until });
+        if ending.result_len() <= LONGEST {
+            self.0.push_back(EndedToken { ending, until });
+        }
     }
 }
 

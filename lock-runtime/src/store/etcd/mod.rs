@@ -60,8 +60,11 @@ pub use self::settings::EtcdOptions;
 const FORMAT: &[u8] = b"1";
 /// Between the version of a record and its content. So versions can be compared in order.
 const SEPARATOR: u8 = 1;
-/// The etcd lease of records and messages: of a lock lease of a day, of the day for which a record
-/// is kept after it, and of the time for which an etcd lease is shared.
+/// The time for which most records are needed at most: a lock lease of a day, and the day for which
+/// a record is kept after it.
+const NEEDED_FOR: Duration = Duration::from_secs(48 * 3600);
+/// The etcd lease of these records and of messages, with the time for which an etcd lease is
+/// shared.
 const KEPT_FOR: Duration = Duration::from_secs(50 * 3600);
 /// The time for which what is written gets the same etcd lease.
 const SHARED_FOR: Duration = Duration::from_secs(600);
@@ -323,6 +326,22 @@ impl Calls {
         Ok(id)
     }
 
+    /// Returns the etcd lease of a swap. A record that is needed for longer than most, as the result
+    /// of a lock that is done may be, gets one of its own.
+    async fn lease_of(&self, swap: &Swap) -> Result<i64, StoreError> {
+        let ends = swap.changes.iter().map(|change| change.needed_until);
+        let needed_for = ends.max().map(|end| end.since(swap.not_before));
+        let Some(longer) = needed_for.filter(|it| *it > NEEDED_FOR) else {
+            return self.lease().await;
+        };
+        let ttl = (longer + (KEPT_FOR - NEEDED_FOR)).as_secs() as i64;
+        let granted = self.members.call(LEASE_GRANT, LeaseGrantRequest { ttl });
+        let LeaseGrantResponse { id } = granted
+            .await
+            .map_err(|error: StoreError| error.with_unsent(true))?;
+        Ok(id)
+    }
+
     /// Executes operations together with the tick of the clock.
     async fn run(
         &self,
@@ -440,11 +459,13 @@ impl Calls {
         let not_before = swaps.iter().map(|swap| swap.not_before).max();
         let mut has_repeated = false;
         let run = loop {
-            let lease = self.lease().await?;
+            let mut parts = Vec::with_capacity(swaps.len());
             let mut number = 0;
             let room = OPERATIONS - swaps.len();
-            let part = |swap| self.part(swap, lease, room, &mut number);
-            let parts: Vec<_> = swaps.iter().map(part).collect();
+            for swap in swaps {
+                let lease = self.lease_of(swap).await?;
+                parts.push(self.part(swap, lease, room, &mut number));
+            }
             match self.run(not_before.unwrap_or_default(), &parts).await {
                 // An operator has revoked it. Nothing was done.
                 Err(error) if error::is_lease_gone(&error) && !has_repeated => {

@@ -1,5 +1,7 @@
 //! Health, lists and revocations, as operators see them.
 
+use std::time::Duration;
+
 use futures_util::TryStreamExt as _;
 use lock_runtime::{
     EtcdOptions, LockErrorKind, Loss,
@@ -97,4 +99,31 @@ async fn locks_are_listed_and_revoked() {
         LockErrorKind::Lost(Loss::Revoked)
     );
     once(&locks, "job:7").await.unwrap();
+}
+
+/// Records go with an etcd lease, which most of them share for two days.
+#[tokio::test]
+async fn a_result_is_kept_for_longer_than_other_records() {
+    let cluster = EtcdCluster::start().await;
+    let locks = client(&cluster).await;
+    let week = Duration::from_secs(7 * 24 * 3600);
+    let once = locks.once("week").keep(week);
+    let ran = once.run_bytes(async |_| Ok::<_, LockErrorKind>(b"done".to_vec()));
+    assert!(!ran.await.unwrap().unwrap().is_replay);
+    super::once(&locks, "short").await.unwrap();
+
+    // Of the record of each lock: an id in hexadecimal digits, and the seconds that are left.
+    let ids = cluster.ctl(&["lease", "list"]).await;
+    let mut left = Vec::new();
+    for id in ids.lines().skip(1) {
+        let shown = cluster.ctl(&["lease", "timetolive", "--keys", id]).await;
+        let seconds = shown.split("remaining(").nth(1).unwrap();
+        let seconds: u64 = seconds.split('s').next().unwrap().parse().unwrap();
+        left.push((shown.contains("week"), Duration::from_secs(seconds)));
+    }
+    let of_result = left.iter().find(|(is_result, _)| *is_result).unwrap();
+    assert!(of_result.1 > week, "{left:?}");
+    let others = left.iter().filter(|(is_result, _)| !is_result);
+    assert!(others.clone().count() > 0, "{left:?}");
+    assert!(others.into_iter().all(|(_, left)| *left < week), "{left:?}");
 }

@@ -279,3 +279,54 @@ async fn a_stream_is_passed_on_whole() {
     assert!(!response.headers().contains_key("idempotent-replayed"));
     assert_eq!(runs.load(Ordering::Relaxed), 2);
 }
+
+/// A client that has given up sends its request again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_client_disconnects_runs_to_its_end() {
+    let (_server, [app, other], _locks) = apps().await;
+    let request = app.router.clone().oneshot(payment("7", "a", "5 EUR"));
+    let gone = tokio::time::timeout(Duration::from_millis(10), request).await;
+    gone.unwrap_err();
+    let seen = other.pay("7", "a", "5 EUR").await;
+    assert!(seen.is_replay() && seen.body == "paid: 5 EUR", "{seen:?}");
+    assert_eq!((app.runs(), other.runs()), (1, 0));
+}
+
+/// A nested router removes its prefix from the path.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_two_tenants_differ() {
+    let locks = LockClient::in_memory();
+    let app = App::new(layer(&locks));
+    let app = App {
+        router: Router::new().nest("/tenants/{tenant}", app.router),
+        ..app
+    };
+    let pay = async |tenant: u32| {
+        let mut request = payment("7", "a", "5 EUR");
+        *request.uri_mut() = format!("/tenants/{tenant}/payments").parse().unwrap();
+        app.send(request).await
+    };
+    assert_eq!(pay(1).await.status, 201);
+    assert!(pay(1).await.is_replay());
+    assert_eq!(pay(2).await.code(), "key_reused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_value_of_a_header_is_kept() {
+    let locks = LockClient::in_memory();
+    let handler = post(async || {
+        let links = [("link", "<a>"), ("link", "<b>")];
+        (axum::response::AppendHeaders(links), "paid")
+    });
+    let layer = layer(&locks).headers(["link".parse().unwrap()]);
+    let app = Router::new().route("/payments", handler.layer(layer));
+    for _ in 0..2 {
+        let response = app
+            .clone()
+            .oneshot(payment("7", "a", "5 EUR"))
+            .await
+            .unwrap();
+        let links: Vec<_> = response.headers().get_all("link").iter().collect();
+        assert_eq!(links, ["<a>", "<b>"]);
+    }
+}

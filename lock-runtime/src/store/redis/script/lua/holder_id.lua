@@ -1,6 +1,6 @@
 -- The identifier of a holder, a digest that reveals no value: see `HolderId`. Also returns the
--- client, which is the beginning of its tokens ('' for foreign data), and 1 for a reservation, 2 for
--- one with a result. All aliases of an acquisition have the first 28 digits in common.
+-- client, which is the beginning of its tokens ('' for foreign data), and 1 for a reservation, or 2
+-- for one with a result. All aliases of an acquisition have the first 28 digits in common.
 local TOKEN = '^(' .. string.rep('[0-9a-f]', 28) .. ')' .. string.rep('[0-9a-f]', 4) .. '(.*)$'
 local function token_of(member)
   local stem, rest = string.match(string.match(member, '^%d+:(.+)$') or member, TOKEN)

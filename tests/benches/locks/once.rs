@@ -1,0 +1,159 @@
+//! Work that is done once for a key, beside the plain lock and a bare `GET`.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use lock_runtime::{Begun, LockClient, LockGuard, OnceGuard};
+use lock_tests::redis_server::RedisServer;
+use redis::aio::MultiplexedConnection;
+
+use crate::{
+    contest::{Contest, LIMIT},
+    raw::{self, Raw},
+    report::Row,
+    subject::{LEASE, Subject},
+};
+
+const TASKS: [usize; 2] = [1, 64];
+const RESULT: &[u8] = b"receipt 7";
+const KEEP: Duration = Duration::from_secs(60);
+
+pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
+    let server = RedisServer::start().await;
+    let raw = Raw::connect(&raw::client(&server.url())).await;
+    let locks = LockClient::connect(&server.url())
+        .await
+        .expect("our own server answers");
+    let mut rows = Vec::new();
+    for tasks in TASKS {
+        let first = Contest::new("once, first", tasks, slice)
+            .servers([&server])
+            .each(LIMIT, |task| Fresh::new(&locks, "plain", task))
+            .each("once", |task| First(Fresh::new(&locks, "once", task)));
+        rows.extend(first.run().await);
+        for task in 0..tasks {
+            let once = locks.once(format!("done:{task}"));
+            let Ok(Begun::Running(guard)) = once.begin().await else {
+                panic!("the key is new");
+            };
+            guard.complete(RESULT).await.expect("it is held");
+        }
+        let replays = Contest::new("once, replay", tasks, slice)
+            .servers([&server])
+            .each(LIMIT, |task| Get {
+                connection: raw.connection.clone(),
+                key: format!("{{lock:done:{task}}}"),
+            })
+            .each("once", |task| Replay {
+                locks: locks.clone(),
+                key: format!("done:{task}"),
+            });
+        rows.extend(replays.run().await);
+        for task in 0..tasks {
+            let forgotten = locks.once(format!("done:{task}")).forget().await;
+            forgotten.expect("our own server answers");
+        }
+    }
+    locks.shutdown().await;
+    rows
+}
+
+/// A plain lock, of another key each time.
+struct Fresh {
+    locks: LockClient,
+    key: String,
+    number: AtomicU64,
+}
+
+impl Fresh {
+    fn new(locks: &LockClient, kind: &str, task: usize) -> Self {
+        Self {
+            locks: locks.clone(),
+            // Those of the rounds differ.
+            key: format!("{kind}:{task}:{:x}", rand::random::<u64>()),
+            number: AtomicU64::new(0),
+        }
+    }
+
+    fn next(&self) -> String {
+        format!(
+            "{}:{}",
+            self.key,
+            self.number.fetch_add(1, Ordering::Relaxed)
+        )
+    }
+}
+
+impl Subject for Fresh {
+    type Guard = LockGuard;
+
+    async fn acquire(&self) -> LockGuard {
+        let request = self.locks.exclusive(self.next()).lease(LEASE);
+        request.acquire().await.expect("it is free")
+    }
+
+    async fn release(&self, guard: LockGuard) {
+        guard.release().await.expect("it is held");
+    }
+}
+
+/// The first run for a key.
+struct First(Fresh);
+
+impl Subject for First {
+    type Guard = OnceGuard;
+
+    async fn acquire(&self) -> OnceGuard {
+        let once = self.0.locks.once(self.0.next()).lease(LEASE).keep(KEEP);
+        match once.begin().await.expect("it is free") {
+            Begun::Running(guard) => guard,
+            Begun::Done(_) => panic!("the key is new"),
+        }
+    }
+
+    async fn release(&self, guard: OnceGuard) {
+        guard.complete(RESULT).await.expect("it is held");
+    }
+}
+
+struct Replay {
+    locks: LockClient,
+    key: String,
+}
+
+impl Subject for Replay {
+    type Guard = ();
+
+    async fn acquire(&self) {
+        let begun = self.locks.once(&*self.key).begin().await;
+        assert!(matches!(begun, Ok(Begun::Done(_))), "{begun:?}");
+    }
+
+    async fn release(&self, (): ()) {}
+}
+
+struct Get {
+    connection: MultiplexedConnection,
+    key: String,
+}
+
+impl Subject for Get {
+    type Guard = ();
+
+    async fn acquire(&self) {
+        let mut connection = self.connection.clone();
+        let value: redis::RedisResult<Option<Vec<u8>>> = redis::cmd("GET")
+            .arg(&self.key)
+            .query_async(&mut connection)
+            .await;
+        assert!(
+            value.is_ok_and(|value| value.is_some()),
+            "no value at {}",
+            self.key
+        );
+    }
+
+    async fn release(&self, (): ()) {}
+}
