@@ -403,7 +403,7 @@ impl<Who: Copy + PartialEq> Redis<Who> {
             let at = words.next()?.parse().ok()?;
             let fence = FencingToken::new(words.next()?.parse().ok()?)?;
             let value = words.next()?.as_bytes().into();
-            Some(Recorded { fence, at, value })
+            Some(Box::new(Recorded { fence, at, value }))
         });
         let member = done.map_or(member, |(member, _)| member);
         Some(Slot {

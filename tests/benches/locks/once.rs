@@ -44,7 +44,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
             .servers([&server])
             .each(LIMIT, |task| Get {
                 connection: raw.connection.clone(),
-                key: format!("{{lock:done:{task}}}"),
+                key: format!("lock:done:{task}"),
             })
             .each("once", |task| Replay {
                 locks: locks.clone(),

@@ -33,7 +33,7 @@ pub(crate) struct Slot {
     /// The last fencing token that is reserved for the slot.
     pub(crate) fence: FencingToken,
     /// The result of its work. The slot is a reservation then.
-    pub(crate) result: Option<Recorded>,
+    pub(crate) result: Option<Box<Recorded>>,
 }
 
 /// A result, the fencing token of the work, and when it was recorded, in microseconds since 1970.
@@ -121,7 +121,7 @@ impl Entry {
     /// Returns the slot with the result of the work, and the result.
     pub(crate) fn done(&self, now: Instant) -> Option<(&Slot, &Recorded)> {
         let mut living = self.living(now);
-        living.find_map(|slot| Some((slot, slot.result.as_ref()?)))
+        living.find_map(|slot| Some((slot, slot.result.as_deref()?)))
     }
 
     /// Refuses a request, as the lock is done, and notifies the next waiter.

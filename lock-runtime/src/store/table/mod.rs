@@ -465,10 +465,9 @@ impl Table {
             // The token may have an earlier reserved slot, if a delayed request acquired the lock
             // again.
             slots.retain(|slot| slot.token != hold.token);
-            let result = release.result.clone().map(|(fence, value)| Recorded {
-                fence,
-                at: step.fences.micros(step.latest),
-                value,
+            let result = release.result.clone().map(|(fence, value)| {
+                let at = step.fences.micros(step.latest);
+                Box::new(Recorded { fence, at, value })
             });
             slots.push(Slot {
                 kept: true,

@@ -42,7 +42,7 @@ pub(crate) struct Body {
     pub(crate) queue: Vec<StoredPlace>,
     /// The result of the first slot.
     #[serde(skip)]
-    pub(crate) result: Option<Recorded>,
+    pub(crate) result: Option<Box<Recorded>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,7 +151,7 @@ impl Body {
                 let Some(fence) = fence.filter(|_| is_kept) else {
                     return Err(unreadable(name, "a result of no holder"));
                 };
-                let result = Some(Recorded { fence, at, value });
+                let result = Some(Box::new(Recorded { fence, at, value }));
                 Ok(Self { result, ..body })
             }
             [format, ..] => Err(unreadable(name, &format!("format {format}"))),
@@ -162,8 +162,11 @@ impl Body {
     pub(crate) fn write(&self, name: &RecordName) -> Result<Vec<u8>, StoreError> {
         let written = match &self.result {
             None => postcard::to_extend(self, vec![FORMAT]),
-            Some(Recorded { fence, at, value }) => postcard::to_extend(self, vec![DONE])
-                .and_then(|bytes| postcard::to_extend(&(fence.number(), at, &**value), bytes)),
+            Some(result) => {
+                let Recorded { fence, at, value } = &**result;
+                postcard::to_extend(self, vec![DONE])
+                    .and_then(|bytes| postcard::to_extend(&(fence.number(), at, &**value), bytes))
+            }
         };
         written.map_err(|error| unreadable(name, &error.to_string()))
     }
