@@ -326,8 +326,8 @@ impl Calls {
         Ok(id)
     }
 
-    /// Returns the etcd lease of a swap. A record that is needed for longer than most, as the result
-    /// of a lock that is done may be, gets one of its own.
+    /// Returns the etcd lease of a swap. A record that is needed for longer than most, such as one
+    /// with a result, gets a lease of its own.
     async fn lease_of(&self, swap: &Swap) -> Result<i64, StoreError> {
         let ends = swap.changes.iter().map(|change| change.needed_until);
         let needed_for = ends.max().map(|end| end.since(swap.not_before));
