@@ -65,7 +65,7 @@ async fn a_payment_is_charged_once_however_often_it_is_sent() {
     }
     // Only the latest fencing token of each key is left.
     let kept = server.keys("*").await;
-    assert!(kept.iter().all(|key| key.ends_with(":fence")), "{kept:?}");
+    assert!(kept.iter().all(|key| key.ends_with(":f")), "{kept:?}");
 }
 
 #[cfg(feature = "inventory")]
