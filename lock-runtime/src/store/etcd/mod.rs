@@ -60,11 +60,8 @@ pub use self::settings::EtcdOptions;
 const FORMAT: &[u8] = b"1";
 /// Between the version of a record and its content. So versions can be compared in order.
 const SEPARATOR: u8 = 1;
-/// The time for which most records are needed at most: a lock lease of a day, and the day for which
-/// a record is kept after it.
-const NEEDED_FOR: Duration = Duration::from_secs(48 * 3600);
-/// The etcd lease of these records and of messages, with the time for which an etcd lease is
-/// shared.
+/// The etcd lease of most records and of messages: of a lock lease of a day, of the day for which a
+/// record is kept after it, and of the time for which an etcd lease is shared.
 const KEPT_FOR: Duration = Duration::from_secs(50 * 3600);
 /// The time for which what is written gets the same etcd lease.
 const SHARED_FOR: Duration = Duration::from_secs(600);
@@ -331,10 +328,10 @@ impl Calls {
     async fn lease_of(&self, swap: &Swap) -> Result<i64, StoreError> {
         let ends = swap.changes.iter().map(|change| change.needed_until);
         let needed_for = ends.max().map(|end| end.since(swap.not_before));
-        let Some(longer) = needed_for.filter(|it| *it > NEEDED_FOR) else {
+        let Some(longer) = needed_for.filter(|it| *it > KEPT_FOR - LASTS_ON) else {
             return self.lease().await;
         };
-        let ttl = (longer + (KEPT_FOR - NEEDED_FOR)).as_secs() as i64;
+        let ttl = (longer + LASTS_ON).as_secs() as i64;
         let granted = self.members.call(LEASE_GRANT, LeaseGrantRequest { ttl });
         let LeaseGrantResponse { id } = granted
             .await

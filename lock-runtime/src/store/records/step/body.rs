@@ -159,6 +159,11 @@ impl Body {
         }
     }
 
+    /// Returns whether the body is that of a lock that is done.
+    pub(crate) fn is_done(bytes: &[u8]) -> bool {
+        bytes.first() == Some(&DONE)
+    }
+
     pub(crate) fn write(&self, name: &RecordName) -> Result<Vec<u8>, StoreError> {
         let written = match &self.result {
             None => postcard::to_extend(self, vec![FORMAT]),

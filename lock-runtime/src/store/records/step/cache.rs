@@ -20,8 +20,6 @@ use crate::{
 
 /// The number of records in each half.
 const CAPACITY: usize = 8192;
-/// The longest body that is kept: a longer one is that of a lock with many waiters or a result.
-const LONGEST: usize = 4096;
 
 /// The time for which a client counts among those that change a record.
 const LATELY: Duration = Duration::from_secs(1);
@@ -43,8 +41,8 @@ struct Seen {
 #[derive(Debug, Default)]
 struct Known {
     record: Option<Record>,
-    /// The record is there, without its body.
-    is_long: bool,
+    /// The record is there, and its body, which has a result, is not kept.
+    is_done: bool,
     /// When this process has written it, if no other one is known to have since.
     written: Option<Instant>,
     /// The number of times that this process has written it since another one has.
@@ -77,7 +75,7 @@ pub(crate) struct Halves<K, V> {
 impl Cache {
     pub(crate) fn get(&self, name: &RecordName) -> Option<Option<Record>> {
         let mut seen = lock(&self.0);
-        let known = seen.records.get(name).filter(|known| !known.is_long);
+        let known = seen.records.get(name).filter(|known| !known.is_done);
         known.map(|known| known.record.clone())
     }
 
@@ -155,9 +153,9 @@ fn version(record: Option<&Record>) -> Option<Version> {
 impl Known {
     fn keep(&mut self, record: Option<Record>) {
         self.record = record;
-        let long = self.record.as_mut().filter(|it| it.body.len() > LONGEST);
-        self.is_long = long.is_some();
-        if let Some(record) = long {
+        let done = self.record.as_mut().filter(|it| Body::is_done(&it.body));
+        self.is_done = done.is_some();
+        if let Some(record) = done {
             record.body = Vec::new();
         }
     }
