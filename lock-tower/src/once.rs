@@ -2,14 +2,14 @@
 
 use std::{
     fmt,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::future::{BoxFuture, Either, select};
+use futures_util::{StreamExt as _, TryStreamExt, future::BoxFuture, stream};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode,
     header::{
@@ -19,7 +19,10 @@ use http::{
     request::Parts,
 };
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited, combinators::UnsyncBoxBody};
+use http_body_util::{
+    BodyExt as _, BodyStream, Full, LengthLimitError, Limited, StreamBody,
+    combinators::UnsyncBoxBody,
+};
 use lock_runtime::{
     Begun, LockClient, LockErrorKind, LockKey, LockSpec, OnceGuard, OnceRequest,
     web::{ErrorClass, Problem},
@@ -340,19 +343,18 @@ impl Settings {
         S: Service<Request<B>, Response = Response<R>>,
         R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let lost = guard.held().lost();
-        let served = pin!(async {
+        let served = async {
             let response = inner.oneshot(req).await?;
             Ok(self.collected(response).await)
-        });
-        match select(lost, served).await {
-            Either::Left((error, _)) => Ok(self.refused(&error.into())),
-            Either::Right((Err(error), _)) => {
+        };
+        match guard.while_held_unless(served, Result::is_err).await {
+            Err(error) => Ok(self.refused(&error.into())),
+            Ok((Err(error), guard)) => {
                 // An error is logged, and the release continues in the background.
                 let _ = guard.release().await;
                 Err(error)
             }
-            Either::Right((Ok((head, body, response)), _)) => {
+            Ok((Ok((head, body, response)), guard)) => {
                 let kept = (head, body);
                 Ok(self.finish(guard, fingerprint, kept, response).await)
             }
@@ -398,23 +400,17 @@ impl Settings {
             }
         }
         let data = data.freeze();
-        match rest {
-            None => {
-                let sent = OnceBody::new(Full::new(data.clone()));
-                (Some(head), Some(data), Response::from_parts(parts, sent))
-            }
-            Some(Err(_)) => {
-                // The response has failed.
-                let frames = Frames::new(data, rest, body);
-                let response = Response::from_parts(parts, OnceBody::new(frames));
-                (None, None, response)
-            }
-            Some(Ok(_)) => {
-                let frames = Frames::new(data, rest, body);
-                let response = Response::from_parts(parts, OnceBody::new(frames));
-                (Some(head), None, response)
-            }
-        }
+        let Some(rest) = rest else {
+            let sent = OnceBody::new(Full::new(data.clone()));
+            return (Some(head), Some(data), Response::from_parts(parts, sent));
+        };
+        // A response that has failed is not stored.
+        let head = rest.is_ok().then_some(head);
+        let begun = [Ok(Frame::data(data)), rest];
+        let frames =
+            stream::iter(begun).chain(TryStreamExt::map_err(BodyStream::new(body), Into::into));
+        let sent = OnceBody::new(StreamBody::new(frames));
+        (head, None, Response::from_parts(parts, sent))
     }
 
     /// Stores a response, or makes the key free.
@@ -588,37 +584,5 @@ impl Body for OnceBody {
 impl fmt::Debug for OnceBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnceBody").finish_non_exhaustive()
-    }
-}
-
-/// A body whose beginning has been read.
-struct Frames<B> {
-    begun: Option<Bytes>,
-    next: Option<Result<Frame<Bytes>, BoxError>>,
-    rest: Pin<Box<B>>,
-}
-
-impl<B> Frames<B> {
-    fn new(begun: Bytes, next: Option<Result<Frame<Bytes>, BoxError>>, rest: Pin<Box<B>>) -> Self {
-        let begun = Some(begun).filter(|begun| !begun.is_empty());
-        Self { begun, next, rest }
-    }
-}
-
-impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for Frames<B> {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(begun) = self.begun.take() {
-            return Poll::Ready(Some(Ok(Frame::data(begun))));
-        }
-        if let Some(next) = self.next.take() {
-            return Poll::Ready(Some(next));
-        }
-        self.rest.as_mut().poll_frame(cx).map_err(Into::into)
     }
 }

@@ -156,6 +156,9 @@ impl OnceRequest {
                     if error.kind() == LockErrorKind::Done
                         && (attempts < LOOKS || Instant::now() < until) =>
                 {
+                    if attempts >= LOOKS {
+                        sleep_until(Instant::now() + LOOK).await;
+                    }
                     if wait != Wait::No {
                         request = request.wait(until.saturating_duration_since(Instant::now()));
                     }
@@ -466,6 +469,18 @@ impl OnceGuard {
         Err(error.with_hint(Some("whether the result was recorded is unknown")))
     }
 
+    /// Runs `body` as [`LockGuard::while_held_unless`] does.
+    #[doc(hidden)]
+    pub async fn while_held_unless<F: Future>(
+        self,
+        body: F,
+        is_failure: fn(&F::Output) -> bool,
+    ) -> Result<(F::Output, Self), LockError> {
+        let Self { guard, keep, most } = self;
+        let (output, guard) = guard.while_held_unless(body, is_failure).await?;
+        Ok((output, Self { guard, keep, most }))
+    }
+
     /// Runs a body, and records its value unless it is a failure.
     async fn recorded<O>(
         self,
@@ -473,16 +488,13 @@ impl OnceGuard {
         is_failure: fn(&O) -> bool,
         record: impl FnOnce(&O) -> Result<Vec<u8>, LockError>,
     ) -> Result<O, LockError> {
-        let Self { guard, keep, most } = self;
-        let key = guard.key().clone();
-        let body = guard.while_held_unless(body, is_failure);
-        let (value, guard) = body.await?;
+        let key = self.guard.key().clone();
+        let (value, guard) = self.while_held_unless(body, is_failure).await?;
         if is_failure(&value) {
             // An error is logged, and the release continues in the background.
             let _ = guard.release().await;
             return Ok(value);
         }
-        let guard = Self { guard, keep, most };
         let result = record(&value).map_err(|error| error.with_key(&key))?;
         guard.complete(&result).await?;
         Ok(value)
