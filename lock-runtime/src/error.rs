@@ -6,7 +6,10 @@ use crate::{
     observe::text,
     request::key::LockKey,
     request::name::RequestName,
-    store::error::{StoreError, StoreErrorKind},
+    store::{
+        Done,
+        error::{StoreError, StoreErrorKind},
+    },
 };
 
 /// The reason why a lock could not be acquired, or was lost.
@@ -29,6 +32,8 @@ struct Inner {
     message: Cow<'static, str>,
     free_in: Option<Duration>,
     source: Option<StoreError>,
+    /// The result of the work under a lock that is done.
+    done: Option<Arc<Done>>,
 }
 
 /// The class of an error, which is a row of the [table](crate::web): its meaning for the caller.
@@ -157,6 +162,7 @@ impl LockError {
             name: None,
             message: text::message(message),
             free_in: None,
+            done: None,
             source: None,
         }))
     }
@@ -193,6 +199,14 @@ impl LockError {
             }
             _ => self,
         }
+    }
+
+    pub(crate) fn with_done(self, done: Arc<Done>) -> Self {
+        self.edit(|inner| inner.done = Some(done))
+    }
+
+    pub(crate) fn done(&self) -> Option<&Done> {
+        self.0.done.as_deref()
     }
 
     pub(crate) fn with_free_in(self, after: Option<Duration>) -> Self {

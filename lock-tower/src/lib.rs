@@ -221,7 +221,7 @@ pub use future::ResponseFuture;
 pub use key::{IntoTarget, KeyError, KeyExtractor, KeyTemplate, Target, TemplateError};
 pub use layer::{LockLayer, PolicyLayer};
 #[cfg(feature = "once")]
-pub use once::{OnceBody, OnceLayer, ServeOnce};
+pub use once::{FromBytes, OnceBody, OnceLayer, ServeOnce};
 #[cfg(feature = "policy")]
 pub use policies::{LockPolicies, PolicyError, PolicyMistake};
 pub use policy::{HoldUntil, Policy};

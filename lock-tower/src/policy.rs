@@ -38,6 +38,33 @@ pub enum HoldUntil {
     Body,
 }
 
+/// How long a [`OnceLayer`](crate::OnceLayer) keeps a response, and the longest bodies, in bytes.
+#[cfg(feature = "once")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OnceTerms {
+    pub(crate) keep: Duration,
+    pub(crate) most_of_request: usize,
+    pub(crate) most_of_response: usize,
+}
+
+#[cfg(feature = "once")]
+impl OnceTerms {
+    pub(crate) const KEEP: Duration = lock_runtime::OnceRequest::DEFAULT_KEEP;
+    pub(crate) const MOST_OF_REQUEST: usize = 1024 * 1024;
+    pub(crate) const MOST_OF_RESPONSE: usize = lock_runtime::OnceRequest::DEFAULT_MOST;
+}
+
+#[cfg(feature = "once")]
+impl Default for OnceTerms {
+    fn default() -> Self {
+        Self {
+            keep: Self::KEEP,
+            most_of_request: Self::MOST_OF_REQUEST,
+            most_of_response: Self::MOST_OF_RESPONSE,
+        }
+    }
+}
+
 /// A configuration of locks and refusals: the lock options, how long the lock is held, and how
 /// requests are refused.
 ///
@@ -53,6 +80,8 @@ pub struct Policy {
     retry_after: Duration,
     fail_open: bool,
     statuses: Vec<(ErrorClass, StatusCode)>,
+    #[cfg(feature = "once")]
+    once: Option<OnceTerms>,
 }
 
 impl Policy {
@@ -79,6 +108,8 @@ impl Policy {
             retry_after: ErrorClass::DEFAULT_RETRY_AFTER,
             fail_open: false,
             statuses: Vec::new(),
+            #[cfg(feature = "once")]
+            once: None,
         }
     }
 
@@ -90,21 +121,12 @@ impl Policy {
     /// Sets the name.
     #[must_use]
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-        let Self {
-            spec,
-            hold_until,
-            retry_after,
-            fail_open,
-            statuses,
-            ..
-        } = self;
+        let named = Self::new(name);
         Self {
-            spec,
-            hold_until,
-            retry_after,
-            fail_open,
-            statuses,
-            ..Self::new(name)
+            name: named.name,
+            #[cfg(feature = "metrics")]
+            unlocked: named.unlocked,
+            ..self
         }
     }
 
@@ -155,6 +177,19 @@ impl Policy {
         self.statuses.retain(|(other, _)| *other != class);
         self.statuses.push((class, status));
         self
+    }
+
+    #[cfg(all(feature = "once", feature = "policy"))]
+    pub(crate) fn served_once(self, terms: OnceTerms) -> Self {
+        Self {
+            once: Some(terms),
+            ..self
+        }
+    }
+
+    #[cfg(feature = "once")]
+    pub(crate) fn once(&self) -> Option<OnceTerms> {
+        self.once
     }
 
     /// Returns the name.

@@ -35,6 +35,12 @@ pub trait Selector<Req> {
     /// request.
     #[doc(hidden)]
     fn select(&self, req: &mut Req, route: RouteOf<Req>) -> Selection;
+
+    /// Returns the policy and the key of a request that is served once. Others are skipped.
+    #[doc(hidden)]
+    fn select_once(&self, req: &mut Req) -> Selection {
+        self.select(req, |_| None)
+    }
 }
 
 /// The policy of a request, and its key or the reason why it is refused under that policy.

@@ -89,23 +89,27 @@ async fn requests_are_refused(subject: &Subject) {
         promise!(KEPT, done.as_ref().is_some_and(is_kept), "{done:?}");
     }
     drop(release);
+    let kept = subject.done(&hold).await;
     for mode in [Mode::Exclusive, Mode::Shared] {
         let other = beside(&hold.key, mode);
         for reply in [
             subject.acquire(&other, subject.lease()).await,
             subject.queue_for(&other, subject.lease()).await,
         ] {
-            promise!(KEPT, reply == AcquireReply::Done, "{mode:?}: {reply:?}");
+            let is_kept =
+                matches!(&reply, AcquireReply::Done(done) if Some(&**done) == kept.as_ref());
+            promise!(KEPT, is_kept, "{mode:?}: {reply:?}");
         }
         let polled = subject.poll(&other).await;
-        promise!(KEPT, polled == PollReply::Done, "{mode:?}: {polled:?}");
+        let is_kept = matches!(&polled, PollReply::Done(done) if Some(&**done) == kept.as_ref());
+        promise!(KEPT, is_kept, "{mode:?}: {polled:?}");
     }
     let mut requests = [hold.clone(), fresh_hold(Mode::Exclusive)]
         .map(|it| request(&beside(&it.key, it.mode), subject.lease()));
     requests.sort_by(|one, other| one.hold.key.cmp(&other.hold.key));
     let place = requests.iter().position(|it| it.hold.key == hold.key);
     let reply = subject.store.acquire_all(&requests).await.expect("a reply");
-    let refused = matches!(reply, AcquireAllReply::Refused { index, reply: AcquireReply::Done } if Some(index) == place);
+    let refused = matches!(reply, AcquireAllReply::Refused { index, reply: AcquireReply::Done(_) } if Some(index) == place);
     promise!(KEPT, refused, "{reply:?}");
     let renewed = subject.renew(&hold, subject.lease()).await;
     promise!(KEPT, renewed == RenewReply::Gone, "{renewed:?}");
@@ -151,7 +155,8 @@ async fn waiters_are_refused(subject: &Subject) {
     promise!(KEPT, reply == ReleaseReply::Released, "{reply:?}");
     for waiter in [&waiters[2], &waiters[0], &waiters[1]] {
         let reply = subject.poll(waiter).await;
-        promise!(KEPT, reply == PollReply::Done, "{reply:?}");
+        let is_kept = matches!(&reply, PollReply::Done(done) if done.value == b"done");
+        promise!(KEPT, is_kept, "{reply:?}");
     }
     let waiting = subject.waiting(&hold).await;
     promise!(KEPT, waiting.is_empty(), "{waiting:?}");

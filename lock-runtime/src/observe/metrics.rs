@@ -14,6 +14,8 @@
 //! | `lock_renewals_total` | counter | `name`, `mode` | renewals that the store confirmed |
 //! | `lock_renewal_failures_total` | counter | `name`, `mode` | renewals without a usable reply |
 //! | `lock_handoffs_total` | counter | `name`, `mode`, `scope` | locks received from a holder |
+//! | `lock_once_total` | counter | `name`, `outcome` | requests for work that is done once |
+//! | `lock_once_stored_bytes_total` | counter | `name` | results that were recorded, in bytes |
 //! | `lock_store_calls_total` | counter | `server`, `operation`, `outcome` | calls of scripts |
 //! | `lock_store_call_seconds` | histogram | `server`, `operation` | time of a call |
 //! | `lock_store_reconnects_total` | counter | `server` | connections that replaced a broken one |
@@ -27,10 +29,15 @@
 //! - `mode` is `exclusive`, `shared` or `permits`.
 //! - `outcome` of a request is `granted`, `reentered` (an enclosing scope holds the lock),
 //!   `cancelled` (the future was dropped), or the [code](crate::LockError::code) of the error.
-//!   Twelve of them, those that operators watch, exist at 0 from the first request with a name and
-//!   mode; with the other metrics these are 23 series
+//!   Thirteen of them, those that operators watch, exist at 0 from the first request with a name and
+//!   mode; with the other metrics these are 24 series
 //!   and two histograms. That of a call is `ok`, `error`, or `dropped`
-//!   if its caller did not wait for the reply: it timed out or was cancelled.
+//!   if its caller did not wait for the reply: it timed out or was cancelled. That of work that is
+//!   done [once](crate::LockClient::once) is `ran` (its result was recorded), `unrecorded` (it
+//!   failed, was dropped or lost its lock, or whether its result was recorded is unknown),
+//!   `replayed` (it had been done), `running` (refused, as it runs elsewhere and the request does
+//!   not wait), or `conflict` (a layer refused another request under the key). Those that waited
+//!   for it are in `lock_contended_total` and `lock_wait_seconds`.
 //! - `loss` is `expired`, `taken`, `revoked` or `max_hold`, as in [`Loss`](crate::Loss).
 //! - `scope` is `local` if the process passed the lock on to the next of its own requests, and
 //!   `remote` if the store granted it from its wait queue.
@@ -56,6 +63,8 @@ pub(crate) const LOST: &str = "lock_lost_total";
 pub(crate) const RENEWALS: &str = "lock_renewals_total";
 pub(crate) const RENEWAL_FAILURES: &str = "lock_renewal_failures_total";
 pub(crate) const HANDOFFS: &str = "lock_handoffs_total";
+pub(crate) const ONCE: &str = "lock_once_total";
+pub(crate) const STORED: &str = "lock_once_stored_bytes_total";
 pub(crate) const CALLS: &str = "lock_store_calls_total";
 pub(crate) const CALL: &str = "lock_store_call_seconds";
 pub(crate) const RECONNECTS: &str = "lock_store_reconnects_total";
@@ -71,11 +80,13 @@ pub fn describe() {
         (RENEWALS, "Lease renewals"),
         (RENEWAL_FAILURES, "Lease renewals without a usable reply"),
         (HANDOFFS, "Locks received from the holder before"),
+        (ONCE, "Requests for work that is done once"),
         (CALLS, "Calls to servers"),
         (RECONNECTS, "Connections that replaced a broken one"),
     ] {
         describe_counter!(name, Unit::Count, text);
     }
+    describe_counter!(STORED, Unit::Bytes, "Results that were recorded");
     for (name, text) in [
         (WAIT, "Time from requests for locks to their outcomes"),
         (HOLD, "Time that locks were held"),

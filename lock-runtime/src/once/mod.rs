@@ -11,12 +11,15 @@ use crate::{
     client::LockClient,
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard, fence::FencingToken},
-    observe::text::Short,
+    observe::{
+        text::Short,
+        watch::{self, OnceOutcome},
+    },
     request::{
         LockRequest,
         key::{IntoLockKey, LockKey},
         name::RequestName,
-        spec::{LockKind, LockSpec, Mode, Wait},
+        spec::{LockKind, LockSpec, Mode},
     },
     shell::{
         rt::Recorded,
@@ -24,9 +27,6 @@ use crate::{
     },
     store::{Done, RevokeReply, RevokeScope},
 };
-
-/// The number of looks at a result that a request makes at least, as it may come and go.
-const LOOKS: u32 = 3;
 
 /// The pause between two looks at a result whose record was not confirmed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -128,49 +128,40 @@ impl OnceRequest {
     /// # Cancellation
     /// As [`LockRequest::acquire`].
     pub async fn begin(self) -> Result<Begun, LockError> {
-        self.check()?;
-        let key = self.key()?;
-        let mut request = self.request.clone();
-        let wait = request.spec.terms(&request.core.defaults)?.wait;
-        let until = match wait {
-            Wait::No => Instant::now(),
-            Wait::AtMost(wait) => Instant::now() + wait,
+        self.checked()?;
+        let Self {
+            request,
+            keep,
+            most,
+        } = self;
+        let error = match request.clone().acquired().await {
+            Ok(guard) => {
+                let run = Run {
+                    name: request.name,
+                    recorded: None,
+                };
+                return Ok(Begun::Running(OnceGuard {
+                    guard,
+                    keep,
+                    most,
+                    run,
+                }));
+            }
+            Err(error) => error,
         };
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            // The lock itself is refused while it is done, so a store that does not answer is no
-            // reason to give up: the request for the lock waits for it.
-            match self.request.done(&key).await {
-                Ok(Some(done)) => return Ok(Begun::Done(Once::replay(done))),
-                Err(error) if !is_transient(&error) => return Err(error),
-                Ok(None) | Err(_) => {}
+        match (error.kind(), error.done()) {
+            (LockErrorKind::Done, Some(done)) => {
+                watch::once(request.name.as_ref(), OnceOutcome::Replayed, 0);
+                Ok(Begun::Done(Once::replay(done.clone())))
             }
-            match request.clone().acquired().await {
-                Ok(guard) => {
-                    let Self { keep, most, .. } = self;
-                    return Ok(Begun::Running(OnceGuard { guard, keep, most }));
-                }
-                // It may have ended since, or have been forgotten.
-                Err(error)
-                    if error.kind() == LockErrorKind::Done
-                        && (attempts < LOOKS || Instant::now() < until) =>
-                {
-                    if attempts >= LOOKS {
-                        sleep_until(Instant::now() + LOOK).await;
-                    }
-                    if wait != Wait::No {
-                        request = request.wait(until.saturating_duration_since(Instant::now()));
-                    }
-                }
-                Err(error) if error.kind() == LockErrorKind::Contended => {
-                    let message = "another task or process is at work on it";
-                    let running = LockError::new(LockErrorKind::Running, message);
-                    let running = running.with_key(&key).with_free_in(error.free_in());
-                    return Err(running.with_name(self.request.name.as_ref()));
-                }
-                Err(error) => return Err(error),
+            (LockErrorKind::Contended, _) => {
+                watch::once(request.name.as_ref(), OnceOutcome::Running, 0);
+                let message = "another task or process is at work on it";
+                let running = LockError::new(LockErrorKind::Running, message);
+                let running = running.with_key(error.key()).with_free_in(error.free_in());
+                Err(running.with_name(request.name.as_ref()))
             }
+            _ => Err(error),
         }
     }
 
@@ -250,7 +241,7 @@ impl OnceRequest {
     /// # Cancellation
     /// Dropping the future has no effect.
     pub async fn stored(self) -> Result<Option<Once<Vec<u8>>>, LockError> {
-        self.check()?;
+        self.checked()?;
         let done = self.request.done(&self.key()?).await?;
         Ok(done.map(Once::replay))
     }
@@ -264,7 +255,7 @@ impl OnceRequest {
     /// # Cancellation
     /// If the future is dropped, the result may or may not have been removed.
     pub async fn forget(self) -> Result<bool, LockError> {
-        self.check()?;
+        self.checked()?;
         let key = self.key()?;
         let Some(Done { id, .. }) = self.request.done(&key).await? else {
             return Ok(false);
@@ -276,9 +267,20 @@ impl OnceRequest {
         Ok(reply == RevokeReply::Revoked)
     }
 
+    /// Counts another request under the key of this one, which was refused.
+    #[doc(hidden)]
+    pub fn conflicts(&self) {
+        watch::once(self.request.name.as_ref(), OnceOutcome::Conflict, 0);
+    }
+
     pub(crate) fn key(&self) -> Result<LockKey, LockError> {
         // A request has at least one key.
         self.request.keys.clone().map(|keys| keys[0].clone())
+    }
+
+    fn checked(&self) -> Result<(), LockError> {
+        let named = |error: LockError| error.with_key(self.key().ok().as_ref());
+        self.check().map_err(named)
     }
 
     /// # Errors
@@ -303,8 +305,7 @@ impl OnceRequest {
         } else {
             return Ok(());
         };
-        let error = LockError::new(LockErrorKind::InvalidSpec, complaint);
-        Err(error.with_key(self.key().ok().as_ref()))
+        Err(LockError::new(LockErrorKind::InvalidSpec, complaint))
     }
 }
 
@@ -412,6 +413,25 @@ pub struct OnceGuard {
     guard: LockGuard,
     keep: Duration,
     most: usize,
+    run: Run,
+}
+
+/// The run of the work, which is counted when it ends.
+#[derive(Debug)]
+struct Run {
+    name: Option<RequestName>,
+    /// The bytes of its result.
+    recorded: Option<usize>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let outcome = match self.recorded {
+            Some(_) => OnceOutcome::Ran,
+            None => OnceOutcome::Unrecorded,
+        };
+        watch::once(self.name.as_ref(), outcome, self.recorded.unwrap_or(0));
+    }
 }
 
 impl OnceGuard {
@@ -436,7 +456,12 @@ impl OnceGuard {
     /// Before the first poll, dropping the future records nothing. Afterwards the record continues
     /// in the background.
     pub async fn complete(self, result: &[u8]) -> Result<(), LockError> {
-        let Self { guard, keep, most } = self;
+        let Self {
+            guard,
+            keep,
+            most,
+            mut run,
+        } = self;
         let (key, fence) = (guard.key().clone(), guard.fence());
         if result.len() > most {
             let message = format!(
@@ -452,7 +477,10 @@ impl OnceGuard {
         let until = Instant::now() + guard.validity();
         let error = match guard.complete(Arc::from(result), keep).await {
             Err(error) if error.kind() == LockErrorKind::ReleaseUnknown => error,
-            known => return known,
+            known => {
+                run.recorded = known.is_ok().then_some(result.len());
+                return known;
+            }
         };
         if !is_transient(&error) {
             let hint = "the result was not recorded, as the store refuses it";
@@ -463,6 +491,7 @@ impl OnceGuard {
             if let Ok(Some(done)) = core.bounded(&key, core.store.done(&key)).await
                 && done.fence == fence
             {
+                run.recorded = Some(result.len());
                 return Ok(());
             }
         }
@@ -476,9 +505,8 @@ impl OnceGuard {
         body: F,
         is_failure: fn(&F::Output) -> bool,
     ) -> Result<(F::Output, Self), LockError> {
-        let Self { guard, keep, most } = self;
-        let (output, guard) = guard.while_held_unless(body, is_failure).await?;
-        Ok((output, Self { guard, keep, most }))
+        let (output, guard) = self.guard.while_held_unless(body, is_failure).await?;
+        Ok((output, Self { guard, ..self }))
     }
 
     /// Runs a body, and records its value unless it is a failure.

@@ -20,7 +20,7 @@ pub(crate) enum Request {
 }
 
 /// A reply of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Acquire(AcquireReply),
     Poll(PollReply),

@@ -85,7 +85,7 @@ impl Session {
             // The number of grants does not match: every token is abandoned.
             Ok(AcquireAllReply::Granted(_)) => Err(StoreError::late()),
             Ok(AcquireAllReply::Refused { reply, .. }) => Ok(Reply::Acquire(match reply {
-                reply if refused_index == Some(index) => *reply,
+                reply if refused_index == Some(index) => reply.clone(),
                 // Nothing was done, so all requests are repeated.
                 AcquireReply::Late => AcquireReply::Late,
                 _ => AcquireReply::Busy {

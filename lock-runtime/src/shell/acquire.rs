@@ -296,10 +296,11 @@ impl Acquiring<'_> {
             Refused::TimedOut(last) => self.timed_out(key, last),
             Refused::Store(error) => self.failed(key, error),
             Refused::ForeignKey(part) => self.core.foreign(key, self.terms.mode.kind(), part),
-            Refused::Done => error(
+            Refused::Done(done) => error(
                 LockErrorKind::Done,
                 "it is done, and keeps the result of its work; `once` returns the result",
-            ),
+            )
+            .with_done(done),
             Refused::ModeMismatch => error(
                 LockErrorKind::ModeMismatch,
                 "its key holds data of another kind of lock; choose another name for one of the two",

@@ -352,7 +352,7 @@ mod tests {
         for mode in [Mode::Exclusive, Mode::Exclusive, Mode::Shared, permits] {
             assert_eq!(acquire("free", mode), refused, "{mode:?}");
             assert_eq!(store.acquire_all_now(&[request("free", mode)]), {
-                let reply = refused;
+                let reply = refused.clone();
                 AcquireAllReply::Refused { index: 0, reply }
             });
         }

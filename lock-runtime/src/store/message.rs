@@ -246,7 +246,7 @@ pub enum KeyPart {
 }
 
 /// The reply to [`Store::acquire`](super::Store::acquire).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
     /// The token of the request holds the lock. A repeated request receives the same grant. A
@@ -275,8 +275,8 @@ pub enum AcquireReply {
     /// The lock is held in a form that this mode cannot read. Never the reply to permits beside
     /// permits of another number: each request counts all holders against its own number.
     ModeMismatch,
-    /// The lock is done: see [`Release::result`].
-    Done,
+    /// The lock is done, with this result: see [`Release::result`].
+    Done(Arc<Done>),
 }
 
 /// The reply to [`Store::acquire_all`](super::Store::acquire_all).
@@ -296,7 +296,7 @@ pub enum AcquireAllReply {
 }
 
 /// The reply to [`Store::poll`](super::Store::poll).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollReply {
     /// The lock is held, with this remaining lease. For a shared hold, the fencing token may be a
@@ -311,8 +311,9 @@ pub enum PollReply {
     },
     /// The token neither holds the lock nor waits for it.
     Gone,
-    /// The lock is done: see [`Release::result`]. The request is no longer in the wait queue.
-    Done,
+    /// The lock is done, with this result: see [`Release::result`]. The request is no longer in the
+    /// wait queue.
+    Done(Arc<Done>),
 }
 
 /// A request to keep one lock for another `lease` from now.

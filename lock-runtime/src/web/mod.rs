@@ -130,6 +130,8 @@ impl ErrorClass {
 pub const fn public_detail(kind: LockErrorKind) -> &'static str {
     match kind {
         LockErrorKind::Contended | LockErrorKind::Blocked => "The resource is in use.",
+        LockErrorKind::Running => "The work under this key is being done.",
+        LockErrorKind::Done => "The work under this key is done.",
         LockErrorKind::WaitTimeout => {
             "The resource was in use for as long as the request could wait."
         }

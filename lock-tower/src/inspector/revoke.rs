@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Limited};
 use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockKey, LockKind,
     operator::{HolderId, RevokeReply},
@@ -18,7 +17,7 @@ use super::{
     query::{accepts_json, parse_key, parse_kind},
     text,
 };
-use crate::protocol::body::BoxError;
+use crate::protocol::body::{Begun, BoxError};
 
 /// More than the longest key takes when each of its bytes is escaped.
 const MAX_FORM_BYTES: usize = 4096;
@@ -56,13 +55,14 @@ where
         return text(StatusCode::FORBIDDEN, message);
     }
     let caller = inspector.caller_of(parts);
-    let Ok(body) = Limited::new(body, MAX_FORM_BYTES).collect().await else {
+    let body = Begun::read(body, MAX_FORM_BYTES).await;
+    if body.next.is_some() {
         return text(
             StatusCode::BAD_REQUEST,
             "the form is too long or incomplete",
         );
-    };
-    let form = match Form::parse(parts, &body.to_bytes()) {
+    }
+    let form = match Form::parse(parts, &body.data) {
         Ok(form) => form,
         Err(mistake) => return text(StatusCode::BAD_REQUEST, mistake),
     };

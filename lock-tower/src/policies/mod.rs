@@ -105,6 +105,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `retry_after = "1s"` | the longest `Retry-After` |
 /// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
 /// | `status = { busy = 423 }` | other HTTP statuses for refusals |
+/// | `once = { keep = "24h", result = "64KiB", request = "1MiB" }` | serves a request once for each key, and repeats its response: `OnceLayer::with_policies`. Each part may be left out; `once = "24h"` sets `keep` |
 ///
 /// `reentrant`, `renew` and `strict_order` are `true` or `false`, so that a route can override
 /// its group, `[defaults]` and the client's defaults in both directions. `wait` and `no_wait`
@@ -280,8 +281,14 @@ fn read_file(file: &Path) -> Result<Table, PolicyError> {
         .map_err(|error| error.of_file(file))
 }
 
-impl<B> Selector<Request<B>> for LockPolicies {
-    fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {
+impl LockPolicies {
+    /// Chooses the policy of a request. `takes` returns whether a request under a policy takes its
+    /// lock here.
+    fn selected<B>(
+        &self,
+        req: &Request<B>,
+        takes: impl FnOnce(&Policy) -> Result<bool, KeyError>,
+    ) -> Selection {
         let unrouted = |target| (self.shared.unrouted.clone(), target);
         let table = self.shared.table.load();
         let path = whole_path(req);
@@ -296,11 +303,35 @@ impl<B> Selector<Request<B>> for LockPolicies {
         };
         match found.lock() {
             Some((key, policy)) => {
-                let key = key.of_routed(req, &found);
-                (policy.clone(), key.map(Target::Lock))
+                let target = takes(policy).and_then(|takes| match takes {
+                    true => key.of_routed(req, &found).map(Target::Lock),
+                    false => Ok(Target::Skip),
+                });
+                (policy.clone(), target)
             }
             None => unrouted(Ok(Target::Skip)),
         }
+    }
+}
+
+impl<B> Selector<Request<B>> for LockPolicies {
+    fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {
+        self.selected(req, |_policy| {
+            #[cfg(feature = "once")]
+            if _policy.once().is_some() {
+                let is_served_once = req.extensions().get::<crate::once::ServedOnce>().is_some();
+                let missing = KeyError::misconfigured(
+                    "a route with `once` needs a `OnceLayer` with the same policies around this layer",
+                );
+                return is_served_once.then_some(false).ok_or(missing);
+            }
+            Ok(true)
+        })
+    }
+
+    #[cfg(feature = "once")]
+    fn select_once(&self, req: &mut Request<B>) -> Selection {
+        self.selected(req, |policy| Ok(policy.once().is_some()))
     }
 }
 

@@ -3,9 +3,13 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use http::StatusCode;
+#[cfg(feature = "once")]
+use lock_runtime::LockClient;
 use lock_runtime::{LockSpec, web::ErrorClass};
 
 use super::mistake::Mistakes;
+#[cfg(feature = "once")]
+use crate::policy::OnceTerms;
 use crate::policy::{ENDLESS, HoldUntil, Policy};
 
 /// The rows of the table of refusals.
@@ -43,6 +47,8 @@ pub(super) struct Settings<'t> {
     pub(super) retry_after: Option<Duration>,
     pub(super) fail_open: Option<bool>,
     pub(super) statuses: Vec<(ErrorClass, StatusCode)>,
+    #[cfg(feature = "once")]
+    pub(super) once: Option<Said<OnceTerms>>,
 }
 
 impl<'t> Settings<'t> {
@@ -68,6 +74,8 @@ impl<'t> Settings<'t> {
             retry_after: self.retry_after.or(other.retry_after),
             fail_open: self.fail_open.or(other.fail_open),
             statuses: self.statuses,
+            #[cfg(feature = "once")]
+            once: self.once.or(other.once),
         }
     }
 
@@ -102,11 +110,37 @@ impl<'t> Settings<'t> {
         if self.fail_open == Some(true) {
             policy = policy.fail_open();
         }
+        #[cfg(feature = "once")]
+        if let Some(once) = self.once {
+            self.check_once(once, mistakes);
+            policy = policy.served_once(once.value);
+        }
         // In the order of the table, so that policies with the same settings are equal.
         let said = |row| self.statuses.iter().find(|(class, _)| *class == row);
         let statuses = ROWS.into_iter().filter_map(|(_, row)| said(row));
         statuses.fold(policy, |policy, (class, status)| {
             policy.status(*class, *status)
         })
+    }
+
+    /// Adds a mistake for each setting that has no meaning with `once`.
+    #[cfg(feature = "once")]
+    fn check_once(&self, once: Said<OnceTerms>, mistakes: &mut Mistakes<'_>) {
+        if self.hold_until.is_some() {
+            mistakes.add(
+                once.at,
+                "`once` stores the response: leave `hold_until` out",
+            );
+        }
+        if self.fail_open == Some(true) {
+            let message = "`once` needs the store: leave `fail_open` out";
+            mistakes.add(once.at, message);
+        }
+        let spec = self.mode.clone().unwrap_or_default().or(&self.options);
+        // The rules are those of each request.
+        let request = LockClient::in_memory().once("key").spec(spec);
+        if let Err(error) = request.keep(once.value.keep).check() {
+            mistakes.add(once.at, error.to_string());
+        }
     }
 }

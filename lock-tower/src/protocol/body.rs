@@ -25,6 +25,43 @@ use crate::{policy::Policy, watch::Watch};
 /// The boxed error type of response bodies.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
+/// A body that has been read up to a length.
+#[cfg(any(feature = "inspector", feature = "once"))]
+pub(crate) struct Begun<B: Body> {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<http::HeaderMap>,
+    /// The frame that goes beyond the length, or an error.
+    pub(crate) next: Option<Result<Frame<B::Data>, BoxError>>,
+    pub(crate) rest: Pin<Box<B>>,
+}
+
+#[cfg(any(feature = "inspector", feature = "once"))]
+impl<B: Body<Error: Into<BoxError>>> Begun<B> {
+    /// Reads a body to its end, or up to `most` bytes. The data is copied: a frame of a byte keeps a
+    /// whole buffer of its connection.
+    pub(crate) async fn read(body: B, most: usize) -> Self {
+        use bytes::{Buf as _, BufMut as _};
+        let mut rest = Box::pin(body);
+        let (mut data, mut trailers, mut next) = (bytes::BytesMut::new(), None, None);
+        while next.is_none()
+            && let Some(frame) = http_body_util::BodyExt::frame(&mut rest).await
+        {
+            match frame.map(Frame::into_data) {
+                Ok(Ok(bytes)) if data.len() + bytes.remaining() <= most => data.put(bytes),
+                Ok(Ok(bytes)) => next = Some(Ok(Frame::data(bytes))),
+                Ok(Err(frame)) => trailers = frame.into_trailers().ok(),
+                Err(error) => next = Some(Err(error.into())),
+            }
+        }
+        Self {
+            data: data.freeze(),
+            trailers,
+            next,
+            rest,
+        }
+    }
+}
+
 /// Response body for [`Lock`](crate::Lock). It does not box the inner body.
 ///
 /// With [`HoldUntil::Body`](crate::HoldUntil::Body), it holds the lock until its last frame, or

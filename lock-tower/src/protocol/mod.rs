@@ -122,6 +122,15 @@ fn is_grpc_call<B>(req: &Request<B>) -> bool {
         && key::is_grpc_route(req)
 }
 
+/// Returns the properties of the caller that matter to refusals.
+pub(crate) fn caller_of<B>(req: &Request<B>) -> Caller {
+    let is_grpc = is_grpc_call(req);
+    Caller {
+        wire: if is_grpc { Wire::Grpc } else { Wire::Http },
+        hurried: false,
+    }
+}
+
 impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Response<ResBody>, Err>
     for Http<R>
 {
@@ -129,11 +138,7 @@ impl<ReqBody, ResBody: Body, Err, R: OnReject> Protocol<Request<ReqBody>, Respon
     type Error = Err;
 
     fn caller(&self, req: &Request<ReqBody>) -> Caller {
-        let is_grpc = is_grpc_call(req);
-        Caller {
-            wire: if is_grpc { Wire::Grpc } else { Wire::Http },
-            hurried: false,
-        }
+        caller_of(req)
     }
 
     fn patience(&self, req: &Request<ReqBody>, caller: Caller) -> Option<Duration> {

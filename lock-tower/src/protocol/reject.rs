@@ -219,6 +219,12 @@ fn trailers_only(trailers: HeaderMap) -> Response<Bytes> {
     response
 }
 
+/// A gRPC response without a body that refuses a request for good.
+#[cfg(feature = "once")]
+pub(crate) fn refused_in_grpc(code: GrpcCode, detail: &str) -> Response<Bytes> {
+    trailers_only(grpc_status(code, detail, None))
+}
+
 /// Builds `grpc-status`, `grpc-message` and, if the caller may retry, the status details.
 fn grpc_status(code: GrpcCode, message: &str, retry_after: Option<Duration>) -> HeaderMap {
     /// Characters that `grpc-message` must escape, in addition to those outside of ASCII.

@@ -43,6 +43,15 @@ pub(super) fn is_grpc_error(headers: &HeaderMap) -> bool {
         .is_some_and(|status| status != "0")
 }
 
+/// Returns whether the status of a gRPC response may be another one for the next request, or is
+/// missing.
+#[cfg(feature = "once")]
+pub(crate) fn is_transient_in_grpc(headers: &HeaderMap) -> bool {
+    const TRANSIENT: [&str; 8] = ["1", "2", "4", "8", "10", "13", "14", "15"];
+    let status = headers.get("grpc-status");
+    status.is_none_or(|status| TRANSIENT.iter().any(|it| status == it))
+}
+
 /// The longest time that is reserved for sending the response before the deadline of the caller.
 /// Without it, the timers of the server and the client, which have the same deadline and started
 /// earlier, would always fire first.

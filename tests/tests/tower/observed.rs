@@ -7,7 +7,9 @@ use std::{
 use axum::{Router, body::Body, routing::post};
 use futures_util::{FutureExt as _, future::join_all, poll};
 use http::Request;
-use lock_runtime::{LockClient, LockError, LockErrorKind, distributed_lock, store::MemoryStore};
+use lock_runtime::{
+    Begun, LockClient, LockError, LockErrorKind, distributed_lock, store::MemoryStore,
+};
 use lock_tests::{Captured, RedisServer, unique};
 use lock_tower::LockLayer;
 use metrics::{
@@ -224,6 +226,44 @@ async fn outcomes_exist_from_the_first_use_of_a_name() {
     let figures = counted.since_last();
     assert_eq!(figures[outcome], 1.0);
     assert_eq!(figures["lock_hold_seconds{name=zero,mode=exclusive}"], 1.0);
+}
+
+/// Each request for work that is done once has one outcome.
+#[tokio::test]
+async fn outcomes_of_work_that_is_done_once_are_counted() {
+    let counted = Counted::here();
+    let locks = LockClient::in_memory();
+    let once = |key: &str| locks.once(key.to_owned()).name("pay").no_wait();
+    let guard = match once("a").begin().await.unwrap() {
+        Begun::Running(guard) => guard,
+        Begun::Done(done) => panic!("{done:?}"),
+    };
+    once("a").begin().await.unwrap_err();
+    guard.complete(b"12345").await.unwrap();
+    for _ in 0..2 {
+        let done = once("a").begin().await.unwrap();
+        assert!(matches!(done, Begun::Done(_)), "{done:?}");
+    }
+    drop(once("b").begin().await.unwrap());
+    once("c").conflicts();
+    let figures = counted.since_last();
+    let of_once: BTreeMap<_, _> = figures
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("lock_once") || name.contains("done"))
+        .collect();
+    let expected = [
+        (
+            "lock_acquisitions_total{name=pay,mode=exclusive,outcome=done}",
+            2.0,
+        ),
+        ("lock_once_stored_bytes_total{name=pay}", 5.0),
+        ("lock_once_total{name=pay,outcome=conflict}", 1.0),
+        ("lock_once_total{name=pay,outcome=ran}", 1.0),
+        ("lock_once_total{name=pay,outcome=replayed}", 2.0),
+        ("lock_once_total{name=pay,outcome=running}", 1.0),
+        ("lock_once_total{name=pay,outcome=unrecorded}", 1.0),
+    ];
+    assert_eq!(of_once, owned(&expected));
 }
 
 #[tokio::test]

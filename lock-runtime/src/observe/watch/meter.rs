@@ -11,12 +11,12 @@ use std::{
 
 use metrics::{Key, Label, Level, Metadata, Recorder, SharedString, with_recorder};
 
-use super::Grant;
+use super::{Grant, OnceOutcome};
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     observe::metrics::{
-        ACQUISITIONS, CONTENDED, HANDOFFS, HELD, HOLD, LOST, RENEWAL_FAILURES, RENEWALS, WAIT,
-        WAITING,
+        ACQUISITIONS, CONTENDED, HANDOFFS, HELD, HOLD, LOST, ONCE, RENEWAL_FAILURES, RENEWALS,
+        STORED, WAIT, WAITING,
     },
     protocol::Source,
     request::name::RequestName,
@@ -32,7 +32,7 @@ static METADATA: Metadata<'static> =
 const MAX_NAMES: usize = 256;
 
 /// The outcomes of requests, the codes of their errors included.
-const OUTCOMES: [&str; 26] = [
+const OUTCOMES: [&str; 27] = [
     GRANTED,
     "contended",
     "wait_timeout",
@@ -48,6 +48,7 @@ const OUTCOMES: [&str; 26] = [
     "incompatible_format",
     REENTERED,
     CANCELLED,
+    "done",
     "would_deadlock",
     "lost_expired",
     "lost_taken",
@@ -111,6 +112,9 @@ struct Meters {
     renewal_failures: Key,
     local: Key,
     remote: Key,
+    /// By [`OnceOutcome`].
+    once: [Key; 5],
+    stored: Key,
     /// The address of the recorder that has all of them.
     registered_with: AtomicUsize,
 }
@@ -181,6 +185,11 @@ impl Meters {
             renewal_failures: key(RENEWAL_FAILURES),
             local: with(HANDOFFS, "scope", "local"),
             remote: with(HANDOFFS, "scope", "remote"),
+            once: OnceOutcome::ALL.map(|outcome| {
+                let outcome = Label::new("outcome", outcome.as_str());
+                Key::from_parts(ONCE, vec![labels[0].clone(), outcome])
+            }),
+            stored: Key::from_parts(STORED, vec![labels[0].clone()]),
             registered_with: AtomicUsize::new(0),
         }
     }
@@ -284,6 +293,18 @@ pub(super) fn refused(name: Option<&RequestName>, mode: Mode, error: &LockError)
         let meters = Meters::of(name, mode);
         meters.register(to);
         meters.count_refusal(to, error);
+    });
+}
+
+/// Counts a request for work that is done once, and the bytes that it has recorded.
+pub(super) fn once(name: Option<&RequestName>, outcome: OnceOutcome, stored: usize) {
+    recorded(|to| {
+        let meters = Meters::of(name, Mode::Exclusive);
+        // The rate of a counter is known only if it existed before its first increment.
+        for (known, key) in OnceOutcome::ALL.into_iter().zip(&meters.once) {
+            count(to, key, u64::from(known == outcome));
+        }
+        count(to, &meters.stored, stored as u64);
     });
 }
 
@@ -405,6 +426,7 @@ mod tests {
             Kind::Contended,
             Kind::WaitTimeout,
             Kind::Overloaded,
+            Kind::Done,
             Kind::WouldDeadlock,
             Kind::Lost(Loss::Expired),
             Kind::Lost(Loss::Taken),

@@ -76,6 +76,45 @@ pub(crate) fn refused(name: Option<&RequestName>, mode: Mode, error: &LockError)
     meter::refused(name, mode, error);
 }
 
+/// The outcomes of a request for work that is done once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnceOutcome {
+    Ran,
+    Unrecorded,
+    Replayed,
+    Running,
+    Conflict,
+}
+
+#[cfg_attr(
+    not(feature = "metrics"),
+    expect(dead_code, reason = "only metrics have labels")
+)]
+impl OnceOutcome {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Ran,
+        Self::Unrecorded,
+        Self::Replayed,
+        Self::Running,
+        Self::Conflict,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ran => "ran",
+            Self::Unrecorded => "unrecorded",
+            Self::Replayed => "replayed",
+            Self::Running => "running",
+            Self::Conflict => "conflict",
+        }
+    }
+}
+
+/// Counts a request for work that is done once, and the bytes that it has recorded.
+pub(crate) fn once(name: Option<&RequestName>, outcome: OnceOutcome, stored: usize) {
+    meter::once(name, outcome, stored);
+}
+
 /// The watch of a held lock.
 #[derive(Debug)]
 pub(crate) struct Watch {

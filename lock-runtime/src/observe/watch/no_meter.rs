@@ -1,6 +1,6 @@
 //! Meters that record nothing, without the feature `metrics`.
 
-use super::Grant;
+use super::{Grant, OnceOutcome};
 use crate::{
     error::{LockError, Loss},
     protocol::Source,
@@ -23,6 +23,8 @@ impl Attempt {
 }
 
 pub(super) fn refused(_name: Option<&RequestName>, _mode: Mode, _error: &LockError) {}
+
+pub(super) fn once(_name: Option<&RequestName>, _outcome: OnceOutcome, _stored: usize) {}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold;

@@ -98,7 +98,10 @@ impl Drop for AttemptSpan {
 
 fn record_error(span: &Span, error: &LockError) {
     span.record("outcome", error.code());
-    span.record("error.type", error.code());
+    // Work that has been done is what a request for it may find.
+    if error.kind() != LockErrorKind::Done {
+        span.record("error.type", error.code());
+    }
 }
 
 /// The span of a hold. It is closed by the release or the loss, and not by the last of its views.

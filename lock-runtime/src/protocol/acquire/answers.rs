@@ -1,6 +1,6 @@
 //! The answers to the calls of an acquisition.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
     request::key::LockKey,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, PollReply, RenewReply, Renewal, StoreError, StoreErrorKind, Token,
+        AcquireReply, Done, Grant, PollReply, RenewReply, Renewal, StoreError, StoreErrorKind,
+        Token,
     },
 };
 
@@ -113,7 +114,7 @@ impl Session {
                 queue.refused(token, holder_ttl, cx);
             }
             Outcome::Failed(error) => return self.unanswered(id, attempt, error, cx),
-            Outcome::Refused(Refused::Done) => return self.done(id, token, cx),
+            Outcome::Refused(Refused::Done(done)) => return self.done(id, (token, sent), done, cx),
             Outcome::Refused(refused) => {
                 self.key_and_queue(id).1.failed(token, None, cx);
                 return self.refuse(id, refused, cx);
@@ -151,7 +152,9 @@ impl Session {
                 let lease = lease.held_since(sent, terms.max_hold);
                 return self.hold_granted(id, token, (grant, Source::Queue), lease, sent, cx);
             }
-            (Purpose::Poll, Ok(Reply::Poll(PollReply::Done))) => return self.done(id, token, cx),
+            (Purpose::Poll, Ok(Reply::Poll(PollReply::Done(done)))) => {
+                return self.done(id, (token, sent), done, cx);
+            }
             (purpose, Ok(_)) => {
                 self.key_and_queue(id).1.gone(token, cx);
                 if matches!(purpose, Purpose::Confirm(_)) {
@@ -166,15 +169,21 @@ impl Session {
         self.go_on(id, cx)
     }
 
-    /// Refuses the head, and with it the waiters that have come before the reply: the lock is done,
+    /// Refuses the head, and with it the waiters that had come before it called: the lock is done,
     /// and the store has no queue entry for it any more.
-    fn done(&mut self, id: AcquireId, token: Token, cx: &mut Cx<'_>) -> Step {
+    fn done(
+        &mut self,
+        id: AcquireId,
+        (token, sent): (Token, Instant),
+        done: Arc<Done>,
+        cx: &mut Cx<'_>,
+    ) -> Step {
         let acquisition = &self.acquisitions[id];
         if let Some(queue) = acquisition.queue.map(|queue| &mut self.queues[queue]) {
             queue.drop_entry(token);
-            queue.done(&self.acquisitions, cx);
+            queue.done(sent, &done, &self.acquisitions, cx);
         }
-        self.refuse(id, Refused::Done, cx)
+        self.refuse(id, Refused::Done(done), cx)
     }
 
     /// Interprets the answer to an acquire request. A token that may hold the lock is abandoned
@@ -207,7 +216,7 @@ impl Session {
                     AcquireReply::Busy { holder_ttl, .. } => Outcome::Busy(holder_ttl),
                     AcquireReply::ForeignKey(part) => Outcome::Refused(Refused::ForeignKey(part)),
                     AcquireReply::ModeMismatch => Outcome::Refused(Refused::ModeMismatch),
-                    AcquireReply::Done => Outcome::Refused(Refused::Done),
+                    AcquireReply::Done(done) => Outcome::Refused(Refused::Done(done)),
                     // Nothing was done.
                     _ => Outcome::Failed(StoreError::late()),
                 };

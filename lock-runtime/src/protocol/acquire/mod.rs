@@ -2,7 +2,7 @@
 
 mod answers;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
@@ -16,7 +16,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockSpec, Mode, Terms, Wait},
     shell::time::Instant,
-    store::{Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
+    store::{Done, Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
 };
 
 /// The time after its call time-out for which a delayed request may still be executed. The store
@@ -67,8 +67,8 @@ pub(crate) enum Refused {
     Store(StoreError),
     ForeignKey(KeyPart),
     ModeMismatch,
-    /// The store keeps the result of the work under the lock.
-    Done,
+    /// The store keeps this result of the work under the lock.
+    Done(Arc<Done>),
 }
 
 #[cfg_attr(test, derive(Clone))]
@@ -402,8 +402,8 @@ impl Session {
                 return acquisition.wakes(cx.now);
             };
             let queue = &mut self.queues[queue_id];
-            if queue.is_done_for(acquisition.ticket) {
-                return self.refuse(id, Refused::Done, cx);
+            if let Some(done) = queue.done_for(acquisition.entered) {
+                return self.refuse(id, Refused::Done(done), cx);
             }
             if queue.head != Some(id) {
                 return acquisition.wakes(cx.now + LockSpec::MAX_LEASE);

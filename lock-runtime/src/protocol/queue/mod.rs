@@ -4,7 +4,7 @@
 pub(super) mod entry;
 pub(super) mod handoff;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use slotmap::SlotMap;
 
@@ -21,7 +21,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
-    store::{Hold, StoreError, Token},
+    store::{Done, Hold, StoreError, Token},
 };
 
 /// The position of a request in the order of arrival at its queue.
@@ -51,8 +51,8 @@ pub(crate) struct WaitQueue {
     /// The number of waiters behind the head.
     pub(super) behind: usize,
     next: Ticket,
-    /// The lock was done when the waiters before this one had come.
-    done_before: Ticket,
+    /// The result of a lock that was done after this time.
+    done: Option<(Instant, Arc<Done>)>,
     /// The entry in the store's wait queue.
     pub(super) entry: Option<QueueEntry>,
     /// A hand-off that the head has not taken yet.
@@ -118,14 +118,16 @@ impl WaitQueue {
         }
     }
 
-    /// Returns whether the lock was done after the waiter with this ticket had come.
-    pub(super) fn is_done_for(&self, ticket: Ticket) -> bool {
-        ticket < self.done_before
+    /// Returns the result if the lock was done after a waiter had come at this time.
+    pub(super) fn done_for(&self, entered: Instant) -> Option<Arc<Done>> {
+        let (sent, done) = self.done.as_ref()?;
+        (entered < *sent).then(|| done.clone())
     }
 
-    /// Records that the lock is done. All waiters are refused.
-    pub(super) fn done(&mut self, all: &Waiters, cx: &mut Cx<'_>) {
-        self.done_before = self.next;
+    /// Records that the lock was done after the head had called. The waiters that had come before
+    /// the call are refused.
+    pub(super) fn done(&mut self, sent: Instant, done: &Arc<Done>, all: &Waiters, cx: &mut Cx<'_>) {
+        self.done = Some((sent, done.clone()));
         let mut next = self.head;
         while let Some(id) = next {
             cx.out.push(Effect::Wake(id));

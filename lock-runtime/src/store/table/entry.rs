@@ -10,7 +10,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
-    store::{Grant, Heir, Hold, NextHolder, StoreEvent, Token, Waiter},
+    store::{Done, Grant, Heir, Hold, HolderId, NextHolder, StoreEvent, Token, Waiter},
 };
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until
@@ -118,20 +118,28 @@ impl Entry {
         self.slots.iter().any(|slot| slot.is_held_by(token))
     }
 
-    /// Returns the slot with the result of the work, and the result.
-    pub(crate) fn done(&self, now: Instant) -> Option<(&Slot, &Recorded)> {
-        let mut living = self.living(now);
-        living.find_map(|slot| Some((slot, slot.result.as_deref()?)))
+    pub(crate) fn is_done(&self, now: Instant) -> bool {
+        self.living(now).any(|slot| slot.result.is_some())
     }
 
-    /// Refuses a request, as the lock is done, and notifies the next waiter.
-    pub(crate) fn refuse_done(&mut self, hold: &Hold, step: &mut Step<'_>) -> bool {
-        let is_done = self.done(step.now).is_some();
-        if is_done && self.line.iter().any(|place| place.is_of(hold)) {
+    /// Returns the result of a lock that is done.
+    pub(crate) fn done(&self, key: &LockKey, now: Instant) -> Option<Done> {
+        let mut living = self.living(now);
+        living.find_map(|slot| {
+            let Recorded { value, fence, at } = slot.result.as_deref()?;
+            let id = HolderId::of(key, slot.token, true);
+            Some(Done::new(value.to_vec(), *fence, *at, id))
+        })
+    }
+
+    /// Refuses a request if the lock is done, and notifies the next waiter.
+    pub(crate) fn refuse_done(&mut self, hold: &Hold, step: &mut Step<'_>) -> Option<Arc<Done>> {
+        let done = self.done(&hold.key, step.now)?;
+        if self.line.iter().any(|place| place.is_of(hold)) {
             self.line.retain(|place| !place.is_of(hold));
             self.announce_done(&hold.key, step);
         }
-        is_done
+        Some(Arc::new(done))
     }
 
     /// Notifies the next waiter that the lock is done.

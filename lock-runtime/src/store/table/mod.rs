@@ -284,8 +284,8 @@ impl Table {
             self.insert(key, kind, Entry::new(mode));
         }
         let entry = self.map(kind).get_mut(key)?;
-        if entry.refuse_done(&request.hold, step) {
-            return Some(AcquireReply::Done);
+        if let Some(done) = entry.refuse_done(&request.hold, step) {
+            return Some(AcquireReply::Done(done));
         }
         if let Some(grant) = entry.repeated(&request.hold, step) {
             return Some(AcquireReply::Granted(grant));
@@ -335,8 +335,8 @@ impl Table {
         let Some(entry) = self.kept_alive(hold, step) else {
             return PollReply::Gone;
         };
-        if entry.refuse_done(hold, step) {
-            return PollReply::Done;
+        if let Some(done) = entry.refuse_done(hold, step) {
+            return PollReply::Done(done);
         }
         if let Some(grant) = entry.repeated(hold, step) {
             return PollReply::Granted(grant);
@@ -379,7 +379,7 @@ impl Table {
         let Some(next) = release.next.filter(|_| hold.mode == Mode::Exclusive) else {
             step.frees = true;
             let entry = self.advanced(&hold.key, hold.mode.kind(), step);
-            if let Some(entry) = entry.filter(|entry| entry.done(now).is_some()) {
+            if let Some(entry) = entry.filter(|entry| entry.is_done(now)) {
                 entry.announce_done(&hold.key, step);
             }
             return given_back.unwrap_or_else(|reply| reply);
@@ -397,7 +397,7 @@ impl Table {
                     counter,
                     holder_ttl,
                 },
-                PollReply::Gone | PollReply::Done => reply,
+                PollReply::Gone | PollReply::Done(_) => reply,
             };
         }
         let entry = self.map(LockKind::Lock).entry(hold.key.clone());
@@ -521,14 +521,7 @@ impl Table {
 
     /// Returns the result of a lock that is done.
     pub(crate) fn done(&self, key: &LockKey, now: Instant) -> Option<Done> {
-        let (slot, recorded) = self.entry(key, LockKind::Lock)?.done(now)?;
-        let id = HolderId::of(key, slot.token, true);
-        Some(Done::new(
-            recorded.value.to_vec(),
-            recorded.fence,
-            recorded.at,
-            id,
-        ))
+        self.entry(key, LockKind::Lock)?.done(key, now)
     }
 
     pub(crate) fn inspect(&self, key: &LockKey, kind: LockKind, step: &Step<'_>) -> Inspection {

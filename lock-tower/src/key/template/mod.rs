@@ -132,6 +132,25 @@ impl KeyTemplate {
         Ok(writer.finish()?)
     }
 
+    /// Warns if the key names no part of the request but the header that its caller invents: a key
+    /// that another caller can name shows that caller the response.
+    #[cfg(feature = "once")]
+    pub(crate) fn warn_without_caller(&self, name: &str) {
+        let is_of_any_caller = |source: &Source| match source {
+            Source::Method | Source::MatchedPath | Source::GrpcService | Source::GrpcMethod => true,
+            Source::Header(name, _) => name == "idempotency-key",
+            _ => false,
+        };
+        if self.sources().all(is_of_any_caller) {
+            let key = &*self.text;
+            tracing::warn!(
+                name,
+                key,
+                "the key names no caller, so that each caller receives the responses of others that send the same idempotency key"
+            );
+        }
+    }
+
     fn values(&self) -> impl Iterator<Item = (&Source, usize)> {
         self.parts.iter().filter_map(|part| match part {
             Part::Value(source, at) => Some((source, *at)),

@@ -8,8 +8,10 @@ use toml::{Spanned, de::DeTable};
 
 use super::{
     Reader,
-    values::{Value, at},
+    values::{Value, at, kind},
 };
+#[cfg(feature = "once")]
+use crate::policy::OnceTerms;
 use crate::{
     policies::settings::{ROWS, Said, Settings},
     policy::HoldUntil,
@@ -18,7 +20,7 @@ use crate::{
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 20] = [
+pub(super) const FIELDS: [&str; 21] = [
     "key",
     "global",
     "lease",
@@ -39,6 +41,7 @@ pub(super) const FIELDS: [&str; 20] = [
     "retry_after",
     "fail_open",
     "status",
+    "once",
 ];
 /// Names of the same options in other libraries and in the attribute.
 const ALIASES: [(&str, &str); 13] = [
@@ -174,6 +177,13 @@ impl Reader<'_> {
             }
             "fail_open" => settings.fail_open = self.flag(name, value),
             "status" => settings.statuses = self.statuses(value),
+            #[cfg(feature = "once")]
+            "once" => settings.once = self.once(value),
+            #[cfg(not(feature = "once"))]
+            "once" => {
+                let message = "`once` needs the feature `once` of lock-tower";
+                self.mistakes.add(field.span().start, message);
+            }
             _ if own.contains(&name) => {}
             _ if OF_ROUTES.contains(&name) => {
                 self.mistakes.add(
@@ -237,6 +247,46 @@ impl Reader<'_> {
         if let Some(enabled) = self.flag(name, value) {
             settings.set(if enabled { enable } else { disable });
         }
+    }
+
+    /// Parses `once`: the time alone, or a table.
+    #[cfg(feature = "once")]
+    fn once(&mut self, value: &Value<'_>) -> Option<Said<OnceTerms>> {
+        let mut terms = OnceTerms::default();
+        let any = |_| LockSpec::exclusive();
+        if value.get_ref().is_table() {
+            for (part, value) in self.table("once", value).into_iter().flatten() {
+                match part.get_ref().as_ref() {
+                    "keep" => terms.keep = self.duration("keep", value, any)?,
+                    "result" => terms.most_of_response = self.size("result", "64KiB", value)?,
+                    "request" => terms.most_of_request = self.size("request", "1MiB", value)?,
+                    _ => {
+                        let aliases =
+                            [("response", "result"), ("ttl", "keep"), ("body", "request")];
+                        self.unknown(
+                            "part of `once`",
+                            part,
+                            ["keep", "result", "request"],
+                            &aliases,
+                        );
+                        return None;
+                    }
+                }
+            }
+        } else if value.get_ref().is_str() {
+            terms.keep = self.duration("once", value, any)?;
+        } else {
+            let message = format!(
+                "expected a time or a table, found {}: write once = \"24h\"",
+                kind(value)
+            );
+            self.mistakes.add(at(value), message);
+            return None;
+        }
+        Some(Said {
+            at: at(value),
+            value: terms,
+        })
     }
 
     fn statuses(&mut self, value: &Value<'_>) -> Vec<(ErrorClass, StatusCode)> {

@@ -164,6 +164,10 @@ impl Reader<'_> {
             return None;
         };
         let key = self.key(key, settings.global == Some(true), text, route.as_ref());
+        #[cfg(feature = "once")]
+        if let (Some(key), Some(_)) = (&key, settings.once) {
+            key.warn_without_caller(&name);
+        }
         Some(Entry {
             route: route?,
             at: begin,

@@ -179,12 +179,39 @@ impl Reader<'_> {
     }
 }
 
+#[cfg(feature = "once")]
+impl Reader<'_> {
+    /// Parses a number of bytes: `"64KiB"`, `"1MiB"` or `"500B"`.
+    pub(super) fn size(&mut self, name: &str, example: &str, value: &Value<'_>) -> Option<usize> {
+        let said = self.text(name, &format!("{example:?}"), value)?;
+        let digits = said.value.trim_end_matches(|it: char| !it.is_ascii_digit());
+        let unit = match said.value[digits.len()..].trim_start() {
+            "B" => Some(1),
+            "KiB" => Some(1024),
+            "MiB" => Some(1024 * 1024),
+            _ => None,
+        };
+        let number = digits.parse::<usize>().ok();
+        let size = number
+            .zip(unit)
+            .and_then(|(number, unit)| number.checked_mul(unit));
+        if size.is_none() {
+            let message = format!(
+                "{:?} is not a number of bytes: write {name} = {example:?}, with B, KiB or MiB",
+                said.value
+            );
+            self.mistakes.add(said.at, message);
+        }
+        size
+    }
+}
+
 /// Returns the offset of a value.
 pub(super) fn at(value: &Value<'_>) -> usize {
     value.span().start
 }
 
-fn kind(value: &Value<'_>) -> &'static str {
+pub(super) fn kind(value: &Value<'_>) -> &'static str {
     match value.get_ref() {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a number",

@@ -153,7 +153,7 @@ async fn poll_of_a_batch_takes_one_round_trip() {
     let since = Instant::now();
     assert_eq!(
         store.poll(&holds).await.all().unwrap(),
-        [PollReply::Gone; 100]
+        vec![PollReply::Gone; 100]
     );
     // As many round trips as polls would take 5 s.
     assert!(since.elapsed() < 10 * on_the_way, "{:?}", since.elapsed());

@@ -4,6 +4,7 @@ mod among_layers;
 mod both_ways;
 mod hall;
 mod hang_ups;
+mod once;
 mod refusals;
 mod serving;
 mod streaming;

@@ -16,11 +16,11 @@ use axum::{
     response::IntoResponse as _,
     routing::post,
 };
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use http_body_util::BodyExt as _;
 use lock_runtime::{Begun, HeldLock, LockClient, LockSpec};
 use lock_tests::{RedisServer, place::in_time};
-use lock_tower::{KeyTemplate, OnceLayer};
+use lock_tower::{LockPolicies, OnceLayer, PolicyLayer};
 use serde_json::Value;
 use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt as _;
@@ -55,7 +55,7 @@ struct App {
 
 impl App {
     /// A route whose handler responds with the status that the request names.
-    fn new(layer: OnceLayer<KeyTemplate>) -> Self {
+    fn new(layer: OnceLayer) -> Self {
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
         let handler = async move |held: HeldLock, headers: HeaderMap, body: Bytes| {
@@ -209,6 +209,123 @@ async fn bodies_that_are_too_long_are_refused_or_not_kept() {
     let fits = app.pay("7", "b", "1234").await;
     let again = app.pay("7", "b", "1234").await;
     assert!(again.is_replay() && again.body == fits.body);
+}
+
+/// Without it the work would be done again.
+#[tokio::test]
+async fn a_response_with_long_headers_is_done_and_not_repeated() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    let handler = async move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        [("location", "x".repeat(90_000))]
+    };
+    let router = Router::new().route("/payments", post(handler));
+    let router = router.layer(layer(&LockClient::in_memory()));
+    let app = App { router, runs };
+    assert_eq!(app.pay("7", "a", "").await.status, StatusCode::OK);
+    let seen = app.pay("7", "a", "").await;
+    assert_eq!((seen.status.as_u16(), app.runs()), (409, 1), "{seen:?}");
+    assert_eq!(seen.code(), "response_not_kept");
+}
+
+/// A connection gives each part of a body a share of a whole buffer.
+#[tokio::test]
+async fn a_body_of_small_parts_keeps_no_buffers() {
+    struct Buffer(Arc<AtomicUsize>);
+    impl AsRef<[u8]> for Buffer {
+        fn as_ref(&self) -> &[u8] {
+            &[b'x'; 8192]
+        }
+    }
+    impl Drop for Buffer {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let kept = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let (parts, highest) = (kept.clone(), most.clone());
+    let parts = stream::iter(0..1000).map(move |_| {
+        let now = parts.fetch_add(1, Ordering::Relaxed) + 1;
+        highest.fetch_max(now, Ordering::Relaxed);
+        Ok::<_, Infallible>(Bytes::from_owner(Buffer(parts.clone())).split_to(1))
+    });
+    let app = App::new(layer(&LockClient::in_memory()));
+    let mut request = payment("7", "a", "");
+    *request.body_mut() = Body::from_stream(parts);
+    let seen = app.send(request).await;
+    assert_eq!(seen.body.len(), "paid: ".len() + 1000);
+    let most = most.load(Ordering::Relaxed);
+    assert!(most <= 3, "{most} buffers at a time");
+}
+
+#[tokio::test]
+async fn routes_of_a_policy_file_are_served_once() {
+    let policies = r#"
+        [routes."POST /payments"]
+        name = "pay"
+        key = "pay:{header.x-user}:{header.idempotency-key}"
+        once = { keep = "1h", result = "11B", request = "1KiB" }
+
+        [routes."POST /orders"]
+        key = "order:{header.x-user}"
+    "#;
+    let policies = LockPolicies::from_toml_str(policies).unwrap();
+    let locks = LockClient::in_memory();
+    let app = App::new(layer(&locks));
+    let handler = async |_held: HeldLock, body: Bytes| body;
+    let routes = || {
+        Router::new()
+            .route("/payments", post(handler))
+            .route("/orders", post(handler))
+    };
+    let inner = routes().layer(PolicyLayer::new(locks.clone(), policies.clone()));
+    let once = OnceLayer::with_policies(locks, policies);
+    let with_both = App {
+        router: inner.clone().layer(once),
+        runs: app.runs.clone(),
+    };
+    let seen = with_both.pay("7", "a", "5 EUR").await;
+    assert_eq!(
+        (seen.status.as_u16(), seen.is_replay()),
+        (200, false),
+        "{seen:?}"
+    );
+    let seen = with_both.pay("7", "a", "5 EUR").await;
+    assert!(seen.is_replay() && &seen.body[..] == b"5 EUR", "{seen:?}");
+    let seen = with_both.pay("7", "a", "6 EUR").await;
+    assert_eq!(
+        (seen.status.as_u16(), seen.code()),
+        (422, "key_reused".into())
+    );
+    let seen = with_both.pay("7", "b", &"x".repeat(1025)).await;
+    assert_eq!(seen.status, StatusCode::PAYLOAD_TOO_LARGE);
+    for status in [200, 409] {
+        let seen = with_both.pay("7", "c", "longer than eleven").await;
+        assert_eq!(seen.status.as_u16(), status, "{seen:?}");
+    }
+    // Another route has its lock, and nothing is kept.
+    for _ in 0..2 {
+        let mut request = payment("7", "a", "x");
+        *request.uri_mut() = "/orders".parse().unwrap();
+        let seen = with_both.send(request).await;
+        assert_eq!(
+            (seen.status.as_u16(), seen.is_replay()),
+            (200, false),
+            "{seen:?}"
+        );
+    }
+    // Without the layer, no request runs twice.
+    let alone = App {
+        router: inner,
+        runs: app.runs.clone(),
+    };
+    let seen = alone.pay("7", "d", "5 EUR").await;
+    assert_eq!(
+        (seen.status.as_u16(), seen.code()),
+        (500, "misconfigured".into())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -328,12 +328,12 @@ impl Round {
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
     pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
         let denials = || {
-            self.states.iter().filter_map(|state| match state.status {
+            self.states.iter().filter_map(|state| match &state.status {
                 Status::Denied(reply) => Some(reply),
                 _ => None,
             })
         };
-        let is_unfit = |reply: &AcquireReply| {
+        let is_unfit = |reply: &&AcquireReply| {
             matches!(
                 reply,
                 AcquireReply::ForeignKey(_) | AcquireReply::ModeMismatch
@@ -342,17 +342,16 @@ impl Round {
         let unfit: PerServer<_> = denials().filter(is_unfit).collect();
         // A minority of servers with unfit data does not affect the others.
         if unfit.len() > self.states.len() - self.majority(cx) {
-            return unfit[0];
+            return unfit[0].clone();
         }
         let is_taken = self
             .states
             .iter()
             .any(|state| state.status.taken().is_some());
-        if !is_taken && denials().any(|reply| reply == AcquireReply::Late) {
+        if !is_taken && denials().any(|reply| *reply == AcquireReply::Late) {
             return AcquireReply::Late;
         }
-        let is_waited_for =
-            |reply| matches!(reply, AcquireReply::Busy { has_waiters, .. } if has_waiters);
+        let is_waited_for = |reply: &AcquireReply| matches!(reply, AcquireReply::Busy { has_waiters, .. } if *has_waiters);
         AcquireReply::Busy {
             holder_ttl: self.free_in(cx),
             has_waiters: denials().any(is_waited_for),

@@ -50,7 +50,7 @@ impl Answer {
                 counter,
                 holder_ttl,
             }),
-            Ok(Reply::Poll(PollReply::Gone | PollReply::Done)) => Self::Gone,
+            Ok(Reply::Poll(PollReply::Gone | PollReply::Done(_))) => Self::Gone,
             Ok(Reply::Raise(number, reply)) => Self::Raise(number, reply),
             Ok(Reply::Renew(mut replies)) => match replies.pop() {
                 Some(Ok(reply)) => Self::Renew(reply),

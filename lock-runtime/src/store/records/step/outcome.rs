@@ -70,7 +70,7 @@ impl Outcome for AcquireReply {
             Self::Queued { holder_ttl, .. } | Self::Busy { holder_ttl, .. } => {
                 holder_ttl.shorten(by.for_others());
             }
-            Self::Late | Self::ForeignKey(_) | Self::ModeMismatch | Self::Done => {}
+            Self::Late | Self::ForeignKey(_) | Self::ModeMismatch | Self::Done(_) => {}
         }
     }
 }
@@ -89,7 +89,7 @@ impl Outcome for PollReply {
         match self {
             Self::Granted(grant) => grant.shorten(by),
             Self::Queued { holder_ttl, .. } => holder_ttl.shorten(by.for_others()),
-            Self::Gone | Self::Done => {}
+            Self::Gone | Self::Done(_) => {}
         }
     }
 }

@@ -4,7 +4,7 @@
 //! another, in an order that is the same for all clients, so that of two requests for the same keys
 //! one gets them all.
 
-use std::slice;
+use std::{slice, sync::Arc};
 
 use futures_util::future::join_all;
 
@@ -208,7 +208,7 @@ impl RedisStore {
                         has_waiters: reply.number()? == 1,
                     },
                     "mismatch" => AcquireReply::ModeMismatch,
-                    "done" => AcquireReply::Done,
+                    "done" => AcquireReply::Done(Arc::new(reply.done(&requests[index].hold.key)?)),
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),
                 };
                 refused(index, reply)

@@ -37,7 +37,7 @@ use crate::{
         AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Grant, HandOff, Hold,
         Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,
         QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies,
-        RevokeReply, RevokeScope, Store, StoreError, Token,
+        RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 
@@ -121,10 +121,7 @@ impl Store for RedisStore {
             if reply.word() != "done" {
                 return Ok(None);
             }
-            let token = Token::from_hex(&reply.text()?).ok_or_else(unexpected)?;
-            let (micros, fence) = (reply.count()?, reply.counter()?.ok_or_else(unexpected)?);
-            let id = HolderId::of(key, token, true);
-            Ok(Some(Done::new(reply.bytes()?, fence, micros, id)))
+            reply.done(key).map(Some)
         })
     }
 
@@ -378,7 +375,7 @@ impl RedisStore {
             }
             "done" => {
                 self.servers.leaves(hold);
-                Ok(PollReply::Done)
+                Ok(PollReply::Done(Arc::new(reply.done(&hold.key)?)))
             }
             _ => Err(self.foreign(&hold.key, hold.mode.kind(), &reply)),
         }

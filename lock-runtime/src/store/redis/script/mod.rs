@@ -77,7 +77,7 @@ macro_rules! scripts {
 // Each with its treatment in quarantine, and the name of its operation in metrics.
 scripts! {
     /// Grants all locks or none. A single request may enter the wait queue.
-    ACQUIRE(Votes, "acquire") = "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
+    ACQUIRE(Votes, "acquire") = "acquire_free" "clock" "fence" "holders" "standing" "line" "result_of" "acquire";
     /// Grants free exclusive locks to several requests.
     ACQUIRE_GROUP(Votes, "acquire_group") = "acquire_group";
     /// Releases the locks of several writers.
@@ -85,7 +85,7 @@ scripts! {
     /// Extends the leases of several writers.
     RENEW_GROUP(Votes, "renew_group") = "renew_group";
     /// Returns whether the token holds or waits.
-    POLL(Votes, "poll") = "clock" "fence" "holders" "standing" "line" "poll";
+    POLL(Votes, "poll") = "clock" "fence" "holders" "standing" "line" "result_of" "poll";
     /// Extends a writer's lease.
     RENEW(Votes, "renew") = "renew";
     /// Extends the lease of a share.
@@ -111,7 +111,7 @@ scripts! {
     /// Releases the lock that a token may hold, by the key of the lock alone.
     FREE(Votes, "free") = "clock" "holders" "done" "free";
     /// Returns the result of a lock that is done.
-    RESULT(Votes, "result") = "result";
+    RESULT(Votes, "result") = "result_of" "result";
     /// Returns the holders and the waiters.
     INSPECT(Harmless, "inspect") = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
     /// Returns the commands that the user may not run.

@@ -7,8 +7,11 @@ use redis::Value;
 use super::super::error::wrong_server;
 use crate::{
     guard::fence::FencingToken,
+    request::key::LockKey,
     request::spec::Mode,
-    store::{ClientId, Grant, Holder, Identity, KeyPart, StoreError, Waiter},
+    store::{
+        ClientId, Done, Grant, Holder, HolderId, Identity, KeyPart, StoreError, Token, Waiter,
+    },
 };
 
 /// A reply, read from front to back.
@@ -69,6 +72,14 @@ impl Reply {
     /// The latest fencing token, 0 for none.
     pub(super) fn counter(&mut self) -> Result<Option<FencingToken>, StoreError> {
         self.count().map(FencingToken::new)
+    }
+
+    /// The parts of the result of a lock that is done.
+    pub(super) fn done(&mut self, key: &LockKey) -> Result<Done, StoreError> {
+        let token = Token::from_hex(&self.text()?).ok_or_else(unexpected)?;
+        let (micros, fence) = (self.count()?, self.counter()?.ok_or_else(unexpected)?);
+        let id = HolderId::of(key, token, true);
+        Ok(Done::new(self.bytes()?, fence, micros, id))
     }
 
     pub(crate) fn grant(&mut self) -> Result<Grant, StoreError> {
