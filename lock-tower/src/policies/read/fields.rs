@@ -8,7 +8,7 @@ use toml::{Spanned, de::DeTable};
 
 use super::{
     Reader,
-    values::{Value, at, kind},
+    values::{Value, at},
 };
 #[cfg(feature = "once")]
 use crate::policy::OnceTerms;
@@ -278,7 +278,7 @@ impl Reader<'_> {
         } else {
             let message = format!(
                 "expected a time or a table, found {}: write once = \"24h\"",
-                kind(value)
+                super::values::kind(value)
             );
             self.mistakes.add(at(value), message);
             return None;
