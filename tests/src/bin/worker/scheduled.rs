@@ -17,8 +17,9 @@ const JOBS: usize = 4;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Runs a job once for each scheduled time. Appends `<scheduled time> <fencing token>` to the list
-/// "begun" when its body begins, and to "recorded" when its result is confirmed. Prints `ended`
-/// when the look-back of the last occurrence is over by its clock, or all are done.
+/// "begun" when its body begins, and to "recorded" when its result is confirmed. Prints `ready` at
+/// first, and `ended` when the look-back of the last occurrence is over by its clock, or all are
+/// done.
 #[derive(clap::Args)]
 pub(crate) struct Scheduled {
     #[arg(long)]
@@ -52,6 +53,7 @@ impl Scheduled {
         let client = redis::Client::open(self.url.as_str()).expect("a URL");
         let lists = client.get_multiplexed_async_connection().await;
         let lists = lists.expect("a server");
+        parent.say("ready");
         let mut done = BTreeSet::new();
         loop {
             let now = self.now();

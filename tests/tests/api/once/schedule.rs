@@ -67,23 +67,24 @@ impl Schedule {
     /// Runs a process until it ends by itself, and kills and restarts it before that, up to
     /// `kills` times, with another difference of its clock. Returns the number of kills.
     async fn replica(&self, mut offset_ms: i64, kills: usize) -> usize {
-        for killed in 0..kills {
+        let mut killed = 0;
+        loop {
             let mut worker = self.start(offset_ms);
-            let life = Duration::from_millis(rand::random_range(100..1500));
-            match timeout(life, worker.line()).await {
-                Ok(line) => {
-                    assert_eq!(line.as_deref(), Some("ended"));
-                    assert!(worker.finish().await.success());
-                    return killed;
-                }
-                Err(_elapsed) => _ = worker.kill().await,
+            assert_eq!(worker.line().await.as_deref(), Some("ready"));
+            let life = if killed < kills {
+                Duration::from_millis(rand::random_range(0..1500))
+            } else {
+                HANGS
+            };
+            if let Ok(line) = timeout(life, worker.line()).await {
+                assert_eq!(line.as_deref(), Some("ended"));
+                assert!(worker.finish().await.success());
+                return killed;
             }
+            worker.kill().await;
+            killed += 1;
             offset_ms = rand::random_range(-self.skew_ms..=self.skew_ms);
         }
-        let mut worker = self.start(offset_ms);
-        assert_eq!(worker.line().await.as_deref(), Some("ended"));
-        assert!(worker.finish().await.success());
-        kills
     }
 
     /// Runs all processes until they end. Returns the number of kills.
