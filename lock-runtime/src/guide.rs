@@ -84,11 +84,11 @@ pub mod observing {
     #![doc = "```"]
 }
 
-#[cfg(feature = "postgres")]
 pub mod once {
     #![doc = include_str!("../guide/once.md")]
 }
 
+#[cfg(feature = "postgres")]
 pub mod postgres {
     #![doc = include_str!("../guide/postgres.md")]
 }
@@ -98,6 +98,14 @@ pub mod recipes {
     #![cfg_attr(feature = "macros", doc = "```")]
     #![cfg_attr(not(feature = "macros"), doc = "```ignore")]
     #![doc = include_str!("../guide/recipes/scheduled.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/recipes/schedulers.md")]
+    #![doc = "```text"]
+    #![doc = include_str!("../guide/recipes/tokio_cron_scheduler.rs")]
+    #![doc = "```"]
+    #![doc = include_str!("../guide/recipes/apalis.md")]
+    #![doc = "```text"]
+    #![doc = include_str!("../guide/recipes/apalis_cron.rs")]
     #![doc = "```"]
     #![doc = include_str!("../guide/recipes/others.md")]
 }

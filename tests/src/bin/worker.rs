@@ -23,6 +23,8 @@ mod nested;
 mod postgres;
 #[path = "worker/redis.rs"]
 mod redis;
+#[path = "worker/scheduled.rs"]
+mod scheduled;
 #[path = "worker/storm.rs"]
 mod storm;
 #[path = "worker/wait.rs"]
@@ -43,6 +45,7 @@ enum Task {
     Nested(nested::Nested),
     Postgres(postgres::Postgres),
     Redis(redis::Redis),
+    Scheduled(scheduled::Scheduled),
     Storm(storm::Storm),
     Wait(wait::Wait),
 }
@@ -61,6 +64,7 @@ async fn main() {
         Task::Nested(task) => task.run(parent).await,
         Task::Postgres(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
+        Task::Scheduled(task) => task.run(parent).await,
         Task::Storm(task) => task.run(parent).await,
         Task::Wait(task) => task.run(parent).await,
     }

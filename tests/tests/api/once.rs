@@ -1,5 +1,7 @@
 //! Work that is done once for a key: its result is kept, and returned to later calls.
 
+mod schedule;
+
 use std::{
     io,
     sync::{
