@@ -2,9 +2,12 @@
 
 use std::{ffi::OsString, fmt, num::NonZeroU32, path::PathBuf, sync::Arc, time::Duration};
 
-use clap::{Args as ClapArgs, Parser, Subcommand, builder::NonEmptyStringValueParser};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
-use lock_runtime::{LockClientBuilder, LockSpec, operator::HolderId};
+use lock_runtime::{
+    LockClientBuilder, LockSpec,
+    operator::{HolderId, Inspection},
+};
 
 const ABOUT: &str = "\
 Shows and revokes the locks of a store, and runs commands under a lock.
@@ -89,6 +92,31 @@ impl fmt::Debug for Configure {
     }
 }
 
+/// The states of a lock. One with holders and waiters has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum State {
+    /// It has a holder
+    Held,
+    /// It has been released, and `min_hold` keeps it
+    Reserved,
+    /// It keeps the result of work that is done once
+    Done,
+    /// Requests wait for it
+    Waiting,
+}
+
+impl State {
+    pub(crate) fn is_of(self, lock: &Inspection) -> bool {
+        let mut holders = lock.holders.iter();
+        match self {
+            Self::Held => holders.any(|it| !it.is_reservation),
+            Self::Reserved => holders.any(|it| it.is_reservation && !it.is_done),
+            Self::Done => holders.any(|it| it.is_done),
+            Self::Waiting => !lock.waiters.is_empty(),
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// List the locks that are held, with their holders and waiters
@@ -97,6 +125,9 @@ pub(crate) enum Command {
         /// Only locks whose names begin with this
         #[arg(default_value = "")]
         prefix: String,
+        /// Only locks in this state
+        #[arg(long, value_enum)]
+        state: Option<State>,
     },
     /// Show the holders and the waiters of a lock
     Inspect {

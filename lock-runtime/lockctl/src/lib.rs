@@ -170,7 +170,7 @@ fn refused(error: &clap::Error) -> ExitCode {
 async fn execute(args: Args) -> Result<u8, Failure> {
     let Args { store, command } = args;
     match command {
-        Command::Ls { prefix } => ls::print(&store, prefix).await,
+        Command::Ls { prefix, state } => ls::print(&store, prefix, state).await,
         Command::Inspect { key, permits } => inspect::print(&store, &key, permits).await,
         Command::Revoke(revocation) => revoke::revoke(&store, revocation).await,
         Command::Forget { key } => revoke::forget(&store, &key).await,

@@ -6,17 +6,22 @@ use lock_runtime::{Mode, operator::ListedLock, text::visible};
 
 use crate::{
     Failure,
-    args::Store,
+    args::{State, Store},
     table::{Table, client, known, left, mode},
 };
 
-pub(crate) async fn print(store: &Store, prefix: String) -> Result<u8, Failure> {
+pub(crate) async fn print(
+    store: &Store,
+    prefix: String,
+    wanted: Option<State>,
+) -> Result<u8, Failure> {
     let locks = store.connect().await?;
     let mut list = locks.list(prefix.as_str());
     let mut output = io::BufWriter::new(io::stdout().lock());
     let (mut found, mut is_empty, mut failed, mut status) = (Vec::new(), true, None, 0);
     while let Some(lock) = list.next().await {
         match lock {
+            Ok(lock) if wanted.is_some_and(|it| !it.is_of(&lock.state)) => {}
             Ok(lock) => {
                 is_empty = false;
                 match store.json {
@@ -47,7 +52,7 @@ pub(crate) async fn print(store: &Store, prefix: String) -> Result<u8, Failure> 
     output.flush()?;
     drop(output);
     if is_empty && failed.is_none() && !store.json {
-        explain(&prefix);
+        explain(&prefix, wanted);
     }
     locks.shutdown().await;
     // The errors have been printed.
@@ -60,19 +65,25 @@ const HOLDER: usize = 2;
 const TITLES: [&str; 7] = ["KEY", "MODE", "HOLDER", "HELD", "LEFT", "FENCE", "WAITERS"];
 
 /// Says why the table is empty.
-fn explain(prefix: &str) {
+fn explain(prefix: &str, wanted: Option<State>) {
     let literal: String = prefix
         .chars()
         .take_while(|it| !"*?[".contains(*it))
         .collect();
     let shown = visible(prefix);
+    let is = match wanted {
+        None | Some(State::Held) => "held",
+        Some(State::Reserved) => "reserved",
+        Some(State::Done) => "done",
+        Some(State::Waiting) => "waited for",
+    };
     let sentence = match () {
-        () if prefix.is_empty() => "no lock is held".to_owned(),
+        () if prefix.is_empty() => format!("no lock is {is}"),
         () if literal != prefix => format!(
-            "no lock is held whose name begins with {shown}; it is a prefix and not a pattern: did you mean `{}`?",
+            "no lock is {is} whose name begins with {shown}; it is a prefix and not a pattern: did you mean `{}`?",
             visible(&literal)
         ),
-        () => format!("no lock is held whose name begins with {shown}"),
+        () => format!("no lock is {is} whose name begins with {shown}"),
     };
     let _ = writeln!(io::stderr(), "lockctl: {sentence}");
 }

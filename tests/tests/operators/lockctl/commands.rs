@@ -1,5 +1,7 @@
 //! The commands that show and change locks, and the exit statuses of `run`.
 
+use std::time::Duration;
+
 use lock_runtime::{LockClient, LockErrorKind, Loss};
 use serde_json::Value;
 
@@ -506,6 +508,30 @@ async fn a_list_is_sorted_and_an_empty_one_is_explained() {
     let other = store.ended(&["ls", "item:"]).await;
     assert!(other.errors.contains("begins with item:"), "{other:?}");
     assert_eq!(store.ended(&["ls", "item:", "--json"]).await.errors, "");
+}
+
+#[tokio::test]
+async fn a_list_shows_the_locks_in_one_state() {
+    let store = Store::start().await;
+    let locks = store.client().await;
+    let _held = locks.exclusive("order:1").acquire().await.unwrap();
+    let report = locks.once("report:1");
+    let report = report.run_bytes(async |_| Ok::<_, LockErrorKind>(b"secret".to_vec()));
+    report.await.unwrap().unwrap();
+    let kept = locks.exclusive("mail:1").min_hold(Duration::from_secs(60));
+    kept.acquire().await.unwrap().release().await.unwrap();
+    for (state, key) in [
+        ("held", "order:1"),
+        ("done", "report:1"),
+        ("reserved", "mail:1"),
+    ] {
+        let listed = store.ended(&["ls", "--state", state]).await;
+        let rows = rows(&listed);
+        assert_eq!((rows.len(), rows[1][0]), (2, key), "{listed:?}");
+        assert!(!listed.output.contains("secret"), "{listed:?}");
+    }
+    let none = store.ended(&["ls", "--state", "waiting"]).await;
+    assert_eq!(none.errors, "lockctl: no lock is waited for\n");
 }
 
 fn rows_of(ended: &Ended) -> usize {

@@ -1,5 +1,5 @@
 //! Payments over HTTP: customers press twice, and their networks fail, so each payment is sent
-//! several times, to two servers. Each is charged once.
+//! several times, to two servers. Each is charged once, as the policy in `locks.toml` says.
 
 use std::{
     net::SocketAddr,
@@ -17,9 +17,11 @@ use clap::{Parser, value_parser};
 use http_body_util::BodyExt as _;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use lock_examples::{run_id, start};
-use lock_runtime::{HeldLock, LockClient, LockSpec};
-use lock_tower::OnceLayer;
+use lock_runtime::{HeldLock, LockClient};
+use lock_tower::{LockPolicies, OnceLayer, PolicyLayer};
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+
+const LOCKS: &str = include_str!("locks.toml");
 
 /// The time that a charge takes at the bank.
 const CHARGE: Duration = Duration::from_millis(5);
@@ -67,17 +69,15 @@ async fn serve(
     charges: &Charges,
     options: &Options,
 ) -> anyhow::Result<SocketAddr> {
-    // A service of your own checks the customer outside of the layer.
-    let key = "pay:{header.x-customer}:{header.idempotency-key}";
-    let spec = LockSpec::exclusive().wait(Duration::from_secs(10));
-    let once = OnceLayer::new(locks.clone(), key)?.spec(spec);
-    let handler = post(pay);
-    let handler = if options.no_once {
-        handler
+    let policies = LockPolicies::from_toml_str(LOCKS)?;
+    let app = Router::new().route("/payments", post(pay));
+    let app = if options.no_once {
+        app
     } else {
-        handler.layer(once)
+        // For the routes without `once`, if there were any.
+        let locked = app.layer(PolicyLayer::new(locks.clone(), policies.clone()));
+        locked.layer(OnceLayer::with_policies(locks.clone(), policies))
     };
-    let app = Router::new().route("/payments", handler);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let app = app.with_state(charges.clone());
@@ -96,7 +96,7 @@ async fn charge(options: &Options) -> anyhow::Result<ExitCode> {
     } = *options;
     println!(
         "payments: {payments} payments are sent {times} times each, to two servers.\n\
-         OnceLayer::new(locks, \"pay:{{header.x-customer}}:{{header.idempotency-key}}\") serves each once.\n"
+         The policy in locks.toml serves each once, for its customer and idempotency key.\n"
     );
     let url = options.redis.as_deref().unwrap_or("memory:");
     let namespace = run_id("payments");
