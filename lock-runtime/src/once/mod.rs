@@ -1,5 +1,8 @@
 //! Work that is done once for a key: a lock that keeps the result.
 
+#[cfg(feature = "postgres")]
+mod in_transaction;
+
 use std::{
     fmt,
     future::Future,
@@ -456,20 +459,15 @@ impl OnceGuard {
     /// Before the first poll, dropping the future records nothing. Afterwards the record continues
     /// in the background.
     pub async fn complete(self, result: &[u8]) -> Result<(), LockError> {
+        let checked = self.check_length(result);
         let Self {
             guard,
             keep,
-            most,
             mut run,
+            ..
         } = self;
         let (key, fence) = (guard.key().clone(), guard.fence());
-        if result.len() > most {
-            let message = format!(
-                "its result has {} bytes, and {most} are the most; raise `max_bytes`, or keep it \
-                 elsewhere and return where it is",
-                result.len()
-            );
-            let error = LockError::new(LockErrorKind::InvalidResult, message);
+        if let Err(error) = checked {
             let _ = guard.release().await;
             return Err(error.with_key(&key));
         }
@@ -496,6 +494,18 @@ impl OnceGuard {
             }
         }
         Err(error.with_hint(Some("whether the result was recorded is unknown")))
+    }
+
+    fn check_length(&self, result: &[u8]) -> Result<(), LockError> {
+        let (length, most) = (result.len(), self.most);
+        if length <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "its result has {length} bytes, and {most} are the most; raise `max_bytes`, or keep it \
+             elsewhere and return where it is"
+        );
+        Err(LockError::new(LockErrorKind::InvalidResult, message))
     }
 
     /// Runs `body` as [`LockGuard::while_held_unless`] does.

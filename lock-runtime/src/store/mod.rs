@@ -249,6 +249,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Executes a release in a transaction of the application, with which it takes effect.
+    ///
+    /// # Errors
+    /// `Unsupported` in this implementation, for a store in another database.
+    #[cfg(feature = "postgres")]
+    #[doc(hidden)]
+    fn release_in<'a>(
+        &'a self,
+        release: &'a Release,
+        transaction: &'a tokio_postgres::Transaction<'a>,
+    ) -> Replied<'a, ReleaseReply> {
+        let _ = (release, transaction);
+        let message = "the lock is not kept in PostgreSQL";
+        let error = StoreError::new(StoreErrorKind::Unsupported, message);
+        Box::pin(ready(Err(error)))
+    }
+
     /// Returns a number that is shared by all locks on the same server. Always the same number,
     /// such as 0, for a store whose locks can only fail together.
     ///

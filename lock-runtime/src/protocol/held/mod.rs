@@ -162,6 +162,13 @@ impl Session {
         }
     }
 
+    /// Returns the hold of a lock that is held.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn hold_of(&self, id: HeldId) -> Option<&Hold> {
+        let held = self.held.get(id).filter(|held| held.loss.is_none());
+        held.map(|held| &held.hold)
+    }
+
     /// Reserves a held lock for at least `min_hold` from now.
     pub(crate) fn reserve(&mut self, id: HeldId, min_hold: Duration, cx: &Cx<'_>) {
         if let Some(held) = self.held.get_mut(id) {

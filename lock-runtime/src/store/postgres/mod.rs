@@ -382,6 +382,19 @@ impl Records for PostgresRecords {
         })
     }
 
+    fn swap_in<'a>(
+        &'a self,
+        swap: &'a Swap,
+        transaction: &'a tokio_postgres::Transaction<'a>,
+    ) -> Replied<'a, SwapReply> {
+        Box::pin(async move {
+            let arguments = Arguments::new(&self.calls().namespace, [swap]);
+            let row = transaction.query_typed(SWAP, &arguments.typed()).await;
+            let rows = row.map_err(|error| Failure::Refused(error).into_store_error())?;
+            swap_reply(rows.first().ok_or_else(StoreError::late)?)
+        })
+    }
+
     fn swap_each<'a>(&'a self, swaps: &'a [Swap]) -> Replies<'a, SwapReply> {
         Box::pin(self.calls().swap_each(swaps))
     }

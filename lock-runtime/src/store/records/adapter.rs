@@ -446,6 +446,19 @@ impl Store for RecordStore {
         Box::pin(self.0.clone().execute(attempt.caller(next)))
     }
 
+    #[cfg(feature = "postgres")]
+    fn release_in<'a>(
+        &'a self,
+        release: &'a Release,
+        transaction: &'a tokio_postgres::Transaction<'a>,
+    ) -> Replied<'a, ReleaseReply> {
+        let (hold, owned) = (&release.hold, release.clone());
+        let rule = move |table: &mut Table, step: &mut Step<'_>| table.release(&owned, step);
+        let lock = Lock::new(&hold.key, hold.mode.kind());
+        let attempt = Attempt::new(vec![lock], rule);
+        Box::pin(self.0.execute_in(attempt, transaction))
+    }
+
     fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         let (kind, owned) = (hold.mode.kind(), hold.clone());
         let attempt = self.0.on(&hold.key, kind, move |table, step| {

@@ -173,6 +173,35 @@ impl Shared {
         }
     }
 
+    /// Executes an operation in a transaction of the application, with which it takes effect. The
+    /// messages to other clients are sent with it, and clients of this store are not notified.
+    #[cfg(feature = "postgres")]
+    pub(super) async fn execute_in<T: Outcome>(
+        self: &Arc<Self>,
+        mut attempt: Attempt<T>,
+        transaction: &tokio_postgres::Transaction<'_>,
+    ) -> Result<T, StoreError> {
+        /// A row that the transaction has not locked may change again.
+        const ATTEMPTS: usize = 100;
+        for _ in 0..ATTEMPTS {
+            match attempt.next(self.now())? {
+                Next::Done(outcome, _) => return Ok(outcome),
+                Next::Read => {
+                    let records = self.read(&attempt.names()).await?;
+                    attempt.was_read(records);
+                }
+                Next::Swap(mut pending) => {
+                    let _local = self.address(&mut pending);
+                    let reply = self.records.swap_in(&pending.swap, transaction).await?;
+                    if let Some(outcome) = attempt.was_swapped(*pending, reply) {
+                        return Ok(outcome);
+                    }
+                }
+            }
+        }
+        Err(busy())
+    }
+
     async fn advance_all<T: Outcome>(
         self: Arc<Self>,
         attempts: Vec<Attempt<T>>,

@@ -176,6 +176,20 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Makes a swap in a transaction of the application, with which it takes effect.
+    #[cfg(feature = "postgres")]
+    #[doc(hidden)]
+    fn swap_in<'a>(
+        &'a self,
+        swap: &'a Swap,
+        transaction: &'a tokio_postgres::Transaction<'a>,
+    ) -> Replied<'a, SwapReply> {
+        let _ = (swap, transaction);
+        let message = "the lock is not kept in PostgreSQL";
+        let error = StoreError::new(StoreErrorKind::Unsupported, message);
+        Box::pin(ready(Err(error)))
+    }
+
     /// Returns the state of the database, within about a second. `None`, the default, lets
     /// [`RecordStore`] make a call and report its result.
     fn health(&self) -> Option<BoxFuture<'_, Health>> {

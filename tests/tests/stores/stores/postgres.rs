@@ -12,6 +12,7 @@ mod forged;
 mod guard;
 mod late;
 mod names;
+mod results;
 mod roles;
 mod schema;
 mod standby;
