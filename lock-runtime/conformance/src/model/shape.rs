@@ -25,7 +25,7 @@ pub(super) struct Shape {
     /// Except for those that end before the next step, if there are any.
     pub(super) short: Option<Duration>,
     pub(super) permits: bool,
-    /// Whether the store keeps results.
+    /// Whether the sequences contain results. A quorum has none.
     pub(super) results: bool,
     pub(super) keys_at_once: usize,
     /// Whether the store has wait queues.
@@ -46,7 +46,7 @@ impl Shape {
             unit: unit(limits),
             short: short(limits),
             permits: limits.permits,
-            results: limits.results,
+            results: limits.results && !hands_off,
             keys_at_once: limits.keys_at_once.map_or(usize::MAX, usize::from),
             queues: subject.queues().await,
             has_clock: has_clock(subject).await,

@@ -38,6 +38,9 @@ pub(super) struct Steps {
     shape: Shape,
     /// The number of results so far.
     results: u32,
+    /// The holds that were released with a result. A client repeats such a release with the result,
+    /// and a store may reply otherwise to one without.
+    completed: Vec<Hold>,
     /// Tokens of which no request may have an effect any more.
     abandoned: Vec<Token>,
     /// All tokens of this sequence; messages show the index of a token.
@@ -69,6 +72,7 @@ impl Steps {
             confirm: VecDeque::new(),
             abandoned: Vec::new(),
             results: 0,
+            completed: Vec::new(),
             shape,
             drawn: [Instant::now(); 2],
         }
@@ -285,6 +289,9 @@ impl Steps {
 
     fn release(&mut self) -> Step {
         let hold = self.hold(8);
+        if self.completed.contains(&hold) {
+            return self.completing(hold);
+        }
         let (mut keep_for, mut next) = (None, None);
         match self.random.random_range(0..10) {
             0..2 => keep_for = Some(self.lease()),
@@ -314,6 +321,11 @@ impl Steps {
     fn complete(&mut self) -> Step {
         let mut hold = self.hold(8);
         hold.mode = Mode::Exclusive;
+        self.completing(hold)
+    }
+
+    fn completing(&mut self, hold: Hold) -> Step {
+        self.completed.push(hold.clone());
         let keep_for = match self.chance(3) {
             true => self.short(),
             false => self.lease(),
