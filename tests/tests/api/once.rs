@@ -282,7 +282,7 @@ async fn a_record_whose_reply_is_lost_is_known_in_the_end() {
             }
             std::future::pending().await
         });
-        let defaults = LockSpec::exclusive().lease(Duration::from_secs(3));
+        let defaults = LockSpec::exclusive().lease(LONG);
         let builder = LockClient::builder().defaults(defaults);
         let locks = builder.build_with_store(store).unwrap();
         let ran = locks.once("job").run(async |_| Ok::<_, io::Error>(7)).await;

@@ -183,21 +183,28 @@ async fn a_result_is_recorded_once_the_server_has_memory_again() {
 /// Records a result that the store refuses as too long.
 async fn refuses_a_long_result(place: Place, bytes: usize) {
     let [locks, other] = [place.client().await, place.client().await];
-    let once = locks.once("job").lease(LEASE).max_bytes(usize::MAX);
-    let refused = once.run_bytes(async |_| Ok::<_, io::Error>(vec![b'x'; bytes]));
-    let refused = refused.await.unwrap_err();
-    assert_eq!(refused.kind(), LockErrorKind::ReleaseUnknown, "{refused}");
-    let text = chain(&refused);
+    let (key, text) = loop {
+        let key = unique("job");
+        let once = locks.once(&*key).lease(LEASE).max_bytes(usize::MAX);
+        let refused = once.run_bytes(async |_| Ok::<_, io::Error>(vec![b'x'; bytes]));
+        let refused = refused.await.unwrap_err();
+        assert_eq!(refused.kind(), LockErrorKind::ReleaseUnknown, "{refused}");
+        // On a busy machine the call may take too long.
+        match chain(&refused) {
+            text if text.contains("no answer within") => {}
+            text => break (key, text),
+        }
+    };
     assert!(text.contains("was not recorded"), "{text}");
     // It is free at once, and not at the end of the lease.
-    let next = ran(&other, "job", b"2").await;
-    assert!(!next.is_replay, "{next:?}");
+    let begun = other.once(&*key).wait(LEASE / 2).begin().await.unwrap();
+    assert!(matches!(begun, Begun::Running(_)), "{begun:?}");
 }
 
 #[tokio::test]
 async fn a_result_that_etcd_refuses_leaves_the_key_free() {
     // By the limit of a request, and by that of a message.
-    for bytes in [1_700_000, 3_000_000] {
+    for bytes in [1_700_000, 2_200_000] {
         let place = Place::etcd().await;
         in_time(refuses_a_long_result(place, bytes)).await;
     }
@@ -206,5 +213,5 @@ async fn a_result_that_etcd_refuses_leaves_the_key_free() {
 #[tokio::test]
 async fn a_result_that_zookeeper_refuses_leaves_the_key_free() {
     let place = Place::zookeeper().await;
-    in_time(refuses_a_long_result(place, 3_000_000)).await;
+    in_time(refuses_a_long_result(place, 1_200_000)).await;
 }
