@@ -1,6 +1,6 @@
 //! The invariants of a run: those that hold at every moment, and those that hold at its end.
 
-use std::{collections::BTreeMap, mem::take, num::NonZeroU32, time::Duration};
+use std::{collections::BTreeMap, mem::take, num::NonZeroU32, sync::Arc, time::Duration};
 
 use super::{
     client::{Client, Votes},
@@ -52,8 +52,10 @@ pub(super) enum Wrong {
     Unextended,
     /// A request was refused as contended, but the store kept the lock for no other one.
     Contended,
-    /// The store does not keep a result that it has confirmed.
+    /// The store does not keep a result that it has confirmed, or with which a lock was released.
     Forgotten,
+    /// The store keeps a result that no holder has left, or one whose time was over.
+    Recorded,
 }
 
 /// The time after the end of a hold in which a process may still count it as current: it learns of
@@ -84,6 +86,21 @@ struct Kept {
     valid_until: Instant,
 }
 
+/// A result that a holder has asked the store to keep.
+struct Recording {
+    asked: Completed,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    /// The store held the lock until then, when it was seen last.
+    Held(Option<Instant>),
+    Kept,
+    /// It must not be seen any more.
+    Over,
+}
+
 /// A fencing token, and the mode and the time of its guard.
 type Numbered = (FencingToken, Mode, Instant);
 
@@ -95,6 +112,7 @@ pub(super) struct Checker {
     dead: Vec<Holder>,
     kept: Vec<Kept>,
     completed: Vec<Completed>,
+    results: BTreeMap<Arc<[u8]>, Recording>,
     /// When the single store last had a holder, a reservation or a waiter of each lock.
     taken_at: BTreeMap<(LockKind, LockKey), Instant>,
     pub(super) found: Option<Violation>,
@@ -137,6 +155,66 @@ impl Checker {
         if net.is_single {
             self.contended(net, clients, servers);
             self.completed(net, servers);
+            self.results(net, servers);
+        }
+    }
+
+    /// Checks that the store keeps only results that holders have left, each of them once, and
+    /// that the release of a lock does not lose its result.
+    fn results(&mut self, net: &mut Network, servers: &[Server]) {
+        for asked in take(&mut net.asked) {
+            let stage = Stage::Held(None);
+            let result = asked.result.clone();
+            self.results.insert(result, Recording { asked, stage });
+        }
+        let (net, server) = (&*net, &servers[0]);
+        let now = server.clock.at(net.now);
+        let mut wrong = None;
+        let mut kept = Vec::new();
+        for key in &net.keys {
+            let Some(done) = server.table().done(key, now) else {
+                continue;
+            };
+            let recording = self.results.get_mut(&done.value[..]);
+            match recording.filter(|it| it.asked.hold.key == *key) {
+                Some(it) if matches!(it.stage, Stage::Over) => {
+                    if !is_uncertain(net, servers, it.asked.hold.token) {
+                        let name = net.name(it.asked.hold.token);
+                        let what = format!("the result of {name} is kept late or again");
+                        wrong = Some((Wrong::Recorded, what));
+                    }
+                }
+                Some(it) => it.stage = Stage::Kept,
+                None => {
+                    let value = done.value.escape_ascii();
+                    let what = format!("{key} has the result {value}, which no holder has left");
+                    wrong = Some((Wrong::Recorded, what));
+                }
+            }
+            kept.push(done.value);
+        }
+        for (result, Recording { asked, stage }) in &mut self.results {
+            let Completed { hold, until, .. } = &*asked;
+            if matches!(stage, Stage::Over) || kept.iter().any(|it| it[..] == **result) {
+                continue;
+            }
+            let held_until = server.table().held_until(hold, now);
+            *stage = match (*stage, held_until) {
+                (Stage::Held(_), Some(held)) => Stage::Held(Some(held)),
+                (Stage::Held(Some(held)), None)
+                    if held > now
+                        && net.now < *until
+                        && !is_uncertain(net, servers, hold.token) =>
+                {
+                    let what = format!("{} is released without its result", net.name(hold.token));
+                    wrong = Some((Wrong::Forgotten, what));
+                    Stage::Over
+                }
+                _ => Stage::Over,
+            };
+        }
+        if let Some((wrong, what)) = wrong {
+            self.report(wrong, || what);
         }
     }
 

@@ -249,6 +249,7 @@ impl Client {
             net.lost.push((self.who, token, self.clock.when(since)));
         }
         net.contended.extend(out.contended);
+        net.asked.extend(out.asked);
         net.completed.extend(out.completed);
         (net.taken).extend(out.taken.into_iter().map(|held| (self.who, held)));
         (net.converts).extend(out.converts.into_iter().map(|held| (self.who, held)));

@@ -124,6 +124,8 @@ pub(super) struct Network {
     pub(super) began: Vec<(Who, Began)>,
     /// The locks that the store has taken away in this event.
     pub(super) taken: Vec<(Who, HeldId)>,
+    /// The results that holders have asked the store to keep in this event.
+    pub(super) asked: Vec<Completed>,
     pub(super) completed: Vec<Completed>,
     /// The writers of which a conversion has begun in this event.
     pub(super) converts: Vec<(Who, HeldId)>,
@@ -184,6 +186,7 @@ impl Network {
             revoked: Vec::new(),
             began: Vec::new(),
             taken: Vec::new(),
+            asked: Vec::new(),
             completed: Vec::new(),
             converts: Vec::new(),
             contended: Vec::new(),

@@ -221,6 +221,8 @@ pub(super) struct Out {
     pub(super) taken: Vec<HeldId>,
     /// The writers that are to be converted.
     pub(super) converts: Vec<HeldId>,
+    /// The results that holders have asked the store to keep.
+    pub(super) asked: Vec<Completed>,
     pub(super) completed: Vec<Completed>,
     /// The locks of requests that were refused as contended.
     pub(super) contended: Vec<(LockKind, LockKey)>,
@@ -712,6 +714,10 @@ impl Process {
             self.visit(|session, cx| session.guard_dropped(held, cx));
         } else {
             let keep = arrival.completes.filter(|_| !self.is_in_turn);
+            // A visit may read the time a little early.
+            let mut valid = self.session.valid(self.now - LATE);
+            let is_valid = valid.any(|(id, ..)| id == held);
+            drop(valid);
             let result: Arc<[u8]> = format!("{} {held:?}", self.who).into_bytes().into();
             let step = self.visit(move |session, cx| {
                 let completed = keep.and_then(|keep| session.complete(held, (result, keep), cx));
@@ -726,6 +732,9 @@ impl Process {
                         result,
                         until: self.now + (keep - keep / 50).saturating_sub(LATE),
                     });
+                    self.out
+                        .asked
+                        .extend(completed.clone().filter(|_| is_valid));
                     let call = Call::new(Request::Release(release), timeout);
                     let call = self.call(Purpose::Release(id, completed), call);
                     match arrival.ending {

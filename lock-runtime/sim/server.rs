@@ -22,7 +22,8 @@ use crate::{
     request::spec::{LockKind, Mode},
     shell::time::Instant,
     store::{
-        AcquireReply, HandOff, RenewReply, RevokeScope, StoreEvent, Token,
+        AcquireReply, HandOff, KeyRequest, ReleaseReply, RenewReply, RevokeScope, StoreEvent,
+        Token,
         redis::topology::scripts::{Origin, Redis},
         table::{Fences, Step, Table, acquire_all},
     },
@@ -589,7 +590,21 @@ pub(super) fn execute_one(
     match request {
         Request::Acquire(request) => Reply::Acquire(table.acquire(request, step)),
         Request::Poll(hold) => Reply::Poll(table.poll(hold, step)),
-        Request::Release(release) => Reply::Release(table.release(release, step)),
+        Request::Release(release) => {
+            let reply = table.release(release, step);
+            if reply == ReleaseReply::NotHeld
+                && release.result.is_some()
+                && mutation == Some(Mutation::RecordsUnheld)
+            {
+                let hold = release.hold.clone();
+                let lease = Duration::from_secs(1);
+                let request = KeyRequest::new(hold, lease, step.now + lease);
+                if let AcquireReply::Granted(_) = table.acquire(&request, step) {
+                    return Reply::Release(table.release(release, step));
+                }
+            }
+            Reply::Release(reply)
+        }
         Request::Abandon(hold) => {
             table.abandon(hold, step);
             Reply::Abandoned

@@ -190,6 +190,14 @@ pub(crate) enum Mutation {
     DropsOvertaken,
     /// A lock is handed off in the process before its `min_hold` has passed.
     HandsOffReserved,
+    /// Rule 43: a lock that was lost is released with its result.
+    CompletesLost,
+    /// Rule 43: a guard that is dropped leaves a result.
+    CompletesDropped,
+    /// Rule 43: a release without a reply is repeated without its result.
+    ForgetsResult,
+    /// Rule 43: the store takes the result of a token that does not hold the lock.
+    RecordsUnheld,
 }
 
 impl Cx<'_> {

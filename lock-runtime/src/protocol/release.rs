@@ -129,6 +129,9 @@ impl Session {
         let Some(held) = self.held.get_mut(id) else {
             return Left::Over(Ok(Released::Locally));
         };
+        if held.result.is_some() && cx.breaks(Mutation::CompletesLost) {
+            held.loss = None;
+        }
         held.guards = held.guards.saturating_sub(1);
         let (is_last, loss) = (held.guards == 0, held.loss);
         let held = is_last.then(|| self.remove_held(id, cx)).flatten();
@@ -205,7 +208,9 @@ impl Session {
     ) -> Option<ReleaseStep> {
         // A lock that was lost is not reserved.
         self.notice_loss(id, cx);
-        if let Some(held) = self.held.get_mut(id).filter(|held| held.loss.is_none()) {
+        let breaks = cx.breaks(Mutation::CompletesLost);
+        let held = self.held.get_mut(id);
+        if let Some(held) = held.filter(|held| held.loss.is_none() || breaks) {
             if held.guards > 1 || held.hold.mode != Mode::Exclusive {
                 return None;
             }
@@ -216,6 +221,12 @@ impl Session {
 
     /// Releases a guard in the background.
     pub(crate) fn guard_dropped(&mut self, id: HeldId, cx: &mut Cx<'_>) {
+        if cx.breaks(Mutation::CompletesDropped)
+            && let Some(held) = self.held.get_mut(id)
+        {
+            held.result = Some(Arc::default());
+            held.keep_until = Some(cx.now + held.terms.lease);
+        }
         if let Left::Last(releasing, _) = self.part(id, cx) {
             if releasing.release.next.is_some() {
                 let id = self.releases.insert(releasing);
@@ -254,6 +265,7 @@ impl Session {
         let abandoned = |(hold, lease)| Afterwards::new(Ending::Abandon(hold), lease);
         let afterwards = next_holder.map(abandoned);
         let Release { hold, result, .. } = releasing.release;
+        let result = result.filter(|_| !cx.breaks(Mutation::ForgetsResult));
         let ending = Ending::Release(hold, releasing.keep_until, result);
         self.end(ending, releasing.lease, None, afterwards, cx);
     }

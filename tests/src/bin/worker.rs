@@ -19,6 +19,8 @@ mod idle;
 mod increment;
 #[path = "worker/nested.rs"]
 mod nested;
+#[path = "worker/once.rs"]
+mod once;
 #[path = "worker/postgres.rs"]
 mod postgres;
 #[path = "worker/redis.rs"]
@@ -43,6 +45,7 @@ enum Task {
     Idle(idle::Idle),
     Increment(increment::Increment),
     Nested(nested::Nested),
+    Once(once::Once),
     Postgres(postgres::Postgres),
     Redis(redis::Redis),
     Scheduled(scheduled::Scheduled),
@@ -62,6 +65,7 @@ async fn main() {
         Task::Idle(task) => task.run(parent).await,
         Task::Increment(task) => task.run(parent).await,
         Task::Nested(task) => task.run(parent).await,
+        Task::Once(task) => task.run(parent).await,
         Task::Postgres(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
         Task::Scheduled(task) => task.run(parent).await,

@@ -1,5 +1,8 @@
 //! Work that is done once for a key: its result is kept, and returned to later calls.
 
+mod crowds;
+mod faults;
+mod killed;
 mod schedule;
 
 use std::{
@@ -180,6 +183,39 @@ async fn a_result_can_be_forgotten_and_work_that_runs_cannot() {
     guard.release().await.unwrap();
 }
 
+/// Between the look at a result and its removal, another process removes it and begins the work
+/// again.
+#[tokio::test]
+async fn to_forget_a_result_never_frees_work_that_runs() {
+    let inner = Arc::new(MemoryStore::new());
+    let other = LockClient::with_store(inner.clone());
+    let (begun, running) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (looked, go_on) = (begun.clone(), running.clone());
+    let store = FaultyStore::new(inner, move |call: Call| {
+        let (looked, go_on) = (looked.clone(), go_on.clone());
+        async move {
+            if matches!(call.operation, Operation::Revoke(..)) {
+                looked.notify_one();
+                go_on.notified().await;
+            }
+            call.execute().await
+        }
+    });
+    let locks = LockClient::with_store(store);
+    let ran = locks.once("job").run(async |_| Ok::<_, io::Error>(1)).await;
+    ran.unwrap().unwrap();
+    let forgetting = tokio::spawn(locks.once("job").forget());
+    begun.notified().await;
+    assert!(other.once("job").forget().await.unwrap());
+    let Begun::Running(guard) = other.once("job").begin().await.unwrap() else {
+        panic!("it was forgotten");
+    };
+    running.notify_one();
+    assert!(!forgetting.await.unwrap().unwrap());
+    guard.held().verify().await.unwrap();
+    guard.complete(b"2").await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn results_that_are_too_long_or_cannot_be_read_are_errors() {
     let (_server, [locks, other]) = clients().await;
@@ -247,7 +283,7 @@ async fn a_record_whose_reply_is_lost_is_known_in_the_end() {
             }
             std::future::pending().await
         });
-        let defaults = LockSpec::exclusive().lease(Duration::from_secs(3));
+        let defaults = LockSpec::exclusive().lease(LONG);
         let builder = LockClient::builder().defaults(defaults);
         let locks = builder.build_with_store(store).unwrap();
         let ran = locks.once("job").run(async |_| Ok::<_, io::Error>(7)).await;

@@ -40,6 +40,11 @@ pub(super) enum Answer {
     Busy(Option<Units>),
     Queued(Option<Units>),
     Late,
+    /// The lock is done.
+    IsDone(Vec<u8>),
+    /// A result, and whether it has the fencing token under which it was recorded.
+    Result(Vec<u8>, bool),
+    NoResult,
     ForeignKey,
     ModeMismatch,
     Gone,
@@ -49,7 +54,8 @@ pub(super) enum Answer {
     NotHeld,
     Converted(Granted),
     Inspected {
-        holders: Vec<(Mode, Option<Units>)>,
+        /// Each with its lease, and whether it is a result.
+        holders: Vec<(Mode, Option<Units>, bool)>,
         waiters: Vec<(Mode, Units)>,
     },
     Revocation(RevokeReply),

@@ -25,6 +25,8 @@ pub(super) struct Shape {
     /// Except for those that end before the next step, if there are any.
     pub(super) short: Option<Duration>,
     pub(super) permits: bool,
+    /// Whether the sequences contain results. A quorum has none.
+    pub(super) results: bool,
     pub(super) keys_at_once: usize,
     /// Whether the store has wait queues.
     pub(super) queues: bool,
@@ -44,6 +46,7 @@ impl Shape {
             unit: unit(limits),
             short: short(limits),
             permits: limits.permits,
+            results: limits.results && !hands_off,
             keys_at_once: limits.keys_at_once.map_or(usize::MAX, usize::from),
             queues: subject.queues().await,
             has_clock: has_clock(subject).await,

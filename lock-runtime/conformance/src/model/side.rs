@@ -7,7 +7,7 @@ use lock_runtime::{
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Heir, Hold, Inspection,
         KeyRequest, NextHolder, PollReply, QuorumMember, Release, ReleaseReply, RenewReply,
-        Renewal, Store, StoreError, Token,
+        Renewal, RevokeScope, Store, StoreError, Token,
     },
     time::Instant,
 };
@@ -33,6 +33,8 @@ pub(super) struct Side {
     unit: Duration,
     latest: HashMap<(LockKey, LockKind), (FencingToken, Token)>,
     of_holds: HashMap<Hold, FencingToken>,
+    /// The fencing token of each result. No two results are equal.
+    of_results: HashMap<Vec<u8>, FencingToken>,
     /// Whether it keeps the latest fencing token of a key also while the key has no holder.
     remembers: bool,
 }
@@ -54,6 +56,7 @@ impl Side {
             unit,
             latest: HashMap::new(),
             of_holds: HashMap::new(),
+            of_results: HashMap::new(),
             remembers: false,
         }
     }
@@ -101,6 +104,7 @@ impl Side {
             Step::Poll(hold) => match one(store.poll(std::slice::from_ref(hold)).await)? {
                 PollReply::Granted(grant) => self.granted(hold, grant).map(Answer::Granted),
                 PollReply::Gone => Ok(Answer::Gone),
+                PollReply::Done(done) => Ok(Answer::IsDone(done.value.clone())),
                 PollReply::Queued {
                     counter,
                     holder_ttl,
@@ -121,6 +125,34 @@ impl Side {
                 let reply = store.release(&release).await?;
                 self.released(hold, *next, reply)
             }
+            Step::Complete {
+                hold,
+                keep_for,
+                result,
+            } => {
+                // That of a hold that was never granted is refused, whatever its number.
+                let fence = self.of_holds.get(hold).copied();
+                let fence = fence.or(FencingToken::new(1)).expect("a number");
+                self.of_results.insert(result.clone(), fence);
+                let release = Release::new(hold.clone()).keep_for(Some(*keep_for));
+                let release = release.result(Some((fence, result[..].into())));
+                let reply = store.release(&release).await?;
+                self.released(hold, None, reply)
+            }
+            Step::Look(key) => Ok(match store.done(key).await? {
+                Some(done) => {
+                    let is_its_own = self.of_results.get(&done.value) == Some(&done.fence);
+                    Answer::Result(done.value, is_its_own)
+                }
+                None => Answer::NoResult,
+            }),
+            Step::Forget(key) => Ok(match store.done(key).await? {
+                Some(done) => {
+                    let scope = RevokeScope::Holder(done.id);
+                    Answer::Revocation(store.revoke(key, LockKind::Lock, scope).await?)
+                }
+                None => Answer::NoResult,
+            }),
             Step::HandOff {
                 hold,
                 heir,
@@ -209,6 +241,7 @@ impl Side {
             AcquireReply::Late => Answer::Late,
             AcquireReply::ForeignKey(_) => Answer::ForeignKey,
             AcquireReply::ModeMismatch => Answer::ModeMismatch,
+            AcquireReply::Done(done) => Answer::IsDone(done.value.clone()),
             reply => return unknown(&reply),
         })
     }
@@ -299,7 +332,7 @@ impl Side {
         let holders = found
             .holders
             .iter()
-            .map(|holder| (holder.mode, holder.ttl.map(|ttl| self.units(ttl))))
+            .map(|it| (it.mode, it.ttl.map(|ttl| self.units(ttl)), it.is_done))
             .collect();
         let waiters = found
             .waiters

@@ -36,6 +36,11 @@ pub(super) struct Steps {
     polls: VecDeque<Hold>,
     confirm: VecDeque<Hold>,
     shape: Shape,
+    /// The number of results so far.
+    results: u32,
+    /// The holds that were released with a result. A client repeats such a release with the result,
+    /// and a store may reply otherwise to one without.
+    completed: Vec<Hold>,
     /// Tokens of which no request may have an effect any more.
     abandoned: Vec<Token>,
     /// All tokens of this sequence; messages show the index of a token.
@@ -66,6 +71,8 @@ impl Steps {
             polls: VecDeque::new(),
             confirm: VecDeque::new(),
             abandoned: Vec::new(),
+            results: 0,
+            completed: Vec::new(),
             shape,
             drawn: [Instant::now(); 2],
         }
@@ -154,7 +161,9 @@ impl Steps {
                 // As a client does: the lease of a hand-off is short.
                 self.confirm.push_back(hold.clone());
             }
-            (Step::Poll(hold), Answer::Gone) => self.in_line.retain(|other| other != hold),
+            (Step::Poll(hold), Answer::Gone | Answer::IsDone(_)) => {
+                self.in_line.retain(|other| other != hold)
+            }
             // It is polled as a waiter is, whether it was granted the lock or not.
             (Step::HandOff { hold, heir, .. }, _) => {
                 let hold = Hold::new(hold.key.clone(), Mode::Exclusive, heir.token);
@@ -207,9 +216,13 @@ impl Steps {
                 Step::Renew((0..count).map(|_| (self.hold(8), self.renewal())).collect())
             }
             56..74 if self.shape.hands_off && self.chance(4) => self.hand_off(),
+            56..61 if self.shape.results => self.complete(),
             56..74 => self.release(),
             74..80 => Step::Convert(self.hold(8)),
             80..86 => self.abandon(),
+            86..89 if self.shape.results => Step::Look(self.key()),
+            // Often enough that few steps meet a lock that is done.
+            89..93 if self.shape.results => Step::Forget(self.key()),
             86..96 => Step::Inspect(self.key(), self.kind()),
             _ => {
                 let scope = if self.chance(5) {
@@ -276,6 +289,9 @@ impl Steps {
 
     fn release(&mut self) -> Step {
         let hold = self.hold(8);
+        if self.completed.contains(&hold) {
+            return self.completing(hold);
+        }
         let (mut keep_for, mut next) = (None, None);
         match self.random.random_range(0..10) {
             0..2 => keep_for = Some(self.lease()),
@@ -298,6 +314,32 @@ impl Steps {
             hold,
             keep_for,
             next,
+        }
+    }
+
+    /// A release with a result, as a client makes it for a lock that is exclusive.
+    fn complete(&mut self) -> Step {
+        let mut hold = self.hold(8);
+        hold.mode = Mode::Exclusive;
+        self.completing(hold)
+    }
+
+    fn completing(&mut self, hold: Hold) -> Step {
+        self.completed.push(hold.clone());
+        let keep_for = match self.chance(3) {
+            true => self.short(),
+            false => self.lease(),
+        };
+        self.results += 1;
+        let result = format!(
+            "{} .kept {}",
+            self.results,
+            "x".repeat(self.results as usize)
+        );
+        Step::Complete {
+            hold,
+            keep_for,
+            result: result.into_bytes(),
         }
     }
 

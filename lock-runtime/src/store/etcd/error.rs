@@ -6,6 +6,9 @@ use tonic::{Code, ConnectError, Status};
 
 use crate::store::{StoreError, StoreErrorKind};
 
+const LONGER: &str = ": the record of a lock is longer than etcd accepts; make the result shorter, or raise \
+                      --max-request-bytes";
+
 /// Returns the error of a call to `member`. A call that was refused has certainly not been
 /// executed.
 pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
@@ -32,6 +35,13 @@ pub(super) fn of_call(member: &str, status: &Status) -> StoreError {
             ": compact and defragment the members, or raise --quota-backend-bytes, and then \
              `etcdctl alarm disarm`; set --auto-compaction-retention",
         ),
+        // The reply to a change is short, so it is the request. It would be refused again.
+        Code::ResourceExhausted if message.contains("message larger than max") => {
+            (Kind::Unsupported, false, LONGER)
+        }
+        Code::InvalidArgument if message.contains("request is too large") => {
+            (Kind::Unsupported, true, LONGER)
+        }
         Code::ResourceExhausted => (Kind::Unavailable, is_of_etcd(message), ""),
         Code::DataLoss => (
             Kind::WrongServer,
@@ -215,6 +225,18 @@ mod tests {
             ),
             (
                 Code::InvalidArgument,
+                "etcdserver: request is too large",
+                Unsupported,
+                "max-request-bytes",
+            ),
+            (
+                Code::ResourceExhausted,
+                "grpc: received message larger than max (3000325 vs. 2097152)",
+                Unsupported,
+                "max-request-bytes",
+            ),
+            (
+                Code::InvalidArgument,
                 "etcdserver: too many operations in txn request",
                 Unsupported,
                 "fewer",
@@ -225,7 +247,8 @@ mod tests {
             let error = of_call("a:2379", &Status::new(code, message));
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.to_string().contains(remedy), "{error}");
-            let may_be_executed = matches!(code, Code::Unavailable | Code::Unknown);
+            let may_be_executed =
+                matches!(code, Code::Unavailable | Code::Unknown) || message.starts_with("grpc: ");
             assert_eq!(error.is_unsent(), !may_be_executed, "{error}");
         }
     }

@@ -409,6 +409,92 @@ async fn a_request_whose_client_disconnects_runs_to_its_end() {
     assert_eq!((app.runs(), other.runs()), (1, 0));
 }
 
+/// No headers let a request see the response to another user, or to another key.
+#[tokio::test]
+async fn responses_to_headers_made_to_do_harm_stay_apart() {
+    let app = App::new(layer(&LockClient::in_memory()));
+    let long = "k".repeat(400);
+    let pairs: &[[&[u8]; 2]] = &[
+        [b"7", b"a:b"],
+        [b"7:a", b"b"],
+        [b"7%3Aa", b"b"],
+        [b"7%3aa", b"b"],
+        [b"7{a}", b"b"],
+        [b"{7", b"a}:b"],
+        [b"7/a", b"b"],
+        [b"7 ", b"a"],
+        [b"7\ta", b"b"],
+        [b"7", b"a,b"],
+        [b"7,a", b"b"],
+        [b"*", b"*"],
+        ["jób".as_bytes(), b"b"],
+        [b"7", long.as_bytes()],
+        [b"7", &long.as_bytes()[1..]],
+    ];
+    let request = |[user, key]: &[&[u8]; 2]| {
+        let request = Request::post("/payments").header("x-user", *user);
+        let request = request.header("idempotency-key", *key);
+        request.body(Body::from("5 EUR")).unwrap()
+    };
+    // Spaces at the end of a value are no part of it: the wire removes them.
+    let mut runs = 0;
+    for pair in pairs {
+        let seen = app.send(request(pair)).await;
+        runs += 1;
+        let shown = pair.map(|it| it.escape_ascii().to_string());
+        assert!(
+            seen.status == 201 && !seen.is_replay(),
+            "{shown:?}: {seen:?}"
+        );
+        assert_eq!(app.runs(), runs, "{shown:?}");
+    }
+    for (run, pair) in pairs.iter().enumerate() {
+        let seen = app.send(request(pair)).await;
+        assert!(seen.is_replay(), "{seen:?}");
+        assert_eq!(seen.headers["location"], format!("/payments/{run}"));
+    }
+    // Those that are no text, too long, missing, or several are refused, and nothing runs.
+    let longest = "k".repeat(2_000);
+    for pair in [
+        [&b"7"[..], b"a\xff"],
+        [b"7", longest.as_bytes()],
+        [b"", b"a"],
+        [b"7", b""],
+    ] {
+        let seen = app.send(request(&pair)).await;
+        assert!(seen.status.is_client_error(), "{pair:?}: {seen:?}");
+    }
+    let mut twice = request(&[b"7", b"a"]);
+    twice.headers_mut().append("x-user", "8".parse().unwrap());
+    let seen = app.send(twice).await;
+    assert!(seen.status.is_client_error(), "{seen:?}");
+    assert_eq!(app.runs(), runs);
+}
+
+/// The key has a result of another version, or of another program.
+#[tokio::test]
+async fn a_result_that_is_no_response_is_an_error() {
+    let locks = LockClient::in_memory();
+    let app = App::new(layer(&locks));
+    for (key, result) in [
+        ("a", &b"receipt 7"[..]),
+        ("b", b""),
+        ("c", b"{\"status\":201}"),
+    ] {
+        let once = locks.once(format!("pay:7:{key}"));
+        let ran = once
+            .run_bytes(async |_| Ok::<_, Infallible>(result.to_vec()))
+            .await;
+        assert!(!ran.unwrap().unwrap().is_replay);
+        let seen = app.pay("7", key, "5 EUR").await;
+        assert!(
+            seen.status.is_server_error() && !seen.is_replay(),
+            "{seen:?}"
+        );
+    }
+    assert_eq!(app.runs(), 0);
+}
+
 /// A nested router removes its prefix from the path.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_two_tenants_differ() {

@@ -31,6 +31,16 @@ pub(super) enum Step {
         keep_for: Option<Duration>,
         next: Option<NextHolder>,
     },
+    /// A release that leaves a result.
+    Complete {
+        hold: Hold,
+        keep_for: Duration,
+        result: Vec<u8>,
+    },
+    /// A look at the result.
+    Look(LockKey),
+    /// A look, and the removal of the result that it has found.
+    Forget(LockKey),
     /// Only at a store that can be one of a quorum.
     HandOff {
         hold: Hold,
@@ -50,6 +60,7 @@ impl Step {
         match self {
             Self::Acquire { lease, .. } => *lease == short,
             Self::Release { keep_for, .. } => *keep_for == Some(short),
+            Self::Complete { keep_for, .. } => *keep_for == short,
             _ => false,
         }
     }
@@ -59,6 +70,7 @@ impl Step {
         match self {
             Self::Acquire { hold, .. }
             | Self::Release { hold, .. }
+            | Self::Complete { hold, .. }
             | Self::HandOff { hold, .. }
             | Self::Poll(hold)
             | Self::Convert(hold)

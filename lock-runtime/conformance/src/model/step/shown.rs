@@ -81,6 +81,18 @@ impl fmt::Display for Shown {
                     hold(of)
                 )
             }
+            Step::Complete {
+                hold: of,
+                keep_for,
+                result,
+            } => write!(
+                f,
+                "complete {} for {keep_for:?} with {}",
+                hold(of),
+                result.escape_ascii()
+            ),
+            Step::Look(key) => write!(f, "look at {key}"),
+            Step::Forget(key) => write!(f, "forget {key}"),
             Step::HandOff {
                 hold: of,
                 heir,
