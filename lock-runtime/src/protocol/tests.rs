@@ -13,8 +13,8 @@ use super::{
 use crate::{
     request::spec::{LockKind, Mode, Terms, Wait},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, PollReply, Release, ReleaseReply,
-        RenewReply, StoreErrorKind,
+        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HolderId, PollReply, Release,
+        ReleaseReply, RenewReply, StoreErrorKind,
     },
 };
 
@@ -721,6 +721,37 @@ fn a_revocation_that_is_announced_again_ends_a_request_once() {
         bench.event(&StoreEvent::Revoked { token });
     }
     assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+}
+
+/// A result answers those that had come before the call: a later one may come after it was
+/// forgotten.
+#[test]
+fn a_result_answers_the_waiters_that_had_come_before_the_call() {
+    let mut bench = Bench::new();
+    bench.now += MILLI;
+    let before = {
+        let (first, _) = bench.head();
+        let second = bench.behind(&WRITER);
+        bench.cancel(first);
+        bench.now += MILLI;
+        // It calls as the head, after this one had come.
+        let third = bench.behind(&WRITER);
+        bench.now += MILLI;
+        asks(&bench.resume(second));
+        [second, third]
+    };
+    bench.now += MILLI;
+    let after = bench.behind(&WRITER);
+    bench.woken.clear();
+    let id = HolderId::of(&key(), Token::random(), true);
+    let done = Arc::new(Done::new(b"one".to_vec(), fence(7).unwrap(), 1, id));
+    let reply = Reply::Acquire(AcquireReply::Done(done.clone()));
+    let is_done = |step: &Step| matches!(step, Step::Done(Err(Refused::Done(it))) if *it == done);
+    assert!(is_done(&bench.reply(before[0], reply)));
+    assert!(bench.woken.contains(&before[1]));
+    assert!(is_done(&bench.resume(before[1])));
+    // It asks for itself.
+    asks(&bench.resume(after));
 }
 
 #[test]
