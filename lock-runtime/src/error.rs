@@ -1,15 +1,12 @@
 //! The error type of the crate.
 
-use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
+use std::{any::Any, borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use crate::{
     observe::text,
     request::key::LockKey,
     request::name::RequestName,
-    store::{
-        Done,
-        error::{StoreError, StoreErrorKind},
-    },
+    store::error::{StoreError, StoreErrorKind},
 };
 
 /// The reason why a lock could not be acquired, or was lost.
@@ -32,8 +29,9 @@ struct Inner {
     message: Cow<'static, str>,
     free_in: Option<Duration>,
     source: Option<StoreError>,
-    /// The result of the work under a lock that is done.
-    done: Option<Arc<Done>>,
+    /// The result of the work under a lock that is done. Of any type, as that of the store needs
+    /// errors itself.
+    result: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The class of an error, which is a row of the [table](crate::web): its meaning for the caller.
@@ -162,7 +160,7 @@ impl LockError {
             name: None,
             message: text::message(message),
             free_in: None,
-            done: None,
+            result: None,
             source: None,
         }))
     }
@@ -201,12 +199,12 @@ impl LockError {
         }
     }
 
-    pub(crate) fn with_done(self, done: Arc<Done>) -> Self {
-        self.edit(|inner| inner.done = Some(done))
+    pub(crate) fn with_result(self, result: Arc<dyn Any + Send + Sync>) -> Self {
+        self.edit(|inner| inner.result = Some(result))
     }
 
-    pub(crate) fn done(&self) -> Option<&Done> {
-        self.0.done.as_deref()
+    pub(crate) fn result<T: 'static>(&self) -> Option<&T> {
+        self.0.result.as_deref()?.downcast_ref()
     }
 
     pub(crate) fn with_free_in(self, after: Option<Duration>) -> Self {

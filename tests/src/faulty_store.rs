@@ -287,6 +287,10 @@ impl Store for FaultyStore {
         self.inner.name_of(key, kind, part)
     }
 
+    fn as_any(&self) -> Option<&dyn Any> {
+        self.inner.as_any()
+    }
+
     fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {
         self.inner.guarded_name(key, kind)
     }

@@ -1,6 +1,7 @@
 //! A store whose events a test intercepts.
 
 use std::{
+    any::Any,
     fmt,
     sync::{Arc, Weak},
     time::Duration,
@@ -183,6 +184,10 @@ impl Store for Intercepted {
 
     fn name_of(&self, key: &LockKey, kind: LockKind, part: KeyPart) -> Option<String> {
         self.inner.name_of(key, kind, part)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        self.inner.as_any()
     }
 
     fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {

@@ -29,8 +29,8 @@
 //! - `mode` is `exclusive`, `shared` or `permits`.
 //! - `outcome` of a request is `granted`, `reentered` (an enclosing scope holds the lock),
 //!   `cancelled` (the future was dropped), or the [code](crate::LockError::code) of the error.
-//!   Thirteen of them, those that operators watch, exist at 0 from the first request with a name and
-//!   mode; with the other metrics these are 24 series
+//!   Thirteen of them, those that operators watch, exist at 0 from the first request with a name
+//!   and mode; with the other metrics these are 24 series
 //!   and two histograms. That of a call is `ok`, `error`, or `dropped`
 //!   if its caller did not wait for the reply: it timed out or was cancelled. That of work that is
 //!   done [once](crate::LockClient::once) is `ran` (its result was recorded), `unrecorded` (it

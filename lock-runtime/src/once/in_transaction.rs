@@ -8,7 +8,7 @@ use super::OnceGuard;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     request::spec::Mode,
-    store::{Hold, Release, ReleaseReply},
+    store::{Hold, RecordStore, Release, ReleaseReply, StoreError},
 };
 
 impl OnceGuard {
@@ -63,7 +63,12 @@ impl OnceGuard {
         };
         let release = Release::new(hold.ok_or_else(lost)?).keep_for(Some(self.keep));
         let release = release.result(Some((fence, Arc::from(result))));
-        let reply = view.core.store.release_in(&release, transaction).await;
+        let store = view.core.store.as_any();
+        let store = store.and_then(|store| store.downcast_ref::<RecordStore>());
+        let reply = match store {
+            Some(store) => store.release_in(release, transaction).await,
+            None => Err(StoreError::elsewhere()),
+        };
         match reply.map_err(|error| named(LockError::from_store(error)))? {
             ReleaseReply::NotHeld => Err(lost()),
             _ => {

@@ -152,7 +152,7 @@ impl OnceRequest {
             }
             Err(error) => error,
         };
-        match (error.kind(), error.done()) {
+        match (error.kind(), error.result::<Done>()) {
             (LockErrorKind::Done, Some(done)) => {
                 watch::once(request.name.as_ref(), OnceOutcome::Replayed, 0);
                 Ok(Begun::Done(Once::replay(done.clone())))

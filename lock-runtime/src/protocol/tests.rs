@@ -1,5 +1,7 @@
 //! Tests of the wait queues, by property and by example, without a store.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::{

@@ -300,7 +300,7 @@ impl Acquiring<'_> {
                 LockErrorKind::Done,
                 "it is done, and keeps the result of its work; `once` returns the result",
             )
-            .with_done(done),
+            .with_result(done),
             Refused::ModeMismatch => error(
                 LockErrorKind::ModeMismatch,
                 "its key holds data of another kind of lock; choose another name for one of the two",

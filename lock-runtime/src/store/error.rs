@@ -95,6 +95,13 @@ impl StoreError {
         }
     }
 
+    /// The lock is not where the transaction of the application is.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn elsewhere() -> Self {
+        let message = "the lock is not kept in PostgreSQL";
+        Self::new(StoreErrorKind::Unsupported, message)
+    }
+
     pub(crate) fn late() -> Self {
         Self::new(
             StoreErrorKind::Unavailable,

@@ -9,6 +9,7 @@
 //! point. The outcome is then unknown to the caller, which calls [`Store::abandon`].
 
 use std::{
+    any::Any,
     fmt,
     future::ready,
     sync::{Arc, Weak},
@@ -249,21 +250,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Executes a release in a transaction of the application, with which it takes effect.
-    ///
-    /// # Errors
-    /// `Unsupported` in this implementation, for a store in another database.
-    #[cfg(feature = "postgres")]
+    /// Returns the store itself where transactions of the application can execute its operations.
     #[doc(hidden)]
-    fn release_in<'a>(
-        &'a self,
-        release: &'a Release,
-        transaction: &'a tokio_postgres::Transaction<'a>,
-    ) -> Replied<'a, ReleaseReply> {
-        let _ = (release, transaction);
-        let message = "the lock is not kept in PostgreSQL";
-        let error = StoreError::new(StoreErrorKind::Unsupported, message);
-        Box::pin(ready(Err(error)))
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 
     /// Returns a number that is shared by all locks on the same server. Always the same number,

@@ -40,22 +40,26 @@ pub use self::{
 ///    response is 413. A request without a header that the key names is answered with 400.
 /// 2. The first request runs, under the lock of the key. Others with the same key wait for it, or
 ///    are refused with 409 (`running`).
-///    It runs in a task of its own, to its end, also if its client disconnects.
+///    It runs in a task of its own, until its response has been stored, also if its client
+///    disconnects.
 /// 3. Its response is stored for [`keep`](Self::keep), if its status is 200 to 499 and not 408,
 ///    409, 425 or 429: status, body, and the headers that [`headers`](Self::headers) names. Later
 ///    requests receive it, with the header `idempotent-replayed: true`, and the handler does not
 ///    run. A response with another status, and one whose body fails, is not stored, and the next
-///    request runs.
+///    request runs: as soon as there is a status, which may be before the end of the body.
 /// 4. A later request that differs in method, path, query or body is refused with 422
 ///    (`key_reused`).
 ///
 /// A response is sent once its body has ended, or is longer than
-/// [`max_response`](Self::max_response). A longer one, and one whose headers, body and trailers together are
-/// longer by more than 16 KiB, is stored as done: later requests are refused with 409 (`response_not_kept`).
+/// [`max_response`](Self::max_response). A longer one, and one whose headers, body and trailers
+/// together are longer by more than 16 KiB, is stored as done, however it ends: later requests are
+/// refused with 409 (`response_not_kept`).
 ///
-/// A unary call of gRPC is served in the same way, with its message and trailers, and is refused in
-/// the form of gRPC. Its response is stored with any status but `CANCELLED`, `UNKNOWN`,
-/// `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.
+/// Calls of gRPC are served in the same way, with their messages and trailers, and are refused in
+/// the form of gRPC. It is for unary calls: a stream of requests is read to its end first. A
+/// response is stored with any status but `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`,
+/// `RESOURCE_EXHAUSTED`, `ABORTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`; one of gRPC-Web,
+/// whose status is within the body, never.
 ///
 /// The handler finds a [`HeldLock`](lock_runtime::HeldLock) in the extensions of the request. If
 /// the lock is lost, or a minute has passed (set [`LockSpec::max_hold`] for a longer handler), the
@@ -229,8 +233,8 @@ impl<L> OnceLayer<L> {
 
     /// Sets the headers of a response that are stored; by default `content-type`,
     /// `content-encoding`, `content-language`, `content-disposition`, `content-location`,
-    /// `location`, `etag`, `cache-control` and `vary`. All trailers are stored as well, and the headers
-    /// that begin with `grpc-`.
+    /// `location`, `etag`, `cache-control` and `vary`. All trailers are stored as well, and of gRPC
+    /// the headers that begin with `grpc-`.
     pub fn headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.set(|it| it.headers = headers.into_iter().collect())
     }

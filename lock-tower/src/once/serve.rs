@@ -41,9 +41,10 @@ pub struct ServeOnce<S, L = Keyed<KeyTemplate>> {
     layer: OnceLayer<L>,
 }
 
-/// The extension of a request that is served once: a policy layer further in leaves it alone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ServedOnce;
+/// The extension of a request that is served once, with the key: a policy layer further in that
+/// finds the same key leaves it alone.
+#[derive(Clone, Debug)]
+pub(crate) struct ServedOnce(pub(crate) LockKey);
 
 impl<S, L> ServeOnce<S, L> {
     pub(super) fn new(inner: S, layer: OnceLayer<L>) -> Self {
@@ -158,7 +159,7 @@ impl Serving {
         }
         // The rest of what is stored is small beside the body.
         let most = most_of_response.saturating_add(MOST_OF_HEAD);
-        let once = locks.once(key).spec(spec).name(self.policy.shared_name());
+        let once = locks.once(&key).spec(spec).name(self.policy.shared_name());
         let once = once.keep(keep).max_bytes(most);
         let guard = match once.clone().begin().await {
             Ok(Begun::Running(guard)) => guard,
@@ -173,7 +174,7 @@ impl Serving {
             Err(error) => return Ok(self.refused(&error.into())),
         };
         parts.extensions.insert(guard.held());
-        parts.extensions.insert(ServedOnce);
+        parts.extensions.insert(ServedOnce(key));
         let req = Request::from_parts(parts, B::from_bytes(body));
         // A client that has given up sends its request again, and the work must not be done anew.
         let running = self.run(inner, guard, fingerprint, req).in_current_span();
@@ -193,7 +194,7 @@ impl Serving {
     {
         let served = async {
             let response = inner.oneshot(req).await?;
-            let collected = Collected::of(response, fingerprint, self.caller.wire, &self.settings);
+            let collected = Collected::of(response, fingerprint, &self.settings);
             Ok(collected.await)
         };
         match guard.while_held_unless(served, Result::is_err).await {

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Settings, body::OnceBody};
 use crate::protocol::{
     body::{Begun, BoxError},
-    wire::{Wire, is_grpc, is_transient_in_grpc},
+    wire::{is_grpc, is_grpc_web, is_transient_in_grpc},
 };
 
 /// The header of a response that is repeated.
@@ -38,12 +38,12 @@ pub(super) fn fingerprint(parts: &Parts, body: &Bytes) -> Fingerprint {
 
 /// What is stored of a response.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Stored {
+struct Stored<'b> {
     fingerprint: Fingerprint,
     status: u16,
     headers: Headers,
     /// `None` if it was too long.
-    body: Option<Vec<u8>>,
+    body: Option<&'b [u8]>,
 }
 
 /// Names and values. The trailers follow what is [`Stored`].
@@ -52,14 +52,23 @@ type Headers = Vec<(String, Vec<u8>)>;
 /// The room for the status, the headers and the trailers of a stored response, in bytes.
 pub(super) const MOST_OF_HEAD: usize = 16 * 1024;
 
-impl Stored {
+impl Stored<'_> {
     /// Returns the bytes that are stored: with headers, body and trailers, if all of them are not
     /// longer than `most`.
     fn written(self, trailers: Option<&HeaderMap>, most: usize) -> Option<Vec<u8>> {
         let trailers = trailers.map(listed).unwrap_or_default();
-        let written = postcard::to_allocvec(&(&self, trailers)).ok();
-        if written.as_ref().is_some_and(|it| it.len() <= most) {
-            return written;
+        let of = |headers: &Headers| -> usize {
+            let lengths = headers
+                .iter()
+                .map(|(name, value)| name.len() + value.len() + 8);
+            lengths.sum()
+        };
+        let body = self.body.map_or(0, <[u8]>::len);
+        let length = 64 + body + of(&self.headers) + of(&trailers);
+        if length <= most {
+            // A vector that grows has room for twice of it.
+            let room = Vec::with_capacity(length);
+            return postcard::to_extend(&(&self, trailers), room).ok();
         }
         let not_kept = Self {
             headers: Vec::new(),
@@ -106,14 +115,16 @@ impl Collected {
     pub(super) async fn of<R>(
         response: Response<R>,
         fingerprint: Fingerprint,
-        wire: Wire,
         settings: &Settings,
     ) -> Self
     where
         R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let is_grpc = wire == Wire::Grpc && is_grpc(response.headers());
-        if !is_grpc && !(settings.is_stored)(response.status()) {
+        // Also in reply to a request that does not look like gRPC, which tonic serves as well.
+        let is_grpc = is_grpc(response.headers());
+        let is_stored = is_grpc || (settings.is_stored)(response.status());
+        // The status of gRPC-Web is within the body.
+        if !is_stored || is_grpc_web(response.headers()) {
             let response = response.map(OnceBody::new);
             let stored = None;
             return Self { stored, response };
@@ -139,22 +150,34 @@ impl Collected {
                 fingerprint,
                 status: parts.status.as_u16(),
                 headers: listed(kept),
-                body: next.is_none().then(|| data.to_vec()),
+                body: next.is_none().then_some(&data[..]),
             };
             stored.written(trailers.as_ref(), most.saturating_add(MOST_OF_HEAD))
         });
-        let begun = [
-            (!data.is_empty()).then(|| Ok(Frame::data(data))),
-            trailers.map(|trailers| Ok(Frame::trailers(trailers))),
-            next,
-        ];
-        let frames = stream::iter(begun.into_iter().flatten());
-        let frames = frames.chain(TryStreamExt::map_err(BodyStream::new(rest), Into::into));
+        let body = match next {
+            None => ended(data, trailers),
+            Some(next) => {
+                let frames = stream::iter([Ok(Frame::data(data)), next]);
+                let rest = TryStreamExt::map_err(BodyStream::new(rest), Into::into);
+                OnceBody::new(StreamBody::new(frames.chain(rest)))
+            }
+        };
         Self {
             stored: stored.flatten(),
-            response: Response::from_parts(parts, OnceBody::new(StreamBody::new(frames))),
+            response: Response::from_parts(parts, body),
         }
     }
+}
+
+/// Returns a body that has been read. One without trailers says that it has ended, as gRPC needs
+/// for an error without a message.
+fn ended(data: Bytes, trailers: Option<HeaderMap>) -> OnceBody {
+    let Some(trailers) = trailers else {
+        return OnceBody::of(data);
+    };
+    let data = (!data.is_empty()).then(|| Frame::data(data));
+    let frames = data.into_iter().chain([Frame::trailers(trailers)]);
+    OnceBody::new(StreamBody::new(stream::iter(frames.map(Ok::<_, BoxError>))))
 }
 
 /// Returns whether a header of a gRPC response is a part of its outcome.
@@ -171,16 +194,13 @@ pub(super) fn replay(stored: &[u8], fingerprint: Fingerprint) -> Result<Response
     if stored.fingerprint != fingerprint {
         return Err(Unfit::Reused);
     }
-    let body = Bytes::from(stored.body.ok_or(Unfit::NotKept)?);
-    let body = if trailers.is_empty() {
-        OnceBody::of(body)
-    } else {
+    let body = Bytes::copy_from_slice(stored.body.ok_or(Unfit::NotKept)?);
+    let trailers = (!trailers.is_empty()).then(|| {
         let mut map = HeaderMap::new();
         read(trailers, &mut map);
-        let data = (!body.is_empty()).then(|| Frame::data(body));
-        let frames = data.into_iter().chain([Frame::trailers(map)]);
-        OnceBody::new(StreamBody::new(stream::iter(frames.map(Ok::<_, BoxError>))))
-    };
+        map
+    });
+    let body = ended(body, trailers);
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(stored.status).map_err(|_| Unfit::Unreadable)?;
     read(stored.headers, response.headers_mut());

@@ -105,7 +105,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `retry_after = "1s"` | the longest `Retry-After` |
 /// | `fail_open = true` | serves without lock if the store is down: [`LockLayer::fail_open`] |
 /// | `status = { busy = 423 }` | other HTTP statuses for refusals |
-/// | `once = { keep = "24h", result = "64KiB", request = "1MiB" }` | serves a request once for each key, and repeats its response: `OnceLayer::with_policies`. Each part may be left out; `once = "24h"` sets `keep` |
+/// | `once = { keep = "24h" }` | serves a request once for each key: `OnceLayer::with_policies` |
 ///
 /// `reentrant`, `renew` and `strict_order` are `true` or `false`, so that a route can override
 /// its group, `[defaults]` and the client's defaults in both directions. `wait` and `no_wait`
@@ -115,6 +115,9 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// parameters, the method, and the gRPC service and method; `{matched_path}` is the path of the
 /// route. `status` may contain `busy`, `overloaded`, `unavailable`, `lost`, `bad_request` and
 /// `internal`.
+///
+/// `once` may contain `keep`, the time for which a response is kept, and the longest bodies:
+/// `result = "64KiB"`, `request = "1MiB"`. `once = "24h"` sets `keep` alone.
 ///
 /// Three fields belong to routes only: `group`, `skip`, and `name`, the name of the policy in
 /// metrics and refusals. The name defaults to the route as it is written.
@@ -284,11 +287,7 @@ fn read_file(file: &Path) -> Result<Table, PolicyError> {
 impl LockPolicies {
     /// Chooses the policy of a request. `takes` returns whether a request under a policy takes its
     /// lock here.
-    fn selected<B>(
-        &self,
-        req: &Request<B>,
-        takes: impl FnOnce(&Policy) -> Result<bool, KeyError>,
-    ) -> Selection {
+    fn selected<B>(&self, req: &Request<B>, takes: impl FnOnce(&Policy) -> bool) -> Selection {
         let unrouted = |target| (self.shared.unrouted.clone(), target);
         let table = self.shared.table.load();
         let path = whole_path(req);
@@ -303,10 +302,10 @@ impl LockPolicies {
         };
         match found.lock() {
             Some((key, policy)) => {
-                let target = takes(policy).and_then(|takes| match takes {
+                let target = match takes(policy) {
                     true => key.of_routed(req, &found).map(Target::Lock),
                     false => Ok(Target::Skip),
-                });
+                };
                 (policy.clone(), target)
             }
             None => unrouted(Ok(Target::Skip)),
@@ -316,22 +315,28 @@ impl LockPolicies {
 
 impl<B> Selector<Request<B>> for LockPolicies {
     fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {
-        self.selected(req, |_policy| {
-            #[cfg(feature = "once")]
-            if _policy.once().is_some() {
-                let is_served_once = req.extensions().get::<crate::once::ServedOnce>().is_some();
-                let missing = KeyError::misconfigured(
-                    "a route with `once` needs a `OnceLayer` with the same policies around this layer",
-                );
-                return is_served_once.then_some(false).ok_or(missing);
-            }
-            Ok(true)
-        })
+        let selection = self.selected(req, |_| true);
+        #[cfg(feature = "once")]
+        if let (policy, Ok(Target::Lock(key))) = &selection
+            && policy.once().is_some()
+        {
+            use crate::once::ServedOnce;
+            let served = req.extensions().get::<ServedOnce>();
+            let missing = KeyError::misconfigured(
+                "a route with `once` needs a `OnceLayer` with the same policies around this layer",
+            );
+            let is_served = served.is_some_and(|ServedOnce(served)| served == key);
+            return (
+                policy.clone(),
+                is_served.then_some(Target::Skip).ok_or(missing),
+            );
+        }
+        selection
     }
 
     #[cfg(feature = "once")]
     fn select_once(&self, req: &mut Request<B>) -> Selection {
-        self.selected(req, |policy| Ok(policy.once().is_some()))
+        self.selected(req, |policy| policy.once().is_some())
     }
 }
 

@@ -32,20 +32,25 @@ pub(crate) struct Begun<B: Body> {
     pub(crate) trailers: Option<http::HeaderMap>,
     /// The frame that goes beyond the length, or an error.
     pub(crate) next: Option<Result<Frame<B::Data>, BoxError>>,
+    /// What follows that frame. Without one, the body has ended.
     pub(crate) rest: Pin<Box<B>>,
 }
 
 #[cfg(any(feature = "inspector", feature = "once"))]
 impl<B: Body<Error: Into<BoxError>>> Begun<B> {
-    /// Reads a body to its end, or up to `most` bytes. The data is copied: a frame of a byte keeps a
-    /// whole buffer of its connection.
+    /// Reads a body to its end, or up to `most` bytes. The data is copied: a frame of a byte keeps
+    /// a whole buffer of its connection. Nothing follows the trailers: tonic would repeat those of
+    /// an error.
     pub(crate) async fn read(body: B, most: usize) -> Self {
         use bytes::{Buf as _, BufMut as _};
         let mut rest = Box::pin(body);
         let (mut data, mut trailers, mut next) = (bytes::BytesMut::new(), None, None);
-        while next.is_none()
-            && let Some(frame) = http_body_util::BodyExt::frame(&mut rest).await
-        {
+        while next.is_none() && trailers.is_none() {
+            // Frames that are there already must not keep the thread from other tasks.
+            tokio::task::consume_budget().await;
+            let Some(frame) = http_body_util::BodyExt::frame(&mut rest).await else {
+                break;
+            };
             match frame.map(Frame::into_data) {
                 Ok(Ok(bytes)) if data.len() + bytes.remaining() <= most => data.put(bytes),
                 Ok(Ok(bytes)) => next = Some(Ok(Frame::data(bytes))),

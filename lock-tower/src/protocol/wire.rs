@@ -36,6 +36,14 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
+#[cfg(feature = "once")]
+pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
+    const GRPC_WEB: &[u8] = b"application/grpc-web";
+    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let start = content_type.and_then(|it| it.get(..GRPC_WEB.len()));
+    start.is_some_and(|start| start.eq_ignore_ascii_case(GRPC_WEB))
+}
+
 /// Returns whether the headers or trailers of a gRPC response carry the status of an error.
 pub(super) fn is_grpc_error(headers: &HeaderMap) -> bool {
     headers

@@ -1,6 +1,7 @@
 //! [`RecordStore`]: locks in a store of records.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     fmt,
     sync::{
@@ -142,6 +143,19 @@ impl RecordStore {
         let time = time.clamp(Duration::from_secs(60), FencingToken::KEPT_FOR);
         self.0.kept_for.store(time.as_secs(), Ordering::Relaxed);
         self
+    }
+
+    /// Executes a release in a transaction of the application, with which it takes effect.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn release_in(
+        &self,
+        release: Release,
+        transaction: &tokio_postgres::Transaction<'_>,
+    ) -> Result<ReleaseReply, StoreError> {
+        let lock = Lock::new(&release.hold.key, release.hold.mode.kind());
+        let rule = move |table: &mut Table, step: &mut Step<'_>| table.release(&release, step);
+        let attempt = Attempt::new(vec![lock], rule);
+        self.0.execute_in(attempt, transaction).await
     }
 
     /// Sets the time without an answer after which requests are refused at once, as
@@ -446,19 +460,6 @@ impl Store for RecordStore {
         Box::pin(self.0.clone().execute(attempt.caller(next)))
     }
 
-    #[cfg(feature = "postgres")]
-    fn release_in<'a>(
-        &'a self,
-        release: &'a Release,
-        transaction: &'a tokio_postgres::Transaction<'a>,
-    ) -> Replied<'a, ReleaseReply> {
-        let (hold, owned) = (&release.hold, release.clone());
-        let rule = move |table: &mut Table, step: &mut Step<'_>| table.release(&owned, step);
-        let lock = Lock::new(&hold.key, hold.mode.kind());
-        let attempt = Attempt::new(vec![lock], rule);
-        Box::pin(self.0.execute_in(attempt, transaction))
-    }
-
     fn convert<'a>(&'a self, hold: &'a Hold) -> Replied<'a, ConvertReply> {
         let (kind, owned) = (hold.mode.kind(), hold.clone());
         let attempt = self.0.on(&hold.key, kind, move |table, step| {
@@ -548,6 +549,10 @@ impl Store for RecordStore {
         self.0
             .records
             .place_of(&RecordName::of_lock(key, kind), part)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn guarded_name(&self, key: &LockKey, kind: LockKind) -> Option<String> {

@@ -185,9 +185,7 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         transaction: &'a tokio_postgres::Transaction<'a>,
     ) -> Replied<'a, SwapReply> {
         let _ = (swap, transaction);
-        let message = "the lock is not kept in PostgreSQL";
-        let error = StoreError::new(StoreErrorKind::Unsupported, message);
-        Box::pin(ready(Err(error)))
+        Box::pin(ready(Err(StoreError::elsewhere())))
     }
 
     /// Returns the state of the database, within about a second. `None`, the default, lets

@@ -260,6 +260,46 @@ async fn a_body_of_small_parts_keeps_no_buffers() {
     assert!(most <= 3, "{most} buffers at a time");
 }
 
+/// A stream that panics when it is polled after its end.
+#[tokio::test]
+async fn a_body_that_has_ended_is_not_polled_again() {
+    let handler = async || {
+        let parts = stream::unfold(0, async |number| {
+            (number < 3).then(|| (Ok::<_, Infallible>(Bytes::from_static(b"x")), number + 1))
+        });
+        Body::from_stream(parts)
+    };
+    let router = Router::new().route("/payments", post(handler));
+    let router = router.layer(layer(&LockClient::in_memory()));
+    let runs = Arc::default();
+    let app = App { router, runs };
+    for is_replay in [false, true] {
+        let seen = app.pay("7", "a", "").await;
+        assert_eq!((&seen.body[..], seen.is_replay()), (&b"xxx"[..], is_replay));
+    }
+}
+
+/// Two layers that disagree about the key of a request.
+#[tokio::test]
+async fn a_route_that_is_served_once_under_another_key_is_refused() {
+    let policies = r#"
+        [routes."POST /payments"]
+        key = "pay:{header.x-user}:{header.idempotency-key}"
+        once = "1h"
+    "#;
+    let policies = LockPolicies::from_toml_str(policies).unwrap();
+    let locks = LockClient::in_memory();
+    let router = Router::new().route("/payments", post(async || "paid"));
+    let inner = router.layer(PolicyLayer::new(locks.clone(), policies));
+    for (key, status) in [(TEMPLATE, 200), ("other:{header.idempotency-key}", 500)] {
+        let outer = OnceLayer::new(locks.clone(), key).unwrap();
+        let router = inner.clone().layer(outer);
+        let runs = Arc::default();
+        let seen = App { router, runs }.pay("7", "a", "").await;
+        assert_eq!(seen.status.as_u16(), status, "{seen:?}");
+    }
+}
+
 #[tokio::test]
 async fn routes_of_a_policy_file_are_served_once() {
     let policies = r#"

@@ -11,7 +11,8 @@ use lock_runtime::LockClient;
 use lock_tower::OnceLayer;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Server};
 
-use super::hall::{Served, hall_with, item};
+use super::hall::{Served, hall, hall_with, item};
+use lock_tests::place::in_time;
 
 fn keyed(key: &'static str, quantity: u64) -> Request<Pieces> {
     let mut request = Request::new(Pieces {
@@ -22,6 +23,56 @@ fn keyed(key: &'static str, quantity: u64) -> Request<Pieces> {
     metadata.insert("x-user", MetadataValue::from_static("7"));
     metadata.insert("idempotency-key", MetadataValue::from_static(key));
     request
+}
+
+fn layered(layer: OnceLayer, service: super::hall::Service) -> Served {
+    Served::by(move |incoming| {
+        let server = Server::builder().layer(layer).add_service(service);
+        server.serve_with_incoming(incoming)
+    })
+}
+
+/// tonic repeats the trailers of an error for as long as it is polled.
+#[tokio::test]
+async fn a_stream_of_errors_ends_with_the_first() {
+    let (service, mut entries) = hall();
+    let key = "count:{header.x-item}";
+    let layer = OnceLayer::new(LockClient::in_memory(), key).unwrap();
+    let server = layered(layer, service);
+    let client = server.client().await;
+    let counting = tokio::spawn({
+        let mut client = client.clone();
+        async move {
+            client
+                .count_stock(item("bolt"))
+                .await
+                .map(|it| it.into_inner())
+        }
+    });
+    let entry = entries.count().await;
+    let places = entry.places;
+    tokio::spawn(async move {
+        while places
+            .send(Err(Status::not_found("no place")))
+            .await
+            .is_ok()
+        {}
+    });
+    let mut stream = in_time(counting).await.unwrap().unwrap();
+    let error = in_time(stream.message()).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::NotFound, "no place")
+    );
+    // The status is a part of the result.
+    let mut client = client.clone();
+    let again = client.count_stock(item("bolt"));
+    let mut again = in_time(again).await.unwrap().into_inner();
+    let error = in_time(again.message()).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::NotFound, "no place")
+    );
 }
 
 #[tokio::test]
@@ -41,10 +92,7 @@ async fn calls_with_one_key_run_once() {
     let key = "release:{header.x-user}:{header.idempotency-key}";
     let layer = OnceLayer::new(LockClient::in_memory(), key).unwrap();
     let layer = layer.max_request(64);
-    let server = Served::by(move |incoming| {
-        let server = Server::builder().layer(layer).add_service(service);
-        server.serve_with_incoming(incoming)
-    });
+    let server = layered(layer, service);
     let client = server.client().await;
     let call = async |key, quantity| client.clone().release(keyed(key, quantity)).await;
 
