@@ -44,6 +44,10 @@ pub struct ServeOnce<S, L = Keyed<KeyTemplate>> {
 /// The extension of a request that is served once, with the key: a policy layer further in that
 /// finds the same key leaves it alone.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    not(feature = "policy"),
+    expect(dead_code, reason = "only policies compare the key")
+)]
 pub(crate) struct ServedOnce(pub(crate) LockKey);
 
 impl<S, L> ServeOnce<S, L> {

@@ -27,6 +27,13 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A body that has been read up to a length.
 #[cfg(any(feature = "inspector", feature = "once"))]
+#[cfg_attr(
+    not(feature = "once"),
+    expect(
+        dead_code,
+        reason = "a form has no trailers, and is no longer than this"
+    )
+)]
 pub(crate) struct Begun<B: Body> {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<http::HeaderMap>,
