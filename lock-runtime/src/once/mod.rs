@@ -28,7 +28,7 @@ use crate::{
         rt::Recorded,
         time::{Instant, sleep_until},
     },
-    store::{Done, RevokeReply, RevokeScope},
+    store::{Done, HolderId, RevokeReply, RevokeScope},
 };
 
 /// The pause between two looks at a result whose record was not confirmed.
@@ -466,12 +466,18 @@ impl OnceGuard {
             mut run,
             ..
         } = self;
-        let (key, fence) = (guard.key().clone(), guard.fence());
+        let key = guard.key().clone();
         if let Err(error) = checked {
             let _ = guard.release().await;
             return Err(error.with_key(&key));
         }
-        let core = guard.views()[0].core.clone();
+        let view = guard.views()[0].clone();
+        let core = &view.core;
+        // A waiter that a forged message has deceived may have the fencing token of the holder.
+        let own = core.visit(|state, _| {
+            let hold = state.session.hold_of(view.id)?;
+            Some(HolderId::of(&key, hold.token, true))
+        });
         let until = Instant::now() + guard.validity();
         let error = match guard.complete(Arc::from(result), keep).await {
             Err(error) if error.kind() == LockErrorKind::ReleaseUnknown => error,
@@ -487,7 +493,7 @@ impl OnceGuard {
         while Instant::now() < until {
             sleep_until(Instant::now() + LOOK).await;
             if let Ok(Some(done)) = core.bounded(&key, core.store.done(&key)).await
-                && done.fence == fence
+                && Some(done.id) == own
             {
                 run.recorded = Some(result.len());
                 return Ok(());

@@ -16,7 +16,10 @@ use std::{
 
 use lock_runtime::{
     Begun, LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, distributed_lock,
-    store::{MemoryStore, StoreError, StoreErrorKind},
+    store::{
+        Hold, Instant, KeyRequest, MemoryStore, Release, Store as _, StoreError, StoreErrorKind,
+        Token,
+    },
 };
 use lock_tests::{
     FaultyStore, RedisServer,
@@ -291,6 +294,47 @@ async fn a_record_whose_reply_is_lost_is_known_in_the_end() {
         let done = locks.once("job").stored().await.unwrap().unwrap();
         assert_eq!(done.value, b"7");
     }
+}
+
+/// A waiter that a forged message has deceived may have the fencing token of the holder.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_of_another_holder_with_the_same_fencing_token_is_not_its_own() {
+    let inner = Arc::new(MemoryStore::new());
+    let others = inner.clone();
+    let store = FaultyStore::new(inner, move |call: Call| {
+        let others = others.clone();
+        async move {
+            let Operation::Release(release) = &call.operation else {
+                return call.execute().await;
+            };
+            if call.nth == 0 {
+                let Hold { key, mode, .. } = &release.hold;
+                others.abandon(&release.hold).await?;
+                let other = Hold::new(key.clone(), *mode, Token::random());
+                let deadline = Instant::now() + LONG;
+                others
+                    .acquire(&KeyRequest::new(other.clone(), LONG, deadline))
+                    .await?;
+                let fence = release.result.as_ref().unwrap().0;
+                let done = Release::new(other).keep_for(Some(LONG));
+                others
+                    .release(&done.result(Some((fence, b"8"[..].into()))))
+                    .await?;
+            }
+            std::future::pending().await
+        }
+    });
+    let locks = LockClient::with_store(store);
+    let once = locks.once("job").lease(Duration::from_secs(1));
+    let ran = once.run(async |_| Ok::<_, io::Error>(7)).await;
+    let error = ran.unwrap_err();
+    let is_told = matches!(
+        error.kind(),
+        LockErrorKind::ReleaseUnknown | LockErrorKind::Lost(_)
+    );
+    assert!(is_told, "{error}");
+    let done = locks.once("job").stored().await.unwrap().unwrap();
+    assert_eq!(done.value, b"8");
 }
 
 /// The store refuses the result itself, as one that is too long for it.

@@ -163,7 +163,6 @@ impl Session {
     }
 
     /// Returns the hold of a lock that is held.
-    #[cfg(feature = "postgres")]
     pub(crate) fn hold_of(&self, id: HeldId) -> Option<&Hold> {
         let held = self.held.get(id).filter(|held| held.loss.is_none());
         held.map(|held| &held.hold)
