@@ -220,17 +220,26 @@ impl Purpose {
     }
 
     /// Returns the reply of the call's own script, or `None` if the group has done nothing for it.
-    fn reply(self, call: &Call, micros: Option<i64>, reply: &Value) -> Option<Value> {
+    fn reply(self, call: &Call, micros: Option<i64>, reply: Value) -> Option<Value> {
         let word = |word: &str| Value::SimpleString(word.to_owned());
         let number = |field| str::from_utf8(call.field(field)).ok()?.parse().ok();
         Some(Value::Array(match (self, reply) {
             (Self::Acquire, Value::Int(fence)) => vec![
                 word("granted"),
                 Value::Int(micros?),
-                Value::Int(*fence),
+                Value::Int(fence),
                 Value::Int(number(Field::Lease)?),
                 Value::Int(number(Field::Reserved)?),
             ],
+            (Self::Acquire, Value::Array(result)) => {
+                let refused = [
+                    word("refused"),
+                    Value::Int(micros?),
+                    Value::Int(1),
+                    word("done"),
+                ];
+                refused.into_iter().chain(result).collect()
+            }
             (Self::Release, Value::Int(0)) => vec![word("not_held")],
             (Self::Release, Value::Int(1)) => vec![word("released")],
             _ => return None,
@@ -324,7 +333,7 @@ impl Group {
         let (count, mut executed) = (group.len(), 0);
         for queued in group {
             let reply = replies.next().unwrap_or(Value::Nil);
-            let reply = purpose.reply(&queued.call, micros, &reply);
+            let reply = purpose.reply(&queued.call, micros, reply);
             executed += usize::from(reply.is_some());
             let turn = reply.map_or(Turn::Alone(None), |value| Turn::Over(Ok(value)));
             let _ = queued.outcome.send(turn);

@@ -77,9 +77,9 @@ macro_rules! scripts {
 // Each with its treatment in quarantine, and the name of its operation in metrics.
 scripts! {
     /// Grants all locks or none. A single request may enter the wait queue.
-    ACQUIRE(Votes, "acquire") = "acquire_free" "clock" "fence" "holders" "standing" "line" "result_of" "acquire";
+    ACQUIRE(Votes, "acquire") = "result_of" "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
     /// Grants free exclusive locks to several requests.
-    ACQUIRE_GROUP(Votes, "acquire_group") = "acquire_group";
+    ACQUIRE_GROUP(Votes, "acquire_group") = "result_of" "acquire_group";
     /// Releases the locks of several writers.
     RELEASE_GROUP(Harmless, "release_group") = "release_group";
     /// Extends the leases of several writers.

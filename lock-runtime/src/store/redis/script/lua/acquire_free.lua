@@ -1,5 +1,6 @@
--- Grants a single lock that has neither holders nor waiters. Most requests find the lock in this
--- state, and return before the rest of the script (acquire.lua and the parts that it needs) runs.
+-- Grants a single lock that has neither holders nor waiters, and refuses one that is done and has no
+-- waiters. Most requests find the lock in this state, and return before the rest of the script
+-- (acquire.lua and the parts that it needs) runs.
 -- KEYS, ARGV: those of acquire.lua.
 if #KEYS < 6 then
   local time = redis.call('TIME')
@@ -25,6 +26,10 @@ if #KEYS < 6 then
         local reserved = tonumber(ARGV[6])
         redis.call('SET', KEYS[2], string.format('%.0f', number + reserved), 'EX', 86400)
         return {'granted', micros, number, lease, reserved}
+      end
+      local reply = {'refused', micros, 1, 'done', result_of(redis.pcall('GET', KEYS[1]))}
+      if #reply > 4 then
+        return reply
       end
     elseif redis.call('TYPE', KEYS[1]).ok == 'none' then
       -- In the order of `draw` and `join`, for the same reasons.

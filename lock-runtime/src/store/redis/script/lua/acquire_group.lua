@@ -1,10 +1,12 @@
 -- Grants free exclusive locks to several requests, each on its own. A request that does not find
--- its lock free and without waiters is left to acquire.lua, as if it had not been sent.
+-- its lock free and without waiters is left to acquire.lua, as if it had not been sent, unless the
+-- lock is done and has no waiters.
 -- KEYS: the locks, then the fences, then the queues of the requests; on a server of a quorum also
 -- the marker of its data. ARGV: for each request its deadline (server time, microseconds), member,
 -- lease (ms), the number of fencing tokens to reserve, and the number proposed as the fencing token
 -- (0: none); on a server of a quorum also the expected marker.
--- Returns {server time, fence or false, ...}
+-- Returns {server time, for each request its fence, the parts of the result (see result_of.lua), or
+-- false}
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local replies = {micros}
@@ -42,6 +44,9 @@ for i = 1, count do
       if not reply then
         redis.pcall('DEL', lock)
       end
+    else
+      local result = {result_of(redis.pcall('GET', lock))}
+      reply = result[1] and result
     end
   end
   replies[i + 1] = reply or false
