@@ -1,5 +1,5 @@
--- Grants a single lock that has neither holders nor waiters, and refuses one that is done and has no
--- waiters. Most requests find the lock in this state, and return before the rest of the script
+-- Grants a single lock that has neither holders nor waiters, and refuses one that is done and has
+-- no waiters. Most requests find the lock in this state, and return before the rest of the script
 -- (acquire.lua and the parts that it needs) runs.
 -- KEYS, ARGV: those of acquire.lua.
 if #KEYS < 6 then
