@@ -56,8 +56,8 @@ found! {
     found_renewal_that_shortens: Script("elseif lease <= ttl then", "elseif lease < 0 then") => NotHeld,
     // Admission.
     found_acquire_that_replaces_the_holder: Script(
-        "'PX', ARGV[5], 'NX') then",
-        "'PX', ARGV[5]) then",
+        "local holder = redis.pcall('GET', KEYS[1])\n  if (not holder",
+        "local holder = nil\n  if (not holder",
     ) => NotHeld,
     found_writer_that_enters_beside_readers: Script(
         "  if mode == 'exclusive' then\n    return 'busy', expiry - now, kind",
@@ -117,12 +117,12 @@ found! {
     ) => Orphan,
     // Results (rule 43).
     found_result_that_is_not_kept: Script(
-        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)",
+        "redis.call('SET', lock, done(member, timestamp(), ARGV[3], ARGV[4]), 'PX', keep)",
         "redis.call('DEL', lock)",
     ) => Forgotten,
     found_result_that_ends_early: Script(
-        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)",
-        "redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', 1)",
+        "redis.call('SET', lock, done(member, timestamp(), ARGV[3], ARGV[4]), 'PX', keep)",
+        "redis.call('SET', lock, done(member, timestamp(), ARGV[3], ARGV[4]), 'PX', 1)",
     ) => Forgotten,
     found_result_of_another_than_the_holder: Script(
         "elseif holder == member then\n  reply = {'released'}",

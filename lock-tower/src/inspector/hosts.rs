@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use http::{header::HOST, request::Parts, uri::Authority};
 
 /// The allowed names of hosts, in lower case. IP addresses and `localhost` are always allowed: no
-/// site can make its own name out of them.
+/// site can make its own name out of them. Addresses that lead to this machine without being those
+/// of it are not: browsers do not treat them as this machine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hosts {
     names: Vec<Box<str>>,
@@ -35,7 +36,10 @@ impl Hosts {
     fn has(&self, host: &str) -> bool {
         let address = host.trim_start_matches('[').trim_end_matches(']');
         let mut names = self.names.iter().map(|name| &**name).chain(["localhost"]);
-        address.parse::<IpAddr>().is_ok() || names.any(|name| name.eq_ignore_ascii_case(host))
+        match address.parse::<IpAddr>() {
+            Ok(ip) => !ip.is_unspecified() && ip == ip.to_canonical(),
+            Err(_) => names.any(|name| name.eq_ignore_ascii_case(host)),
+        }
     }
 }
 
@@ -84,6 +88,9 @@ mod tests {
             "0x7f.1",
             "2130706433",
             "localhost ",
+            "0.0.0.0",
+            "[::]:8080",
+            "[::ffff:127.0.0.1]",
         ] {
             assert!(!accepts("/", &[host]), "{host}");
         }

@@ -46,7 +46,7 @@ pub(super) fn page(
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="robots" content="noindex";
                 title { (title) @if let Some(of) = of { " - " (of) } }
-                style { (PreEscaped(CLOSED)) }
+                style { (PreEscaped(BUTTON)) }
                 link rel="stylesheet" href=(Asset::STYLE);
                 script src=(Asset::SCRIPT) defer {}
             }
@@ -267,10 +267,14 @@ fn waiter_row(waiter: &Waiter) -> Markup {
     }
 }
 
-/// Keeps the text of a closed button from being found: a browser opens what hides the text that a
-/// link of another site names. A part of the page, as that site can keep the style sheet from being
-/// loaded.
-pub(super) const CLOSED: &str = "details:not([open])>form{display:none}";
+/// Style of the button that revokes. A part of the page, as another site can keep the style sheet
+/// from being loaded.
+///
+/// The text of a closed button cannot be found: a browser opens what hides the text that a link of
+/// another site names. An open one is beside what opens it, and opening it moves nothing sideways:
+/// when the page scrolls, two presses at one place do not revoke.
+pub(super) const BUTTON: &str = "details:not([open])>form{display:none}details{width:14.5rem}\
+    summary{width:5rem}details button{margin-left:5.5rem;width:9rem}";
 
 /// A button that has to be opened before it can be pressed.
 fn revoke(key: &LockKey, kind: LockKind, holder: &Holder) -> Markup {

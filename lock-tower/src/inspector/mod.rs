@@ -28,12 +28,13 @@
 //! it, or serve it on an address that only operators reach. The [recipe](crate::recipes) has an
 //! example.
 //!
-//! Each request has to name an allowed host: an IP address, `localhost`, or one that is set by
-//! [`allow_host`](Inspector::allow_host) or [`allow_revoke`](Inspector::allow_revoke). Any other is
-//! refused with 421 (Misdirected Request) and logged at level warn: a page in the browser of an
-//! operator, whose own name was made to resolve to the address of this service (DNS rebinding),
-//! could read the locks otherwise. A page of another site may link to a view; where browsers report
-//! that it loads one in any other way, over HTTPS or on `localhost`, it is refused with 403.
+//! Each request has to name an allowed host: an IP address (but `0.0.0.0`, `::`, or one of IPv4
+//! within IPv6), `localhost`, or one that is set by [`allow_host`](Inspector::allow_host) or
+//! [`allow_revoke`](Inspector::allow_revoke). Any other is refused with 421 (Misdirected Request)
+//! and logged at level warn: a page in the browser of an operator, whose own name was made to
+//! resolve to the address of this service (DNS rebinding), could read the locks otherwise. A page
+//! of another site may link to a view; where browsers report that it loads one in any other way,
+//! over HTTPS, as `localhost` or by a loopback address, it is refused with 403.
 //!
 //! The pages are read only unless [`allow_revoke`](Inspector::allow_revoke) is called. They contain
 //! no tokens of holders, load nothing from elsewhere, cannot be framed, and allow no inline script.
@@ -95,12 +96,13 @@ use self::{
 };
 use crate::protocol::body::BoxError;
 
-/// With the digest of [`html::CLOSED`].
+/// With the digest of [`html::BUTTON`].
 const CSP: &str = "default-src 'none'; script-src 'self'; \
-                   style-src 'self' 'sha256-RowYUoG6DNxS8Wg5eB9qklgWNJoo0VeasoNzSfTJ6yE='; \
+                   style-src 'self' 'sha256-X+U/xDSFvhiwLx0FZoVItWSGQZhEfpgPm3fByeRIJlk='; \
                    connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const COOP: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+const DOCUMENT_POLICY: HeaderName = HeaderName::from_static("document-policy");
 const CORP: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// Describes the sender of a request for the log.
@@ -446,6 +448,8 @@ fn with_headers(
         // A page that has opened this one in a window cannot navigate it, except over plain HTTP,
         // where browsers ignore this.
         (COOP, "same-origin"),
+        // A link of another site does not scroll a view, at once or later.
+        (DOCUMENT_POLICY, "force-load-at-top"),
         // With `no-referrer`, browsers would hide the origin of a form as well.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-store"),

@@ -7,11 +7,11 @@ use super::query::Format;
 /// Returns whether a view may be shown: not within a page of another origin, which cannot read it
 /// but could use up the streams of events and the reads of the store. It may link to the views.
 ///
-/// Browsers send these headers to services that they reach over HTTPS or on this machine, and no
-/// page can change them. Without them, the request is answered, unless it has an origin: a page of
-/// the inspector sends none with a view, and a WebSocket of another page has no other header. A
-/// view that a page of any site fetches in advance has no site, as if the viewer had entered its
-/// address, but a purpose.
+/// Browsers send these headers to services that they reach over HTTPS or as `localhost` or a
+/// loopback address, and no page can change them. Without them, the request is answered, unless it
+/// has an origin: a page of the inspector sends none with a view, and a WebSocket of another page
+/// has no other header. A view that a page of any site fetches in advance has no site, as if the
+/// viewer had entered its address, but a purpose.
 pub(super) fn may_show(parts: &Parts, format: Format) -> bool {
     let header = |name| parts.headers.get(name).map(HeaderValue::as_bytes);
     match header("sec-fetch-site") {

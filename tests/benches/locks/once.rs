@@ -1,13 +1,25 @@
 //! Work that is done once for a key, beside the plain lock and a bare `GET`.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, StatusCode},
+    routing::post,
+};
 use lock_runtime::{Begun, LockClient, LockGuard, OnceGuard};
 use lock_tests::redis_server::RedisServer;
+use lock_tower::OnceLayer;
 use redis::aio::MultiplexedConnection;
+use tokio::time::sleep;
+use tower::ServiceExt as _;
 
 use crate::{
     contest::{Contest, LIMIT},
@@ -19,6 +31,8 @@ use crate::{
 const TASKS: [usize; 2] = [1, 64];
 const RESULT: &[u8] = b"receipt 7";
 const KEEP: Duration = Duration::from_secs(60);
+/// The time of a handler.
+const WORK: Duration = Duration::from_millis(10);
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let server = RedisServer::start().await;
@@ -56,6 +70,11 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
             forgotten.expect("our own server answers");
         }
     }
+    let route = Contest::new("once, route", 1, slice)
+        .servers([&server])
+        .each(LIMIT, |_| Route::new(&locks, 1))
+        .each("100 equal", |_| Route::new(&locks, 100));
+    rows.extend(route.run().await);
     locks.shutdown().await;
     rows
 }
@@ -129,6 +148,58 @@ impl Subject for Replay {
     async fn acquire(&self) {
         let begun = self.locks.once(&*self.key).begin().await;
         assert!(matches!(begun, Ok(Begun::Done(_))), "{begun:?}");
+    }
+
+    async fn release(&self, (): ()) {}
+}
+
+/// A route whose handler takes [`WORK`], with requests that are equal and come at once.
+struct Route {
+    app: Router,
+    handled: Arc<AtomicU64>,
+    requests: usize,
+    number: AtomicU64,
+}
+
+impl Route {
+    fn new(locks: &LockClient, requests: usize) -> Self {
+        let handled = Arc::new(AtomicU64::new(0));
+        let handler = {
+            let handled = handled.clone();
+            async move || {
+                handled.fetch_add(1, Ordering::Relaxed);
+                sleep(WORK).await;
+                "receipt 7"
+            }
+        };
+        let layer = OnceLayer::new(locks.clone(), "route:{header.idempotency-key}");
+        let layer = layer.expect("a request can fill it");
+        Self {
+            app: Router::new().route("/payments", post(handler).layer(layer)),
+            handled,
+            requests,
+            number: AtomicU64::new(rand::random::<u64>() / 2),
+        }
+    }
+}
+
+impl Subject for Route {
+    type Guard = ();
+
+    async fn acquire(&self) {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let before = self.handled.load(Ordering::Relaxed);
+        let request = |_| {
+            let request = Request::post("/payments").header("idempotency-key", number);
+            let request = request.body(Body::from("5 EUR")).expect("it is valid");
+            tokio::spawn(self.app.clone().oneshot(request))
+        };
+        for response in (0..self.requests).map(request).collect::<Vec<_>>() {
+            let response = response.await.expect("no handler panics");
+            let Ok(response) = response;
+            assert_eq!(response.status(), StatusCode::OK);
+        }
+        assert_eq!(self.handled.load(Ordering::Relaxed), before + 1);
     }
 
     async fn release(&self, (): ()) {}

@@ -2,6 +2,7 @@
 
 mod faults;
 mod renewals;
+mod results;
 
 use futures_util::future::join_all;
 use lock_runtime::{

@@ -26,6 +26,10 @@ use crate::{
 /// The time for which the next waiter is considered alive after the coordinator has reported it.
 pub(super) const NEXT_IS_ALIVE: Duration = Duration::from_secs(1);
 
+/// The number of aliases of an acquisition that push messages may use up. Other programs may be
+/// able to send any number, and an alias must not be issued again.
+const MOST_BY_MESSAGES: u16 = 10_000;
+
 /// The state of the name at a server other than the coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Passed {
@@ -169,8 +173,10 @@ impl Round {
                     return Pushed::Recorded;
                 }
                 Standing::Outside => {
-                    state.standing = Standing::Asked;
-                    self.abandon_at(server);
+                    if self.names < MOST_BY_MESSAGES {
+                        state.standing = Standing::Asked;
+                        self.abandon_at(server);
+                    }
                     return Pushed::Recorded;
                 }
             }
@@ -190,7 +196,12 @@ impl Round {
             return self.polls_after(server, cx);
         }
         let Some((_, since)) = name else {
-            return Pushed::Unwanted;
+            // An alias that was not issued yet is known by a forged message only. Its abandonment
+            // could be executed after it is issued, and end a vote that counts.
+            return match self.hold.token.number_of(token) <= self.names {
+                true => Pushed::Unwanted,
+                false => Pushed::Recorded,
+            };
         };
         if !self.may_be_passed(server, cx) {
             return Pushed::Unwanted;

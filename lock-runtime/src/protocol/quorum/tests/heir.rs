@@ -546,3 +546,34 @@ fn a_forged_small_number_hides_no_larger_one_of_its_server() {
     }
     assert_eq!(client.raises(id), [fence(101)]);
 }
+
+/// A message for an alias that was not issued yet is forged. The abandonment of that alias may be
+/// executed after a server has granted it a vote that counts.
+#[test]
+fn a_message_for_an_alias_that_was_not_issued_abandons_nothing() {
+    let (mut client, [_, one, other]) = Client::queued();
+    let name = client.hold.token;
+    let forged = |client: &mut Client, number| {
+        client.hold.token = name.alias(number);
+        client.granted(one, 9, true, None).1.abandonments.len()
+    };
+    for number in 4..=u16::MAX {
+        assert_eq!(forged(&mut client, number), 0, "{number}");
+    }
+    let of_the_other = u16::try_from(other).unwrap() + 1;
+    assert_eq!(forged(&mut client, of_the_other), 1);
+}
+
+/// A message for an alias that was issued and has not been sent uses it up. The aliases are not
+/// used up by messages, as an abandoned one would be issued again.
+#[test]
+fn messages_do_not_use_up_the_aliases() {
+    let (mut client, [_, one, _]) = Client::queued();
+    let name = client.hold.token;
+    let mut abandoned = 0;
+    for number in (0..=u16::MAX).chain(0..=u16::MAX) {
+        client.hold.token = name.alias(number);
+        abandoned += client.granted(one, 9, false, None).1.abandonments.len();
+    }
+    assert!((5_000..40_000).contains(&abandoned), "{abandoned}");
+}

@@ -579,7 +579,10 @@ fn kept(call: Call, release: &Release) -> Call {
     let keep_for = reservation(release.keep_for);
     let call = call.millis(keep_for);
     match &release.result {
-        Some((fence, result)) if !keep_for.is_zero() => call.number(fence.number()).arg(result),
+        Some((fence, result)) if !keep_for.is_zero() => {
+            let call = call.mark(Field::Fence).number(fence.number());
+            call.mark(Field::Result).arg(result)
+        }
         _ => call,
     }
 }

@@ -1,6 +1,7 @@
 //! Group commit: calls that are made while others are in flight share the next call of a script.
 //!
-//! Only acquires of free locks, releases and abandonments of locks without waiters, and renewals
+//! Only acquires of free locks, releases (with a result or without) and abandonments of locks
+//! without waiters, and renewals
 //! of writers are executed by such a script, each on its own. It does nothing for the others, which
 //! are then sent alone.
 
@@ -13,11 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{
-    StreamExt as _,
-    future::{join, join_all},
-    stream::FuturesUnordered,
-};
+use futures_util::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use redis::Value;
 use tokio::{
     sync::{Notify, oneshot},
@@ -31,7 +28,7 @@ use super::{
         on_drop::OnDrop,
         script,
     },
-    Call, Field,
+    Call, Field, Script,
 };
 use crate::{shell::sync::lock, store::StoreError};
 
@@ -51,6 +48,8 @@ const CONTENDED: usize = 2 * MOST;
 const UNGROUPED: usize = 2_000;
 /// The usual number of bytes of a call.
 const SIZE: usize = 160;
+/// The longest result, in bytes, that is recorded by a group.
+const LONGEST_RESULT: usize = 1024;
 /// The time after which the task that sends the groups is taken to have stopped with its runtime.
 const STOPPED: Duration = Duration::from_secs(1);
 
@@ -61,8 +60,8 @@ pub(crate) struct Groups {
     ungrouped_renewals: AtomicUsize,
 }
 
-/// The calls that wait for the next groups: acquires, and releases. Both are in one queue, so that
-/// no release overtakes the acquire before it, which it would have to follow up.
+/// The calls that wait for the next groups, of each purpose. All are in one queue, so that no
+/// release overtakes the acquire before it, which it would have to follow up.
 struct Group {
     connection: Weak<Connection>,
     state: Mutex<State>,
@@ -74,6 +73,13 @@ struct Group {
 enum Purpose {
     Acquire,
     Release,
+    /// A release with a result.
+    Record,
+}
+
+impl Purpose {
+    /// The acquires are sent first, as a release may be that of one of them.
+    const ALL: [Self; 3] = [Self::Acquire, Self::Release, Self::Record];
 }
 
 #[derive(Default)]
@@ -83,7 +89,7 @@ struct State {
     /// The latest turn of the task that sends the groups, if there is one.
     active: Option<Instant>,
     /// The number of the next calls of each purpose that are sent alone.
-    contended: [usize; 2],
+    contended: [usize; Purpose::ALL.len()],
     queue: VecDeque<Queued>,
 }
 
@@ -127,6 +133,8 @@ impl Groups {
     pub(crate) async fn enter(&self, call: &Call) -> Turn {
         let purpose = if call.is_of(&script::ACQUIRE) {
             Purpose::Acquire
+        } else if call.is_of(&script::RELEASE) && !call.field(Field::Fence).is_empty() {
+            Purpose::Record
         } else if call.is_of(&script::RELEASE) || call.is_of(&script::ABANDON) {
             Purpose::Release
         } else {
@@ -183,6 +191,7 @@ impl Purpose {
             }
             // A release that reserves the lock is not suited.
             Self::Release => call.field(Field::Keep) == b"0",
+            Self::Record => call.field(Field::Result).len() <= LONGEST_RESULT,
         }
     }
 
@@ -191,10 +200,16 @@ impl Purpose {
         let all = || group.iter().map(|queued| &queued.call);
         let begin = |script, keys| Call::with_capacity(script, keys, SIZE * group.len());
         let keys = |call: Call, index| call.args(all().map(|it| it.key(index)));
-        if let Self::Release = self {
-            let call = begin(&script::RELEASE_GROUP, 2 * group.len());
-            let call = keys(keys(call, 0), 2);
-            return call.args(all().map(|it| it.field(Field::Member)));
+        if self != Self::Acquire {
+            let (script, fields): (&'static Script, &[Field]) = match self {
+                Self::Record => (
+                    &script::RECORD_GROUP,
+                    &[Field::Member, Field::Keep, Field::Fence, Field::Result],
+                ),
+                _ => (&script::RELEASE_GROUP, &[Field::Member]),
+            };
+            let call = keys(keys(begin(script, 2 * group.len()), 0), 2);
+            return call.args(all().flat_map(|it| fields.iter().map(|field| it.field(*field))));
         }
         // A server of a quorum has the same marker for all.
         let marker = all().next().filter(|it| it.keys() > 3);
@@ -231,17 +246,15 @@ impl Purpose {
                 Value::Int(number(Field::Lease)?),
                 Value::Int(number(Field::Reserved)?),
             ],
-            (Self::Acquire, Value::Array(result)) => {
-                let refused = [
-                    word("refused"),
-                    Value::Int(micros?),
-                    Value::Int(1),
-                    word("done"),
-                ];
-                refused.into_iter().chain(result).collect()
-            }
-            (Self::Release, Value::Int(0)) => vec![word("not_held")],
-            (Self::Release, Value::Int(1)) => vec![word("released")],
+            (Self::Acquire, done @ Value::BulkString(_)) => vec![
+                word("refused"),
+                Value::Int(micros?),
+                Value::Int(1),
+                word("done"),
+                done,
+            ],
+            (Self::Release | Self::Record, Value::Int(0)) => vec![word("not_held")],
+            (Self::Release | Self::Record, Value::Int(1)) => vec![word("released")],
             _ => return None,
         }))
     }
@@ -276,14 +289,12 @@ impl Group {
                     && (is_due || in_flight.is_empty() || state.queue.len() >= MOST)
                 {
                     let count = state.queue.len().min(MOST);
-                    let is_acquire = |queued: &Queued| queued.purpose == Purpose::Acquire;
-                    let (acquires, releases): (Vec<_>, Vec<_>) =
-                        state.queue.drain(..count).partition(is_acquire);
-                    // The acquires are sent first, as a release may be that of one of them.
-                    in_flight.push(join(
-                        self.send(Purpose::Acquire, acquires),
-                        self.send(Purpose::Release, releases),
-                    ));
+                    let mut groups = Purpose::ALL.map(|purpose| (purpose, Vec::new()));
+                    for queued in state.queue.drain(..count) {
+                        groups[queued.purpose as usize].1.push(queued);
+                    }
+                    let sent = groups.map(|(purpose, group)| self.send(purpose, group));
+                    in_flight.push(join_all(sent));
                 }
                 state.active = (!in_flight.is_empty()).then(Instant::now);
                 if in_flight.is_empty() {
@@ -327,7 +338,7 @@ impl Group {
         };
         let micros = match purpose {
             Purpose::Acquire => replies.next(),
-            Purpose::Release => None,
+            Purpose::Release | Purpose::Record => None,
         };
         let micros = micros.and_then(|micros| redis::from_redis_value(micros).ok());
         let (count, mut executed) = (group.len(), 0);

@@ -77,15 +77,17 @@ macro_rules! scripts {
 // Each with its treatment in quarantine, and the name of its operation in metrics.
 scripts! {
     /// Grants all locks or none. A single request may enter the wait queue.
-    ACQUIRE(Votes, "acquire") = "result_of" "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
+    ACQUIRE(Votes, "acquire") = "is_done" "acquire_free" "clock" "fence" "holders" "standing" "line" "acquire";
     /// Grants free exclusive locks to several requests.
-    ACQUIRE_GROUP(Votes, "acquire_group") = "result_of" "acquire_group";
+    ACQUIRE_GROUP(Votes, "acquire_group") = "is_done" "acquire_group";
     /// Releases the locks of several writers.
     RELEASE_GROUP(Harmless, "release_group") = "release_group";
+    /// Records the results of several writers, and releases their locks.
+    RECORD_GROUP(Harmless, "record_group") = "done" "record_group";
     /// Extends the leases of several writers.
     RENEW_GROUP(Votes, "renew_group") = "renew_group";
     /// Returns whether the token holds or waits.
-    POLL(Votes, "poll") = "clock" "fence" "holders" "standing" "line" "result_of" "poll";
+    POLL(Votes, "poll") = "clock" "fence" "holders" "standing" "line" "poll";
     /// Extends a writer's lease.
     RENEW(Votes, "renew") = "renew";
     /// Extends the lease of a share.
@@ -111,7 +113,7 @@ scripts! {
     /// Releases the lock that a token may hold, by the key of the lock alone.
     FREE(Votes, "free") = "clock" "holders" "done" "free";
     /// Returns the result of a lock that is done.
-    RESULT(Votes, "result") = "result_of" "result";
+    RESULT(Votes, "result") = "is_done" "result";
     /// Returns the holders and the waiters.
     INSPECT(Harmless, "inspect") = "clock" "fence" "holders" "standing" "line" "holder_id" "inspect";
     /// Returns the commands that the user may not run.
@@ -171,6 +173,9 @@ pub(crate) enum Field {
     Proposal,
     /// The duration of a reservation.
     Keep,
+    /// The fencing token under which a result was made.
+    Fence,
+    Result,
     /// The longest time left of a lease.
     AtMost,
 }

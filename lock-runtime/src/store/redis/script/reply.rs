@@ -74,12 +74,20 @@ impl Reply {
         self.count().map(FencingToken::new)
     }
 
-    /// The parts of the result of a lock that is done.
+    /// The value of a lock that is done, which `done.lua` writes.
     pub(super) fn done(&mut self, key: &LockKey) -> Result<Done, StoreError> {
-        let token = Token::from_hex(&self.text()?).ok_or_else(unexpected)?;
-        let (micros, fence) = (self.count()?, self.counter()?.ok_or_else(unexpected)?);
+        let value = self.bytes()?;
+        let mut parts = value.splitn(4, |byte| *byte == b' ');
+        let mut text = || str::from_utf8(parts.next()?).ok();
+        let mut head = || {
+            let token = Token::from_hex(text()?.strip_suffix(".done")?)?;
+            let (micros, fence) = (text()?.parse().ok()?, text()?.parse().ok()?);
+            Some((token, micros, FencingToken::new(fence)?))
+        };
+        let (token, micros, fence) = head().ok_or_else(unexpected)?;
+        let result = parts.next().ok_or_else(unexpected)?.to_vec();
         let id = HolderId::of(key, token, true);
-        Ok(Done::new(self.bytes()?, fence, micros, id))
+        Ok(Done::new(result, fence, micros, id))
     }
 
     pub(crate) fn grant(&mut self) -> Result<Grant, StoreError> {

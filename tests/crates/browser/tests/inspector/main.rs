@@ -303,7 +303,8 @@ async fn a_link_of_another_site_does_not_show_the_button() {
     }
 }
 
-async fn does_not_show_the_button(has_style: bool) {
+/// Serves an inspector that may revoke, with its style sheet or without.
+async fn revocable(has_style: bool) -> (LockClient, String) {
     let locks = named("orders");
     let inspector = Inspector::new(locks.clone());
     let answer = move |request: Request, next: Next| async move {
@@ -318,6 +319,11 @@ async fn does_not_show_the_button(has_style: bool) {
         router.layer(from_fn(answer))
     };
     let url = format!("{}/locks", serve(app).await);
+    (locks, url)
+}
+
+async fn does_not_show_the_button(has_style: bool) {
+    let (locks, url) = revocable(has_style).await;
     let _guard = locks.exclusive("order:42").acquire().await.unwrap();
     let texts = [
         "The%20holder%20may%20still",
@@ -342,6 +348,65 @@ async fn does_not_show_the_button(has_style: bool) {
         becomes(page, "revoked", |shown| shown.contains("Revoked.")).await;
     })
     .await;
+}
+
+/// A link may name an element to which the browser scrolls, half a second later if it names text
+/// that does not exist as well. Something else is then where the viewer is about to press.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_of_another_site_does_not_scroll_a_view() {
+    let locks = named("orders");
+    let inspector = Inspector::new(locks.clone());
+    let app = |origin: &str| Router::new().nest_service("/locks", inspector.allow_revoke(origin));
+    let url = format!("{}/locks", serve(app).await);
+    let mut guards = Vec::new();
+    for number in 0..100 {
+        let request = locks.exclusive(format!("order:{number}"));
+        guards.push(request.acquire().await.unwrap());
+    }
+    let fragments = ["state", "state:~:text=zzzqq", ":~:text=order:99"];
+    let link = |fragment| format!("<a href='{url}#{fragment}'>{fragment}</a> ");
+    let links: String = fragments.into_iter().map(link).collect();
+    let evil = serve(|_| Router::new().route("/", get(async move || Html(links)))).await;
+    let evil = evil.replace("127.0.0.1", REBOUND);
+    Browser::run(async |page| {
+        for fragment in fragments {
+            page.goto(&evil).await.unwrap();
+            click(page, Locator::LinkText(fragment)).await;
+            becomes(page, "shown", |shown| shown.contains("order:99")).await;
+            sleep(Duration::from_millis(1_200)).await;
+            let top = evaluate(page, "return window.scrollY").await;
+            assert_eq!(top, json!(0), "{fragment}");
+        }
+    })
+    .await;
+}
+
+/// Opening the button moves nothing sideways, and puts it beside what has opened it.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_presses_at_one_place_do_not_revoke_wherever_the_page_is_scrolled() {
+    const SIDES: &str = "
+        const sides = (of) => (({ left, right }) => [left, right])(of.getBoundingClientRect());
+        const details = document.querySelector('details');
+        const summary = details.querySelector('summary');
+        details.open = false;
+        const closed = sides(summary);
+        details.open = true;
+        const [open, button] = [summary, details.querySelector('button')].map(sides);
+        return closed.join() === open.join() && open[1] < button[0]
+            && document.documentElement.scrollWidth <= window.innerWidth;";
+    for has_style in [true, false] {
+        let (locks, url) = revocable(has_style).await;
+        let _guard = locks.exclusive("order:42").acquire().await.unwrap();
+        Browser::run(async |page| {
+            for width in [WIDTHS[0], 700, WIDTHS[1]] {
+                page.goto(&format!("{url}?key=order:42")).await.unwrap();
+                browser::resize(page, width).await;
+                let place = format!("the button at {width}, with the style sheet: {has_style}");
+                becomes_equal(page, SIDES, json!(true), &place).await;
+            }
+        })
+        .await;
+    }
 }
 
 /// DNS rebinding: to the browser, the pages are those of the other site.

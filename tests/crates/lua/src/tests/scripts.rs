@@ -81,6 +81,21 @@ impl Calls {
         self.one(&["0", "0", "0", "700"])
     }
 
+    /// A fencing token and a result.
+    fn result(&mut self) -> [String; 2] {
+        [
+            self.now.to_string(),
+            self.one(&["", "a result", "x.done 1"]),
+        ]
+    }
+
+    /// Adds a result to some of the releases that keep the lock.
+    fn may_record(&mut self, args: &mut Vec<String>) {
+        if args.last().is_some_and(|keep| keep != "0") && self.dice.below(2) == 0 {
+            args.extend(self.result());
+        }
+    }
+
     fn reserved(&mut self) -> String {
         self.one(&["0", "0", "3"])
     }
@@ -116,7 +131,7 @@ impl Calls {
 
     /// The name, the keys and the other arguments of a call.
     fn next(&mut self) -> (&'static str, Vec<String>, Vec<String>) {
-        const NAMES: [&str; 27] = [
+        const NAMES: [&str; 29] = [
             "ACQUIRE",
             "ACQUIRE",
             "ACQUIRE",
@@ -125,6 +140,8 @@ impl Calls {
             "ACQUIRE",
             "ACQUIRE_GROUP",
             "RELEASE_GROUP",
+            "RECORD_GROUP",
+            "RESULT",
             "RENEW_GROUP",
             "POLL",
             "POLL",
@@ -173,6 +190,17 @@ impl Calls {
                 let keys = vec![lock, other[0].clone(), keys[2].clone(), other[2].clone()];
                 (name, keys, vec![self.token(), self.token()])
             }
+            "RECORD_GROUP" => {
+                let other = self.lock();
+                let keys = vec![lock, other[0].clone(), keys[2].clone(), other[2].clone()];
+                let record = |calls: &mut Self| {
+                    let [fence, result] = calls.result();
+                    [calls.token(), calls.millis(), fence, result]
+                };
+                let args = [record(self), record(self)].concat();
+                (name, keys, args)
+            }
+            "RESULT" => (name, vec![lock], Vec::new()),
             "RENEW_GROUP" => {
                 let other = self.lock();
                 let args = vec![self.token(), self.millis(), self.token(), self.millis()];
@@ -198,7 +226,11 @@ impl Calls {
                     "exclusive" => "RELEASE",
                     _ => "RELEASE_SHARE",
                 };
-                (name, all, vec![member, self.keep()])
+                let mut args = vec![member, self.keep()];
+                if name == "RELEASE" {
+                    self.may_record(&mut args);
+                }
+                (name, all, args)
             }
             "HAND_OFF" => {
                 let mut keys = all;
@@ -228,7 +260,11 @@ impl Calls {
                 let keys = vec![marker_name, "f:lock:settings".to_owned()];
                 (name, keys, vec!["name".to_owned(), "20000 x".to_owned()])
             }
-            "FREE" => (name, vec![lock], vec![mode, member, self.keep()]),
+            "FREE" => {
+                let mut args = vec![mode, member, self.keep()];
+                self.may_record(&mut args);
+                (name, vec![lock], args)
+            }
             "INSPECT" => {
                 let kind = self.one(&["lock", "permits"]);
                 let part = self.one(&["all", "holders", "waiters"]);

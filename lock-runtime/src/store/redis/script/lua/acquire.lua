@@ -9,7 +9,7 @@
 -- Returns {'granted', server time, fence, ttl, reserved, ...}
 -- | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, 'busy', ttl, 1 if the queue has a live waiter}
--- | {'refused', server time, index, 'done', the parts of the result (see result_of.lua)}
+-- | {'refused', server time, index, 'done', the value of the lock (see done.lua)}
 -- | {'refused', server time, index, reason} | {'late', server time} | {'strange', server time}
 -- The reason is 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
 -- 'foreign fence' or 'foreign queue'.
@@ -79,7 +79,7 @@ for i = 1, math.floor(#KEYS / 3) do
   end
   if standing == 'done' then
     depart(line, request.member)
-    return answer({'refused', micros, i, standing, result_of(redis.call('GET', request.lock))})
+    return answer({'refused', micros, i, standing, redis.call('GET', request.lock)})
   end
   if standing ~= 'free' and standing ~= 'held' then
     return answer({'refused', micros, i, standing})

@@ -5,8 +5,7 @@
 -- the marker of its data. ARGV: for each request its deadline (server time, microseconds), member,
 -- lease (ms), the number of fencing tokens to reserve, and the number proposed as the fencing token
 -- (0: none); on a server of a quorum also the expected marker.
--- Returns {server time, for each request its fence, the parts of the result (see result_of.lua), or
--- false}
+-- Returns {server time, for each request its fence, the value of a lock that is done, or false}
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local replies = {micros}
@@ -16,14 +15,15 @@ end
 local count = math.floor(#KEYS / 3)
 -- One command reads all of a kind. A lock that appears twice is free only once, so a counter that
 -- was read is not written before it is used, and no request of a group enters a queue.
+local holders = redis.pcall('MGET', unpack(KEYS, 1, count))
 local counters = redis.pcall('MGET', unpack(KEYS, count + 1, 2 * count))
 local queues = redis.pcall('EXISTS', unpack(KEYS, 2 * count + 1, 3 * count))
-if counters.err or type(queues) == 'table' then
+if holders.err or counters.err or type(queues) == 'table' then
   return replies
 end
 -- The commands of one request must not fail the others.
-for i = 1, count do
-  local lock, fence, queue, argument = KEYS[i], KEYS[count + i], KEYS[2 * count + i], 5 * i - 4
+local function grant(i)
+  local lock, fence, argument = KEYS[i], KEYS[count + i], 5 * i - 4
   local proposal = tonumber(ARGV[argument + 4])
   local base = proposal > 0 and math.min(proposal, micros + 60000000) or micros
   -- MGET returns nothing for a key of another type. See acquire_free.lua.
@@ -33,22 +33,27 @@ for i = 1, count do
   else
     last = redis.pcall('EXISTS', fence) == 0 and 0
   end
-  local reply = false
-  if micros <= tonumber(ARGV[argument]) and last and last < 9007199254740991 and
-      (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
-    local set = redis.pcall('SET', lock, ARGV[argument + 1], 'PX', ARGV[argument + 2], 'NX')
-    if set and set.ok then
-      local number, reserved = math.max(last + 1, base), tonumber(ARGV[argument + 3])
-      local counted = redis.pcall('SET', fence, string.format('%.0f', number + reserved), 'EX', 86400)
-      reply = counted.ok and number
-      if not reply then
-        redis.pcall('DEL', lock)
-      end
-    else
-      local result = {result_of(redis.pcall('GET', lock))}
-      reply = result[1] and result
-    end
+  if micros > tonumber(ARGV[argument]) or not last or last >= 9007199254740991 then
+    return false
   end
-  replies[i + 1] = reply or false
+  local set = redis.pcall('SET', lock, ARGV[argument + 1], 'PX', ARGV[argument + 2], 'NX')
+  if not set or set.err then
+    return false
+  end
+  local number, reserved = math.max(last + 1, base), tonumber(ARGV[argument + 3])
+  local counted = redis.pcall('SET', fence, string.format('%.0f', number + reserved), 'EX', 86400)
+  if counted.ok then
+    return number
+  end
+  redis.pcall('DEL', lock)
+  return false
+end
+
+for i = 1, count do
+  local holder, queue, reply = holders[i], KEYS[2 * count + i], false
+  if (not holder or is_done(holder)) and (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
+    reply = holder or grant(i)
+  end
+  replies[i + 1] = reply
 end
 return replies

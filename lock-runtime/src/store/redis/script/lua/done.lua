@@ -1,11 +1,15 @@
--- The value of a lock that is done: 'member.done', the server's time (microseconds), the fencing
--- token and the result.
-local function done(member, fence, result)
+-- The server's time (microseconds), as text.
+local function timestamp()
   local time = redis.call('TIME')
-  local micros = string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2]))
-  return table.concat({member .. '.done', micros, fence, result}, ' ')
+  return time[1] .. string.format('%06d', time[2])
 end
 
-local function is_done(holder, member)
+-- The value of a lock that is done: 'member.done', the time of the record, the fencing token and
+-- the result.
+local function done(member, time, fence, result)
+  return table.concat({member .. '.done', time, fence, result}, ' ')
+end
+
+local function is_done_by(holder, member)
   return type(holder) == 'string' and string.sub(holder, 1, #member + 6) == member .. '.done '
 end

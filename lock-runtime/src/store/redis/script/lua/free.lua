@@ -12,12 +12,12 @@ local kind, holder = look(lock, mode)
 member = named(member, kind == 'set' and holder)
 local kept = member .. '.kept'
 if ARGV[4] then
-  if is_done(holder, member) then
+  if is_done_by(holder, member) then
     return {'released'}
   elseif kind ~= 'string' or holder ~= member then
     return {'not_held'}
   end
-  redis.call('SET', lock, done(member, ARGV[4], ARGV[5]), 'PX', keep)
+  redis.call('SET', lock, done(member, timestamp(), ARGV[4], ARGV[5]), 'PX', keep)
   return {'released'}
 end
 if mode == 'exclusive' then

@@ -2,7 +2,7 @@
 -- extends a grant.
 -- KEYS: lock, fence, queue. ARGV: mode, member.
 -- Returns {'granted', fence, ttl, reserved} | {'queued', counter, ttl} | {'gone'}
--- | {'done', the parts of the result (see result_of.lua)}
+-- | {'done', the value of the lock (see done.lua)}
 -- | {'foreign'} | {'foreign fence'} | {'foreign queue'}
 local lock, fence, mode, member = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local line = line_of(KEYS[3], member)
@@ -13,7 +13,7 @@ refresh(line, member)
 local standing, ttl = approach(line, lock, fence, mode, member)
 local reply = {'gone'}
 if standing == 'done' then
-  reply = {'done', result_of(redis.call('GET', lock))}
+  reply = {'done', redis.call('GET', lock)}
   depart(line, member)
 elseif standing == 'foreign' and line.own then
   reply = {'foreign'}

@@ -21,7 +21,7 @@ if is_error(ends) then
 end
 
 local reply, kept = {'not_held'}, false
-if holder == member .. '.kept' or ARGV[3] and is_done(holder, member) then
+if holder == member .. '.kept' or ARGV[3] and is_done_by(holder, member) then
   return {'released'}
 elseif holder == member then
   reply = {'released'}
@@ -30,7 +30,7 @@ elseif holder == member then
   end
   holder = false
   if ARGV[3] then
-    redis.call('SET', lock, done(member, ARGV[3], ARGV[4]), 'PX', keep)
+    redis.call('SET', lock, done(member, timestamp(), ARGV[3], ARGV[4]), 'PX', keep)
     kept = true
   elseif keep > 0 then
     redis.call('SET', lock, member .. '.kept', 'PX', keep)
