@@ -1,6 +1,6 @@
 //! Releases with results, in groups.
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
@@ -158,5 +158,29 @@ async fn results_without_memory_are_refused_and_the_locks_stay_held() {
     }
     for reply in join_all(releases.iter().map(|release| store.release(release))).await {
         assert_eq!(reply.unwrap(), ReleaseReply::Released);
+    }
+}
+
+/// Also if the lock is done.
+#[tokio::test]
+async fn a_late_request_for_a_result_is_late() {
+    let (_server, store) = knowing_server().await;
+    let mut locks = requests("k");
+    for reply in record(&store, &locks, |_| 9).await {
+        assert_eq!(reply.unwrap(), ReleaseReply::Released);
+    }
+    let late = [0, ALONE + 7];
+    for number in late {
+        locks[number].deadline = Instant::now() - Duration::from_secs(5);
+    }
+    for (number, reply) in acquire(&store, &locks).await.into_iter().enumerate() {
+        let reply = reply.unwrap();
+        match late.contains(&number) {
+            true => assert!(matches!(reply, AcquireReply::Late), "{number}: {reply:?}"),
+            false => assert!(
+                matches!(reply, AcquireReply::Done(_)),
+                "{number}: {reply:?}"
+            ),
+        }
     }
 }

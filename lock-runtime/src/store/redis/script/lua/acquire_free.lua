@@ -9,7 +9,8 @@ if #KEYS < 6 then
   if (not holder or is_done(holder)) and not redis.pcall('HGET', KEYS[3], 'ends') then
     local time = redis.call('TIME')
     local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
-    if holder then
+    local is_late = micros > tonumber(ARGV[1])
+    if holder and not is_late then
       return {'refused', micros, 1, 'done', holder}
     end
     local base, known = micros, true
@@ -23,7 +24,7 @@ if #KEYS < 6 then
     -- Above 2^53 a Lua number is no longer exact.
     local text = redis.pcall('GET', KEYS[2])
     local last = not text and 0 or type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
-    if known and micros <= tonumber(ARGV[1]) and last and last < 9007199254740991 then
+    if known and not is_late and last and last < 9007199254740991 then
       local number, lease = math.max(last + 1, base), tonumber(ARGV[5])
       if ARGV[3] == 'exclusive' then
         -- A server that is out of memory, or that forbids SET, refuses this one.

@@ -33,7 +33,7 @@ local function grant(i)
   else
     last = redis.pcall('EXISTS', fence) == 0 and 0
   end
-  if micros > tonumber(ARGV[argument]) or not last or last >= 9007199254740991 then
+  if not last or last >= 9007199254740991 then
     return false
   end
   local set = redis.pcall('SET', lock, ARGV[argument + 1], 'PX', ARGV[argument + 2], 'NX')
@@ -51,7 +51,8 @@ end
 
 for i = 1, count do
   local holder, queue, reply = holders[i], KEYS[2 * count + i], false
-  if (not holder or is_done(holder)) and (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
+  local is_late = micros > tonumber(ARGV[5 * i - 4])
+  if not is_late and (not holder or is_done(holder)) and (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
     reply = holder or grant(i)
   end
   replies[i + 1] = reply
