@@ -402,13 +402,16 @@ async fn every_response_has_the_headers_that_confine_it() {
         for policy in ["cross-origin-resource-policy", "cross-origin-opener-policy"] {
             assert_eq!(page.headers[policy], "same-origin");
         }
+        assert_eq!(page.headers["document-policy"], "force-load-at-top");
         assert_eq!(page.headers["cache-control"], "no-store");
         // The digest of this one is in the policy, as the tests in a browser see.
-        let text = page.text.replacen(
-            "<style>details:not([open])>form{display:none}</style>",
-            "",
-            1,
-        );
+        let style = page
+            .text
+            .split_once("<style>details:not([open])>form{display:none}");
+        let text = match style.and_then(|(head, rest)| Some((head, rest.split_once("</style>")?))) {
+            Some((head, (_, rest))) => format!("{head}{rest}"),
+            None => page.text,
+        };
         for inline in ["style=", "onclick", "<style", "javascript:"] {
             assert!(
                 !text.contains(inline) || query == script,

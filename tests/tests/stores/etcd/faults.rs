@@ -21,7 +21,8 @@ async fn a_lock_outlives_its_leader() {
     let locks = client(&cluster).await;
     let held = locks
         .exclusive("held")
-        .lease(Duration::from_secs(3))
+        // A third of it may have passed when the leader dies.
+        .lease(SOON * 4)
         .acquire()
         .await
         .unwrap();
