@@ -1,6 +1,7 @@
 //! The format of a namespace: clients of different formats never share one, and clients of
 //! different versions with the same format do.
 
+mod done;
 mod old_client;
 mod permits;
 mod together;

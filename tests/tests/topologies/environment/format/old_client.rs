@@ -173,9 +173,16 @@ impl OldClient {
 
     /// The fencing token of the message that the queue has granted it the lock.
     pub(super) async fn granted(&mut self, names: &Names, mode: Mode) -> u64 {
-        let message = timeout(LONG, self.messages.on_message().next()).await;
-        let message = message.expect("a message").unwrap();
-        let message: String = message.get_payload().unwrap();
+        let mut messages = self.messages.on_message();
+        let message = loop {
+            let message = timeout(LONG, messages.next()).await.expect("a message");
+            let message: String = message.unwrap().get_payload().unwrap();
+            // The lock is reserved, or done.
+            if !message.starts_with("kept ") {
+                break message;
+            }
+        };
+        drop(messages);
         let words: Vec<_> = message.splitn(6, ' ').collect();
         let [found, member, fence, lease, spare, lock] = words[..] else {
             panic!("{message}")
