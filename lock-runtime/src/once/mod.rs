@@ -1,19 +1,19 @@
 //! Work that is done once for a key: a lock that keeps the result.
 
+mod guard;
 #[cfg(feature = "postgres")]
 mod in_transaction;
 
 use std::{
     fmt,
-    future::Future,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
+pub use self::guard::OnceGuard;
 use crate::{
     client::LockClient,
     error::{LockError, LockErrorKind},
-    guard::{HeldLock, LockGuard, fence::FencingToken},
+    guard::{HeldLock, fence::FencingToken},
     observe::{
         text::Short,
         watch::{self, OnceOutcome},
@@ -24,15 +24,8 @@ use crate::{
         name::RequestName,
         spec::{LockKind, LockSpec, Mode},
     },
-    shell::{
-        rt::Recorded,
-        time::{Instant, sleep_until},
-    },
-    store::{Done, HolderId, RevokeReply, RevokeScope},
+    store::{Done, RevokeReply, RevokeScope},
 };
-
-/// The pause between two looks at a result whose record was not confirmed.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl LockClient {
     /// Creates a request for work that is done once for `key`, whose result the store keeps for
@@ -139,16 +132,8 @@ impl OnceRequest {
         } = self;
         let error = match request.clone().acquired().await {
             Ok(guard) => {
-                let run = Run {
-                    name: request.name,
-                    recorded: None,
-                };
-                return Ok(Begun::Running(OnceGuard {
-                    guard,
-                    keep,
-                    most,
-                    run,
-                }));
+                let guard = OnceGuard::new(guard, request.name, keep, most);
+                return Ok(Begun::Running(guard));
             }
             Err(error) => error,
         };
@@ -319,12 +304,6 @@ impl LockRequest {
     }
 }
 
-fn is_transient(error: &LockError) -> bool {
-    error
-        .store_error()
-        .is_some_and(|error| error.is_transient())
-}
-
 impl fmt::Debug for OnceRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnceRequest")
@@ -406,177 +385,4 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(done: &Once<Vec<u8>>) -> Resu
             format!("its result was recorded by another version, and cannot be read: {error}");
         LockError::new(LockErrorKind::InvalidResult, message)
     })
-}
-
-/// The lock of work that is done once, while it runs. Dropping it records nothing and releases the
-/// lock in the background.
-#[must_use = "dropping the guard releases the lock"]
-#[derive(Debug)]
-pub struct OnceGuard {
-    guard: LockGuard,
-    keep: Duration,
-    most: usize,
-    run: Run,
-}
-
-/// The run of the work, which is counted when it ends.
-#[derive(Debug)]
-struct Run {
-    name: Option<RequestName>,
-    /// The bytes of its result.
-    recorded: Option<usize>,
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let outcome = match self.recorded {
-            Some(_) => OnceOutcome::Ran,
-            None => OnceOutcome::Unrecorded,
-        };
-        watch::once(self.name.as_ref(), outcome, self.recorded.unwrap_or(0));
-    }
-}
-
-impl OnceGuard {
-    /// Returns a view of the lock, with its fencing token and its loss.
-    pub fn held(&self) -> HeldLock {
-        self.guard.held()
-    }
-
-    /// Records the result and releases the lock, in one step.
-    ///
-    /// A call without a reply is repeated in the background, and the store is asked whether it has
-    /// the result, until the lease has ended.
-    ///
-    /// # Errors
-    /// `Lost` if the lock was lost: nothing was recorded. `InvalidResult` for a result that is too
-    /// long, `ModeMismatch` if the lock was entered again: nothing was recorded, and the lock is
-    /// released, in the latter case with its last guard. `ReleaseUnknown` if the store did not
-    /// answer: the result may or may not have been recorded; or if it refused the result, as one
-    /// that is too long for it: then it was not, and the message says so. `NoRuntime`.
-    ///
-    /// # Cancellation
-    /// Before the first poll, dropping the future records nothing. Afterwards the record continues
-    /// in the background.
-    pub async fn complete(self, result: &[u8]) -> Result<(), LockError> {
-        let checked = self.check_length(result);
-        let Self {
-            guard,
-            keep,
-            mut run,
-            ..
-        } = self;
-        let key = guard.key().clone();
-        if let Err(error) = checked {
-            let _ = guard.release().await;
-            return Err(error.with_key(&key));
-        }
-        let view = guard.views()[0].clone();
-        let core = &view.core;
-        // A waiter that a forged message has deceived may have the fencing token of the holder.
-        let own = core.visit(|state, _| {
-            let hold = state.session.hold_of(view.id)?;
-            Some(HolderId::of(&key, hold.token, true))
-        });
-        let until = Instant::now() + guard.validity();
-        let error = match guard.complete(Arc::from(result), keep).await {
-            Err(error) if error.kind() == LockErrorKind::ReleaseUnknown => error,
-            known => {
-                run.recorded = known.is_ok().then_some(result.len());
-                return known;
-            }
-        };
-        if !is_transient(&error) {
-            let hint = "the result was not recorded, as the store refuses it";
-            return Err(error.with_hint(Some(hint)));
-        }
-        while Instant::now() < until {
-            sleep_until(Instant::now() + LOOK).await;
-            if let Ok(Some(done)) = core.bounded(&key, core.store.done(&key)).await
-                && Some(done.id) == own
-            {
-                run.recorded = Some(result.len());
-                return Ok(());
-            }
-        }
-        Err(error.with_hint(Some("whether the result was recorded is unknown")))
-    }
-
-    fn check_length(&self, result: &[u8]) -> Result<(), LockError> {
-        let (length, most) = (result.len(), self.most);
-        if length <= most {
-            return Ok(());
-        }
-        let message = format!(
-            "its result has {length} bytes, and {most} are the most; raise `max_bytes`, or keep it \
-             elsewhere and return where it is"
-        );
-        Err(LockError::new(LockErrorKind::InvalidResult, message))
-    }
-
-    /// Runs `body` as [`LockGuard::while_held_unless`] does.
-    #[doc(hidden)]
-    pub async fn while_held_unless<F: Future>(
-        self,
-        body: F,
-        is_failure: fn(&F::Output) -> bool,
-    ) -> Result<(F::Output, Self), LockError> {
-        let (output, guard) = self.guard.while_held_unless(body, is_failure).await?;
-        Ok((output, Self { guard, ..self }))
-    }
-
-    /// Runs a body, and records its value unless it is a failure.
-    async fn recorded<O>(
-        self,
-        body: impl Future<Output = O>,
-        is_failure: fn(&O) -> bool,
-        record: impl FnOnce(&O) -> Result<Vec<u8>, LockError>,
-    ) -> Result<O, LockError> {
-        let key = self.guard.key().clone();
-        let (value, guard) = self.while_held_unless(body, is_failure).await?;
-        if is_failure(&value) {
-            // An error is logged, and the release continues in the background.
-            let _ = guard.release().await;
-            return Ok(value);
-        }
-        let result = record(&value).map_err(|error| error.with_key(&key))?;
-        guard.complete(&result).await?;
-        Ok(value)
-    }
-
-    /// Runs a body that returns a value, or an error, which is not recorded.
-    async fn run_fresh<T, E>(
-        self,
-        body: impl Future<Output = Result<T, E>>,
-        record: impl FnOnce(&T) -> Result<Vec<u8>, LockError>,
-    ) -> Result<Result<Once<T>, E>, LockError> {
-        let fence = self.guard.fence();
-        let record = |value: &Result<T, E>| value.as_ref().map_or_else(|_| Ok(Vec::new()), record);
-        let value = self.recorded(body, Result::is_err, record).await?;
-        Ok(value.map(|value| Once {
-            value,
-            fence,
-            at: SystemTime::now(),
-            is_replay: false,
-        }))
-    }
-
-    /// Runs the body of a function with the attribute.
-    pub(crate) async fn run<T: Recorded>(
-        self,
-        body: impl Future<Output = T>,
-    ) -> Result<T, LockError> {
-        self.recorded(body, T::is_failure, T::record).await
-    }
-
-    /// Releases the lock and records nothing. See [`LockGuard::release`].
-    ///
-    /// # Errors
-    /// Those of [`LockGuard::release`].
-    ///
-    /// # Cancellation
-    /// As [`LockGuard::release`].
-    pub async fn release(self) -> Result<(), LockError> {
-        self.guard.release().await
-    }
 }

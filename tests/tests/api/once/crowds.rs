@@ -48,7 +48,7 @@ async fn used_memory(server: &RedisServer) -> usize {
     used.unwrap().parse().unwrap()
 }
 
-/// `LOCK_TESTS_STORM=50` measures 100,000 keys, as the guide states them.
+/// `LOCK_TESTS_STORM=500` measures a million keys, as the guide states them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_done_takes_little_memory() {
     let (server, clients) = clients().await;
