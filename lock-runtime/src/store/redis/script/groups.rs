@@ -293,6 +293,7 @@ impl Group {
                     for queued in state.queue.drain(..count) {
                         groups[queued.purpose as usize].1.push(queued);
                     }
+                    let groups = groups.into_iter().filter(|(_, group)| !group.is_empty());
                     let sent = groups.map(|(purpose, group)| self.send(purpose, group));
                     in_flight.push(join_all(sent));
                 }

@@ -15,14 +15,13 @@ end
 local count = math.floor(#KEYS / 3)
 -- One command reads all of a kind. A lock that appears twice is free only once, so a counter that
 -- was read is not written before it is used, and no request of a group enters a queue.
-local holders = redis.pcall('MGET', unpack(KEYS, 1, count))
 local counters = redis.pcall('MGET', unpack(KEYS, count + 1, 2 * count))
 local queues = redis.pcall('EXISTS', unpack(KEYS, 2 * count + 1, 3 * count))
-if holders.err or counters.err or type(queues) == 'table' then
+if counters.err or type(queues) == 'table' then
   return replies
 end
 -- The commands of one request must not fail the others.
-local function grant(i)
+local function answer(i)
   local lock, fence, argument = KEYS[i], KEYS[count + i], 5 * i - 4
   local proposal = tonumber(ARGV[argument + 4])
   local base = proposal > 0 and math.min(proposal, micros + 60000000) or micros
@@ -37,7 +36,10 @@ local function grant(i)
     return false
   end
   local set = redis.pcall('SET', lock, ARGV[argument + 1], 'PX', ARGV[argument + 2], 'NX')
-  if not set or set.err then
+  if not set then
+    local holder = redis.pcall('GET', lock)
+    return is_done(holder) and holder
+  elseif set.err then
     return false
   end
   local number, reserved = math.max(last + 1, base), tonumber(ARGV[argument + 3])
@@ -50,11 +52,8 @@ local function grant(i)
 end
 
 for i = 1, count do
-  local holder, queue, reply = holders[i], KEYS[2 * count + i], false
-  local is_late = micros > tonumber(ARGV[5 * i - 4])
-  if not is_late and (not holder or is_done(holder)) and (queues == 0 or redis.pcall('EXISTS', queue) == 0) then
-    reply = holder or grant(i)
-  end
-  replies[i + 1] = reply
+  local is_late, queue = micros > tonumber(ARGV[5 * i - 4]), KEYS[2 * count + i]
+  local has_waiters = queues > 0 and redis.pcall('EXISTS', queue) ~= 0
+  replies[i + 1] = not is_late and not has_waiters and answer(i)
 end
 return replies
