@@ -98,7 +98,7 @@ use crate::protocol::body::BoxError;
 
 /// With the digest of [`html::BUTTON`].
 const CSP: &str = "default-src 'none'; script-src 'self'; \
-                   style-src 'self' 'sha256-X+U/xDSFvhiwLx0FZoVItWSGQZhEfpgPm3fByeRIJlk='; \
+                   style-src 'self' 'sha256-vLulBEwpHhSbkBEkUTKBvdJ3s7COtyH/qUL0LkgRMlY='; \
                    connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const COOP: HeaderName = HeaderName::from_static("cross-origin-opener-policy");

@@ -103,3 +103,8 @@ function listen() {
 // Pages that are not looked at leave their place to others.
 document.addEventListener("visibilitychange", () => (document.hidden ? pause() : listen()));
 if (!document.hidden) listen();
+
+// A page to which the viewer is led back begins with its buttons closed, as any other.
+addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) for (const open of document.querySelectorAll("details[open]")) open.open = false;
+});

@@ -74,6 +74,8 @@ impl Browser {
         let profile = directory.join("profile");
         let mut options = json!({
             "binary": binary,
+            // Those of a desk take room, and appear when a page grows.
+            "excludeSwitches": ["hide-scrollbars"],
             "args": [
                 "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
