@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::{
     AbandonedAlias, Cx, Mutation, PerServer, Round, majority,
-    vote::{Standing, Status, Vote, passed_until},
+    vote::{Standing, Status, Vote, VoteState, passed_until},
 };
 use crate::{
     guard::fence::FencingToken,
@@ -196,9 +196,11 @@ impl Round {
             return self.polls_after(server, cx);
         }
         let Some((_, since)) = name else {
-            // An alias that was not issued yet is known by a forged message only. Its abandonment
-            // could be executed after it is issued, and end a vote that counts.
-            return match self.hold.token.number_of(token) <= self.names {
+            // A message for an alias that was not sent yet is forged. Its abandonment could be
+            // executed after the alias is sent, and end a vote that counts.
+            let is_next = |it: &VoteState| it.token == token && it.asked_since.is_none();
+            let is_issued = self.hold.token.number_of(token) <= self.names;
+            return match is_issued && !self.states.iter().any(is_next) {
                 true => Pushed::Unwanted,
                 false => Pushed::Recorded,
             };

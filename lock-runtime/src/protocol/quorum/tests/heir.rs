@@ -577,3 +577,32 @@ fn messages_do_not_use_up_the_aliases() {
     }
     assert!((5_000..40_000).contains(&abandoned), "{abandoned}");
 }
+
+/// The coordinator no longer knows the name, and the next one has not been sent yet. Another server
+/// may grant it a vote that counts before it executes the abandonment.
+#[test]
+fn a_message_for_the_next_name_abandons_nothing_before_it_is_sent() {
+    let nameless = || {
+        let (mut client, [coordinator, one, _]) = Client::queued();
+        client.granted(coordinator, 9, false, None);
+        let (id, sends) = client.poll();
+        for send in sends {
+            let is_coordinator = send.ticket.server == coordinator;
+            let gone = Reply::Poll(PollReply::Gone);
+            client.reply(send, if is_coordinator { gone } else { QUEUED });
+        }
+        client.step(id);
+        (client, coordinator, one)
+    };
+    let (mut client, coordinator, _) = nameless();
+    let (_, sends) = client.poll();
+    let asked = sends.iter().find(|it| it.ticket.server == coordinator);
+    let Some(ServerRequest::Acquire(request, _)) = asked.map(|it| &it.request) else {
+        panic!("{sends:?}")
+    };
+    let number = client.hold.token.number_of(request.hold.token);
+    let (mut client, _, one) = nameless();
+    client.hold.token = client.hold.token.alias(number);
+    let (_, out) = client.granted(one, 9, true, None);
+    assert_eq!(out.abandonments.len(), 0);
+}
