@@ -99,7 +99,7 @@ impl KeyTemplate {
         }
         let complaint = format!(
             "this key is the same for every request: name a part of the request, such as {{id}} or \
-             {{header.x-tenant}}, or write `LockLayer::with_key(locks, key::global({template:?})?)` for one lock in all"
+             {{header.x-tenant}}, or write `with_key(locks, key::global({template:?})?)` in place of `new` for one lock in all"
         );
         Err(TemplateError::new(template, 0, complaint))
     }
