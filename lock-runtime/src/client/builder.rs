@@ -190,15 +190,15 @@ impl LockClientBuilder {
     /// Asks the store about each grant that a message announces, before the guard is returned. Off
     /// by default: the message counts, and the first renewal, sent within 100 ms, confirms it.
     ///
-    /// Set it where programs that are not trusted with the locks may publish on the channels of the
-    /// namespace, and read its keys or messages (Redis: a user with `PUBLISH` and its channels;
-    /// PostgreSQL: every role that may connect to the database, while clients of earlier versions
-    /// use it, whose messages show the tokens of waiters). A forged message then costs a poll, and
-    /// cannot make a waiter enter beside the holder until that renewal is answered, 3 s at most.
-    /// Forged messages that a token was revoked still end a hold or the place of a waiter. It
-    /// adds a round trip to each hand-off between processes. With or without it, a message with a
-    /// fencing token more than 61 s ahead of the store's clock is no grant. The in-memory store
-    /// sends no messages. For a custom store it is refused;
+    /// Set it in all clients of the namespace, where programs that are not trusted with the locks
+    /// may publish on the channels of the namespace, and read its keys or messages (Redis: a user
+    /// with `PUBLISH` and its channels; PostgreSQL: every role that may connect to the database,
+    /// while clients of earlier versions use it, whose messages show the tokens of waiters). A
+    /// forged message then costs a poll, and cannot make a waiter enter beside the holder until
+    /// that renewal is answered, 3 s at most. Forged messages that a token was revoked still end a
+    /// hold or the place of a waiter. It adds a round trip to each hand-off between processes. With
+    /// or without it, a message with a fencing token more than 61 s ahead of the store's clock is
+    /// no grant. The in-memory store sends no messages. For a custom store it is refused;
     /// [`RecordStore::confirm_grants`](crate::store::RecordStore::confirm_grants) has it.
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;
