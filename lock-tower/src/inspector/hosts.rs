@@ -36,10 +36,8 @@ impl Hosts {
     fn has(&self, host: &str) -> bool {
         let address = host.trim_start_matches('[').trim_end_matches(']');
         let mut names = self.names.iter().map(|name| &**name).chain(["localhost"]);
-        match address.parse::<IpAddr>() {
-            Ok(ip) => !ip.is_unspecified() && ip == ip.to_canonical(),
-            Err(_) => names.any(|name| name.eq_ignore_ascii_case(host)),
-        }
+        let is_own = |ip: IpAddr| !ip.is_unspecified() && ip == ip.to_canonical();
+        address.parse().is_ok_and(is_own) || names.any(|name| name.eq_ignore_ascii_case(host))
     }
 }
 
@@ -100,6 +98,14 @@ mod tests {
         assert!(!accepts("https://evil.example/locks", &[]));
         assert!(!accepts("https://evil.example/locks", &["localhost"]));
         assert!(!accepts("http://localhost/locks", &["evil.example"]));
+    }
+
+    #[test]
+    fn an_address_that_is_not_allowed_by_itself_can_be_named() {
+        let mut allowed = Hosts::default();
+        assert!(allowed.allow("0.0.0.0"));
+        let request = Request::get("/").header(HOST, "0.0.0.0:8080").body(());
+        assert!(allowed.allow_request(&request.unwrap().into_parts().0));
     }
 
     #[test]

@@ -272,7 +272,7 @@ fn waiter_row(waiter: &Waiter) -> Markup {
 ///
 /// The text of a closed button cannot be found: a browser opens what hides the text that a link of
 /// another site names. An open one is beside what opens it, and opening it moves nothing sideways:
-/// when the page scrolls, two presses at one place do not revoke.
+/// when the page scrolls up or down, two presses at one place do not revoke.
 pub(super) const BUTTON: &str = "details:not([open])>form{display:none}\
     html{scrollbar-gutter:stable}details{width:14.25rem}summary{width:5rem}\
     details button{margin-left:6.25rem;width:8rem}";
