@@ -156,7 +156,9 @@ fn urls() {
         within_bounds(input, || {
             let mut shown = String::new();
             let options = RedisOptions::default;
-            let mut each = match refused_readably(redlock::urls_of(&url)).flatten() {
+            let is_redlock = url.to_ascii_lowercase().starts_with("redlock:");
+            let urls = is_redlock.then(|| redlock::urls_of(&url));
+            let mut each = match urls.and_then(refused_readably) {
                 Some(urls) => urls,
                 None => vec![&*url],
             };

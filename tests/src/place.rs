@@ -280,6 +280,30 @@ impl Place {
     }
 }
 
+/// The URL of several independent servers.
+pub fn redlock_url(urls: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let urls: Vec<_> = urls
+        .into_iter()
+        .map(|url| url.as_ref().to_owned())
+        .collect();
+    format!("redlock:{}", urls.join(","))
+}
+
+/// The URL of a cluster that a node at one of these URLs, which differ in their address only,
+/// belongs to.
+pub fn cluster_url_of(nodes: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let mut nodes = nodes.into_iter();
+    let first = nodes.next().expect("a node");
+    let mut url = first.as_ref().replacen("://", "+cluster://", 1);
+    for node in nodes {
+        let node = node.as_ref();
+        let host = node.rsplit(['@', '/']).next().unwrap_or(node);
+        url.push(',');
+        url.push_str(host);
+    }
+    url
+}
+
 /// A URL that names all nodes of a cluster.
 pub fn cluster_url(cluster: &RedisCluster) -> String {
     let nodes: Vec<_> = cluster

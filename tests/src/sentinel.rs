@@ -81,6 +81,14 @@ impl SentinelSet {
         self.sentinels.each_ref().map(RedisServer::url)
     }
 
+    /// The URL of the primary: `before` in front of the hosts of the Sentinels, `behind` after its
+    /// name.
+    pub fn url_with(&self, before: &str, behind: &str) -> String {
+        let hosts = self.sentinels.each_ref().map(|it| it.addr().to_string());
+        let (hosts, service) = (hosts.join(","), Self::SERVICE);
+        format!("redis+sentinel://{before}{hosts}/{service}{behind}")
+    }
+
     /// The same over TLS.
     pub fn sentinel_tls_urls(&self) -> [String; 3] {
         self.sentinels.each_ref().map(RedisServer::tls_url)

@@ -2,31 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::LockClient;
 #[cfg(feature = "records")]
-use super::scheme::{self, Schemes};
-use super::{
-    LockClient,
-    scheme::{is_etcd, is_in_memory, is_postgres, is_zookeeper},
-};
+use super::scheme::Schemes;
 #[cfg(feature = "etcd")]
-use crate::store::etcd::{EtcdOptions, EtcdRecords};
+use crate::store::etcd::EtcdOptions;
 #[cfg(feature = "postgres")]
-use crate::store::postgres::{PostgresOptions, PostgresRecords};
-#[cfg(feature = "zookeeper")]
-use crate::store::zookeeper::ZooKeeperRecords;
+use crate::store::postgres::PostgresOptions;
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisOptions;
 #[cfg(feature = "records")]
-use crate::store::{RecordStore, StoreError, namespace::check_namespace};
+use crate::store::{RecordStore, StoreError};
 use crate::{
     error::{LockError, LockErrorKind},
     guard::fence::FencingToken,
     protocol::WaiterLimits,
     request::spec::LockSpec,
-    store::{Identity, MemoryStore, Store, default_name, presentable},
-};
-#[cfg(feature = "redis")]
-use crate::{
-    observe::text::Short,
-    store::redis::{RedisOptions, RedisStore, topology::redlock},
+    store::{Identity, Store, default_name, presentable},
 };
 
 /// The shortest time without an answer that counts as an outage: longer than a slow round trip.
@@ -35,11 +27,6 @@ const SHORTEST_OUTAGE: Duration = Duration::from_millis(100);
 /// The shortest life of a fencing token: longer than clocks of servers usually differ, and than a
 /// call may be late.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
-
-/// The same with several servers, where tokens follow the clocks of the clients as well, which may
-/// be a minute ahead of those of the servers.
-#[cfg(feature = "redis")]
-const SHORTEST_LIFE_OF_SEVERAL: Duration = Duration::from_secs(300);
 
 const DEFAULT_NAMESPACE: &str = "lock";
 
@@ -54,8 +41,8 @@ pub struct LockClientBuilder {
     pub(super) waiters: WaiterLimits,
     identity: Identification,
     pub(super) unavailable_after: Option<Duration>,
-    confirm_grants: bool,
-    fences_kept_for: Option<Duration>,
+    pub(super) confirm_grants: bool,
+    pub(super) fences_kept_for: Option<Duration>,
     #[cfg(feature = "redis")]
     pub(super) redis: RedisOptions,
     #[cfg(feature = "postgres")]
@@ -63,7 +50,7 @@ pub struct LockClientBuilder {
     #[cfg(feature = "etcd")]
     pub(super) etcd: EtcdOptions,
     #[cfg(feature = "records")]
-    schemes: Schemes,
+    pub(super) schemes: Schemes,
     /// The variable that names a file of passwords.
     #[cfg(feature = "records")]
     pub(super) password_file: Option<&'static str>,
@@ -313,64 +300,10 @@ impl LockClientBuilder {
     ///
     /// # Cancellation
     /// Dropping the future closes the connection.
-    pub async fn connect(self, url: &str) -> Result<LockClient, LockError> {
-        #[cfg(feature = "records")]
-        if let Some(store) = self.open(url)? {
-            store.reach().await.map_err(unusable)?;
-            return self.over_records(store);
-        }
-        if is_in_memory(url)? {
-            return self.build_in_memory();
-        }
-        if is_postgres(url) {
-            self.check()?;
-            #[cfg(feature = "postgres")]
-            {
-                self.refuse_replicas(
-                    "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
-                )?;
-                let options = self.postgres.clone();
-                let records = PostgresRecords::connect(url, &self.namespace, options).await?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "postgres"))]
-            return Err(without("postgres", "postgres://host/database"));
-        }
-        if is_etcd(url) {
-            self.check()?;
-            #[cfg(feature = "etcd")]
-            {
-                self.refuse_replicas("each change of etcd is on a majority of its members")?;
-                let options = self.etcd.clone();
-                let records = EtcdRecords::connect(url, &self.namespace, options).await?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "etcd"))]
-            return Err(without("etcd", "etcd://host:2379"));
-        }
-        if is_zookeeper(url) {
-            self.check()?;
-            #[cfg(feature = "zookeeper")]
-            {
-                self.refuse_replicas("each change of ZooKeeper is on a majority of its servers")?;
-                let records = ZooKeeperRecords::connect(url, &self.namespace).await?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "zookeeper"))]
-            return Err(without("zookeeper", "zookeeper://host:2181"));
-        }
-        #[cfg(feature = "redis")]
-        return match redlock::urls_of(url)? {
-            Some(urls) => self.connect_redlock(urls).await,
-            None => {
-                self.check()?;
-                let options = self.redis.clone();
-                let store = RedisStore::connect_with(url, &self.namespace, options).await?;
-                self.over(store)
-            }
-        };
-        #[cfg(not(feature = "redis"))]
-        Err(without("redis", "redis://host:6379/0"))
+    pub async fn connect(mut self, url: &str) -> Result<LockClient, LockError> {
+        let opened = self.open(url)?;
+        opened.servers.ready().await?;
+        Ok(self.build(opened.store))
     }
 
     /// Connects to the store at `url` in the background, so that a service can start while the
@@ -396,156 +329,10 @@ impl LockClientBuilder {
     ///
     /// # Errors
     /// `InvalidUrl`; `InvalidSpec` for invalid settings; `NoRuntime` outside of a Tokio runtime.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(unused_mut, reason = "for several servers")
-    )]
     pub fn connect_lazy(mut self, url: &str) -> Result<LockClient, LockError> {
-        #[cfg(feature = "records")]
-        if let Some(store) = self.open(url)? {
-            return self.over_records(store);
-        }
-        if is_in_memory(url)? {
-            return self.build_in_memory();
-        }
-        if is_postgres(url) {
-            self.check()?;
-            #[cfg(feature = "postgres")]
-            {
-                self.refuse_replicas(
-                    "PostgreSQL waits for its standbys by its own setting, synchronous_standby_names",
-                )?;
-                let options = self.postgres.clone();
-                let records = PostgresRecords::connect_lazy(url, &self.namespace, options)?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "postgres"))]
-            return Err(without("postgres", "postgres://host/database"));
-        }
-        if is_etcd(url) {
-            self.check()?;
-            #[cfg(feature = "etcd")]
-            {
-                self.refuse_replicas("each change of etcd is on a majority of its members")?;
-                let options = self.etcd.clone();
-                let records = EtcdRecords::connect_lazy(url, &self.namespace, options)?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "etcd"))]
-            return Err(without("etcd", "etcd://host:2379"));
-        }
-        if is_zookeeper(url) {
-            self.check()?;
-            #[cfg(feature = "zookeeper")]
-            {
-                self.refuse_replicas("each change of ZooKeeper is on a majority of its servers")?;
-                let records = ZooKeeperRecords::connect_lazy(url, &self.namespace)?;
-                return self.over_records(records.into_store());
-            }
-            #[cfg(not(feature = "zookeeper"))]
-            return Err(without("zookeeper", "zookeeper://host:2181"));
-        }
-        #[cfg(feature = "redis")]
-        return match redlock::urls_of(url)? {
-            Some(urls) => {
-                let longest_lease = self.check_redlock()?;
-                let (namespace, options) = (&self.namespace, &self.redis);
-                let store = redlock::connect_lazy(&urls, namespace, longest_lease, options)?;
-                self.over(store)
-            }
-            None => {
-                self.check()?;
-                let options = self.redis.clone();
-                let store = RedisStore::connect_lazy(url, &self.namespace, options)?;
-                self.over(store)
-            }
-        };
-        #[cfg(not(feature = "redis"))]
-        Err(without("redis", "redis://host:6379/0"))
-    }
-
-    /// Connects to the primary that the Sentinels name, now and after each failover.
-    ///
-    /// The host of `primary` is the name under which the Sentinels monitor the primary. Its
-    /// credentials and its database are for the primary: `redis://app:secret@mymaster/0`.
-    /// `sentinels` are the addresses of the Sentinels, with their own credentials:
-    /// `redis://:secret@10.0.0.1:26379`. Each URL may be `rediss://`. [`LockClient::connect`]
-    /// takes the same in one URL.
-    ///
-    /// # Errors
-    /// Same as [`LockClient::connect`].
-    ///
-    /// # Cancellation
-    /// Dropping the future closes the connection.
-    #[cfg(feature = "redis")]
-    pub async fn connect_sentinel(
-        self,
-        primary: &str,
-        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<LockClient, LockError> {
-        self.check()?;
-        // Collected first, so that the future is `Send` even if the iterator is not.
-        let urls = sentinels.into_iter().map(|url| url.as_ref().to_owned());
-        let sentinels: Vec<_> = urls.collect();
-        let (namespace, options) = (&self.namespace, &self.redis);
-        let store = RedisStore::by_sentinels(primary, &sentinels, namespace, options).await?;
-        self.over(store)
-    }
-
-    /// Connects to several independent Redis servers, of which a majority has to agree.
-    ///
-    /// Give an odd number of servers, at least three, in the same order for all clients. A server
-    /// that does not answer now is connected to later. See
-    /// the guide page on a [majority](crate::guide::majority) for the guarantees.
-    ///
-    /// # Errors
-    /// Same as [`LockClient::connect`]; `InvalidSpec` for any other number of servers;
-    /// `Unavailable` if too few servers answer, with the error of each.
-    ///
-    /// # Cancellation
-    /// Dropping the future closes the connections.
-    #[cfg(feature = "redis")]
-    pub async fn connect_redlock(
-        mut self,
-        urls: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<LockClient, LockError> {
-        let longest_lease = self.check_redlock()?;
-        let urls: Vec<_> = urls.into_iter().collect();
-        let urls: Vec<_> = urls.iter().map(AsRef::as_ref).collect();
-        let (namespace, options) = (&self.namespace, &self.redis);
-        let store = redlock::connect(&urls, namespace, longest_lease, options).await?;
-        self.over(store)
-    }
-
-    /// Connects to the Redis Cluster that the `seeds` belong to.
-    ///
-    /// The seeds are URLs of some of its nodes, `redis://[user[:password]@]host[:port]` or
-    /// `rediss://..`. One node that answers is enough to find the others, which are contacted
-    /// with the credentials and TLS settings of the first seed.
-    ///
-    /// ```no_run
-    /// # use lock_runtime::LockClient;
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), lock_runtime::LockError> {
-    /// let locks = LockClient::builder()
-    ///     .connect_cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
-    ///     .await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Same as [`LockClient::connect`].
-    ///
-    /// # Cancellation
-    /// Dropping the future closes the connections.
-    #[cfg(feature = "redis")]
-    pub async fn connect_cluster(
-        self,
-        seeds: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<LockClient, LockError> {
-        self.check()?;
-        let store = RedisStore::cluster_with(seeds, &self.namespace, &self.redis).await?;
-        self.over(store)
+        let opened = self.open(url)?;
+        opened.servers.begin();
+        Ok(self.build(opened.store))
     }
 
     /// Creates a client of a new in-memory store.
@@ -553,11 +340,7 @@ impl LockClientBuilder {
     /// # Errors
     /// `InvalidSpec` for invalid settings, such as the defaults.
     pub fn build_in_memory(self) -> Result<LockClient, LockError> {
-        self.check()?;
-        #[cfg(feature = "redis")]
-        self.redis
-            .refuse_replicas("a store in this process has none")?;
-        self.over(MemoryStore::new())
+        self.connect_lazy("memory:")
     }
 
     /// Creates a client of a custom [`Store`].
@@ -581,9 +364,7 @@ impl LockClientBuilder {
             );
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
-        #[cfg(feature = "redis")]
-        self.redis
-            .refuse_replicas("the client does not pass it on to a custom store")?;
+        self.refuse_replicas("the client does not pass it on to a custom store")?;
         Ok(self.build(store))
     }
 
@@ -596,36 +377,6 @@ impl LockClientBuilder {
         };
         let name = name.map(|name| presentable(&name));
         LockClient::over(store, self.defaults, self.waiters, name)
-    }
-
-    /// Checks the settings for several independent servers, and returns the longest lease.
-    #[cfg(feature = "redis")]
-    fn check_redlock(&mut self) -> Result<Duration, LockError> {
-        self.check()?;
-        self.redis
-            .refuse_replicas("servers of a quorum are not replicas of each other")?;
-        if self
-            .fences_kept_for
-            .is_some_and(|time| time < SHORTEST_LIFE_OF_SEVERAL)
-        {
-            let message =
-                "`keep_fences_for`: with several servers it must be from five minutes to a day";
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
-        }
-        let longest_lease = self.redis.longest_lease_or_default();
-        let open = LockSpec::exclusive().lease(longest_lease.min(LockSpec::DEFAULT_LEASE));
-        self.defaults = self.defaults.clone().or(&open);
-        // Report a bad default now rather than at the first request.
-        let lease = self.defaults.terms(&LockSpec::exclusive())?.lease;
-        if lease > longest_lease {
-            let message = format!(
-                "the default lease of {} is longer than the `longest_lease` of {}; set one of them",
-                Short(lease),
-                Short(longest_lease)
-            );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
-        }
-        Ok(longest_lease)
     }
 
     /// Reports bad settings when the client is created rather than at the first request.
@@ -664,75 +415,6 @@ impl LockClientBuilder {
         self.schemes.check()?;
         Ok(())
     }
-
-    /// Refuses a setting of Redis that would have no effect, for this reason.
-    #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
-    fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
-        #[cfg(feature = "redis")]
-        self.redis.refuse_replicas(reason)?;
-        #[cfg(not(feature = "redis"))]
-        let _ = reason;
-        Ok(())
-    }
-
-    fn over(self, store: impl Store) -> Result<LockClient, LockError> {
-        Ok(self.build(Arc::new(store)))
-    }
-
-    /// Opens the store at a URL whose scheme the application has added.
-    #[cfg(feature = "records")]
-    fn open(&self, url: &str) -> Result<Option<RecordStore>, LockError> {
-        let Some(open) = self.schemes.of(url) else {
-            return Ok(None);
-        };
-        self.check()?;
-        check_namespace(&self.namespace)?;
-        if let Some(variable) = self.password_file {
-            let message = format!(
-                "{variable}: it has no effect, as the application opens URLs of the scheme {}",
-                scheme::parts(url).0
-            );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
-        }
-        #[cfg(feature = "redis")]
-        self.redis
-            .refuse_replicas("the client does not pass it on to a custom store")?;
-        open(url, &self.namespace).map(Some).map_err(unusable)
-    }
-
-    #[cfg(feature = "records")]
-    fn over_records(self, mut store: RecordStore) -> Result<LockClient, LockError> {
-        if self.confirm_grants {
-            store = store.confirm_grants(true);
-        }
-        if let Some(after) = self.unavailable_after {
-            store = store.unavailable_after(after);
-        }
-        if let Some(time) = self.fences_kept_for {
-            store = store.keep_fences_for(time);
-        }
-        self.over(store)
-    }
-}
-
-/// The error of a store whose scheme the application has added.
-#[cfg(feature = "records")]
-fn unusable(error: StoreError) -> LockError {
-    let message = "cannot keep locks in this database";
-    LockError::new(error.kind().into(), message).with_source(Some(error))
-}
-
-#[cfg(not(all(
-    feature = "redis",
-    feature = "postgres",
-    feature = "etcd",
-    feature = "zookeeper"
-)))]
-fn without(feature: &str, url: &str) -> LockError {
-    let message = format!(
-        "the store is not compiled in, but \"memory:\" is; enable the feature `{feature}` of lock-runtime for {url:?}"
-    );
-    LockError::new(LockErrorKind::InvalidUrl, message)
 }
 
 #[cfg(test)]

@@ -67,35 +67,54 @@ fn is_of(url: &str, schemes: &[&str]) -> bool {
     schemes.iter().any(|it| scheme.eq_ignore_ascii_case(it))
 }
 
-/// Returns whether the URL is that of a new in-memory store.
-///
-/// # Errors
-/// `InvalidUrl` if it has more than a scheme.
-pub(super) fn is_in_memory(url: &str) -> Result<bool, LockError> {
-    match parts(url).1 {
-        _ if !is_of(url, &["memory"]) => Ok(false),
-        "" | ":" | "://" => Ok(true),
-        _ => {
-            let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
-                           that of a Redis server is redis://user:password@host:6379/0";
-            Err(LockError::new(LockErrorKind::InvalidUrl, message))
+/// The kind of store that a URL names by its scheme.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Scheme {
+    Memory,
+    Redis,
+    Redlock,
+    Postgres,
+    Etcd,
+    ZooKeeper,
+}
+
+impl Scheme {
+    /// The kind of store at `url`. What no other store takes is for Redis to refuse.
+    ///
+    /// # Errors
+    /// `InvalidUrl` for an in-memory store with an address.
+    pub(super) fn of(url: &str) -> Result<Self, LockError> {
+        let rest = parts(url).1;
+        let has_address = rest.starts_with("://");
+        match () {
+            () if is_of(url, &["memory"]) => match rest {
+                "" | ":" | "://" => Ok(Self::Memory),
+                _ => {
+                    let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
+                                   that of a Redis server is redis://user:password@host:6379/0";
+                    Err(LockError::new(LockErrorKind::InvalidUrl, message))
+                }
+            },
+            () if is_of(url, &["redlock"]) && rest.starts_with(':') => Ok(Self::Redlock),
+            () if is_of(url, &["postgres", "postgresql"]) && has_address => Ok(Self::Postgres),
+            () if is_of(url, &["etcd", "etcds"]) && has_address => Ok(Self::Etcd),
+            () if is_of(url, &["zookeeper"]) && has_address => Ok(Self::ZooKeeper),
+            () => Ok(Self::Redis),
         }
     }
-}
 
-/// Returns whether the URL is that of a PostgreSQL database.
-pub(super) fn is_postgres(url: &str) -> bool {
-    is_of(url, &["postgres", "postgresql"]) && parts(url).1.starts_with("://")
-}
-
-/// Returns whether the URL is that of an etcd cluster.
-pub(super) fn is_etcd(url: &str) -> bool {
-    is_of(url, &["etcd", "etcds"]) && parts(url).1.starts_with("://")
-}
-
-/// Returns whether the URL is that of a ZooKeeper ensemble.
-pub(super) fn is_zookeeper(url: &str) -> bool {
-    is_of(url, &["zookeeper"]) && parts(url).1.starts_with("://")
+    pub(super) fn is_not_compiled_in(self) -> LockError {
+        let (feature, url) = match self {
+            Self::Memory | Self::Redis | Self::Redlock => ("redis", "redis://host:6379/0"),
+            Self::Postgres => ("postgres", "postgres://host/database"),
+            Self::Etcd => ("etcd", "etcd://host:2379"),
+            Self::ZooKeeper => ("zookeeper", "zookeeper://host:2181"),
+        };
+        let message = format!(
+            "the store is not compiled in, but \"memory:\" is; enable the feature `{feature}` of lock-runtime for {url:?}"
+        );
+        LockError::new(LockErrorKind::InvalidUrl, message)
+    }
 }
 
 /// Returns whether the URL names a server.
@@ -126,11 +145,20 @@ mod tests {
 
     #[test]
     fn the_case_of_a_scheme_does_not_matter() {
-        assert!(is_in_memory("MEMORY:").unwrap() && is_in_memory("memory").unwrap());
-        assert!(is_in_memory("Memory://host").is_err());
+        for (url, scheme) in [
+            ("MEMORY:", Scheme::Memory),
+            ("memory", Scheme::Memory),
+            ("PostgreSQL://host/db", Scheme::Postgres),
+            ("postgres", Scheme::Redis),
+            ("Redlock:redis://a", Scheme::Redlock),
+            ("ETCDS://a", Scheme::Etcd),
+            ("ZooKeeper://a", Scheme::ZooKeeper),
+        ] {
+            assert_eq!(Scheme::of(url).unwrap(), scheme, "{url}");
+        }
+        assert!(Scheme::of("Memory://host").is_err());
         #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
         assert!(!names_a_server("Memory://") && names_a_server("redis://host"));
-        assert!(is_postgres("PostgreSQL://host/db") && !is_postgres("postgres"));
         for tls in [
             "REDISS://host",
             "valkeys+cluster://host",

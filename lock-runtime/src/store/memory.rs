@@ -18,9 +18,11 @@ use super::{
     Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
     RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
     RevokeScope, Store, Token,
+    remote::Connecting,
     table::{Fences, Step, Table, acquire_all},
 };
 use crate::{
+    error::LockError,
     guard::fence::FencingToken,
     observe::health::{Health, ServerHealth},
     request::key::LockKey,
@@ -120,6 +122,12 @@ impl MemoryStore {
 /// Returns a future that executes `operation` when it is polled, without an await point.
 fn now<'a, T>(operation: impl FnOnce() -> T + Send + 'a) -> Replied<'a, T> {
     Box::pin(async move { Ok(operation()) })
+}
+
+impl Connecting for MemoryStore {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        Box::pin(ready(Ok(())))
+    }
 }
 
 impl Store for MemoryStore {

@@ -45,7 +45,6 @@ mod quorum;
 pub mod records;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) mod remote;
 pub(crate) mod table;
 #[cfg(feature = "zookeeper")]

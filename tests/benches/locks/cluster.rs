@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::LockClient;
-use lock_tests::RedisCluster;
+use lock_tests::{RedisCluster, place::cluster_url_of};
 
 use crate::{
     contest::Contest,
@@ -20,7 +20,7 @@ const TASKS: usize = 256;
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let cluster = RedisCluster::start().await;
     let locks = LockClient::builder()
-        .connect_cluster(cluster.urls())
+        .connect(&cluster_url_of(cluster.urls()))
         .await
         .expect("our own cluster answers");
     let servers = cluster.nodes();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, RedisOptions};
-use lock_tests::redis_server::RedisServer;
+use lock_tests::{place::redlock_url, redis_server::RedisServer};
 
 use crate::{
     contest::Contest,
@@ -120,7 +120,7 @@ async fn ask(subject: impl Subject, watch: Watch) -> u64 {
 async fn connect(servers: &[RedisServer]) -> LockClient {
     let builder = LockClient::builder().redis(RedisOptions::new().longest_lease(LEASE));
     let locks = builder
-        .connect_redlock(servers.iter().map(RedisServer::url))
+        .connect(&redlock_url(servers.iter().map(RedisServer::url)))
         .await
         .expect("our own servers answer");
     let first = Ours::new(&locks, "vote".into()).lease(LEASE);

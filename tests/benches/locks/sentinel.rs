@@ -19,10 +19,10 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
     let set = SentinelSet::start().await;
-    let primary = format!("redis://{}", SentinelSet::SERVICE);
+    let url = set.url_with("", "");
     let connect = async |builder: LockClientBuilder| {
         builder
-            .connect_sentinel(&primary, set.sentinel_urls())
+            .connect(&url)
             .await
             .expect("our own Sentinels answer")
     };

@@ -17,7 +17,7 @@ use lock_runtime::{
 use lock_tests::{
     FaultyStore, Proxy, RedisServer, chain,
     faulty_store::Operation,
-    place::{LONG, begun, eventually, in_time},
+    place::{LONG, begun, cluster_url_of, eventually, in_time},
     shared_etcd, shared_server, shared_zookeeper, unique,
 };
 use tokio::{
@@ -559,7 +559,7 @@ fn acquire_without_a_runtime_or_its_timers_is_an_error() {
         elsewhere.refuses(None, LockClient::connect(&url));
         let several = format!("redlock:{url}/1,redis://127.0.0.1:1,redis://127.0.0.1:2");
         elsewhere.refuses(None, LockClient::connect(&several));
-        elsewhere.refuses(None, LockClient::builder().connect_cluster([&url]));
+        elsewhere.refuses(None, LockClient::builder().connect(&cluster_url_of([&url])));
     }
 }
 

@@ -15,7 +15,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockErrorKind, RedisOptions};
-use lock_tests::{Proxy, RedisServer, place::LONG, shared_five, unique};
+use lock_tests::{
+    Proxy, RedisServer,
+    place::{LONG, redlock_url},
+    shared_five, unique,
+};
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep},
@@ -90,7 +94,7 @@ impl Servers {
             .namespace(&self.namespace)
             .redis(RedisOptions::new().longest_lease(LONGEST_LEASE));
         builder
-            .connect_redlock(urls)
+            .connect(&redlock_url(urls))
             .await
             .expect("clients of servers that run")
     }

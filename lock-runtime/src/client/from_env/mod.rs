@@ -7,7 +7,7 @@ mod fuzz;
 use std::{collections::BTreeMap, ffi::OsString, str::FromStr, time::Duration};
 
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
-use super::scheme::{is_zookeeper, names_a_server};
+use super::scheme::{Scheme, names_a_server};
 use super::{LockClient, LockClientBuilder, scheme::is_tls_of_redis};
 use crate::{
     error::{LockError, LockErrorKind},
@@ -27,102 +27,53 @@ pub struct EnvVariable {
     pub example: &'static str,
 }
 
-const fn variable(name: &'static str, meaning: &'static str, example: &'static str) -> EnvVariable {
-    EnvVariable {
-        name,
-        meaning,
-        example,
-    }
+/// Defines [`VARIABLES`], and the same as a table in Markdown.
+macro_rules! variables {
+    ($($name:literal, $meaning:literal, $example:literal;)*) => {
+        const VARIABLES: &[EnvVariable] = &[$(EnvVariable {
+            name: $name,
+            meaning: $meaning,
+            example: $example,
+        }),*];
+
+        macro_rules! table_of_variables {
+            () => {
+                concat!(
+                    "| Variable | Meaning and default | Example |\n|---|---|---|\n",
+                    $("| `", $name, "` | ", $meaning, " | `", $example, "` |\n"),*
+                )
+            };
+        }
+    };
 }
 
-/// All variables. The documentation of `LockClient::from_env` has the same table.
-const VARIABLES: &[EnvVariable] = &[
-    variable(
-        "LOCK_URL",
-        "the store; required",
-        "redis://127.0.0.1:6379/0",
-    ),
-    variable("LOCK_NAMESPACE", "prefix of all names: `lock`", "shop"),
-    variable("LOCK_IDENTITY", "name of this client", "orders@web-3"),
-    variable("LOCK_LEASE", "default lease: 30s", "10s"),
-    variable("LOCK_WAIT", "default wait: 10s", "1m 30s"),
-    variable("LOCK_NO_WAIT", "requests do not wait", "true"),
-    variable("LOCK_RENEW", "whether leases are renewed: true", "false"),
-    variable(
-        "LOCK_REENTRANT",
-        "whether locks are re-entrant: false",
-        "true",
-    ),
-    variable(
-        "LOCK_STRICT_ORDER",
-        "processes take strict turns: false",
-        "true",
-    ),
-    variable("LOCK_MIN_HOLD", "default `min_hold`: none", "500ms"),
-    variable("LOCK_MAX_HOLD", "default `max_hold`: none", "1h"),
-    variable(
-        "LOCK_ON_LOST",
-        "work whose lock is lost: cancel, error or ignore",
-        "error",
-    ),
-    variable("LOCK_MAX_WAITERS", "waiting requests per key: 10000", "100"),
-    variable(
-        "LOCK_MAX_WAITERS_IN_ALL",
-        "waiting requests in all: 100000",
-        "5000",
-    ),
-    variable(
-        "LOCK_UNAVAILABLE_AFTER",
-        "outage after which requests fail at once: none",
-        "2s",
-    ),
-    variable(
-        "LOCK_CONFIRM_GRANTS",
-        "whether grants by message are confirmed: false",
-        "true",
-    ),
-    variable(
-        "LOCK_KEEP_FENCES_FOR",
-        "life of fencing tokens after a release: 1d",
-        "5m",
-    ),
-    variable("LOCK_MIN_REPLICAS", "replicas that have a grant: none", "1"),
-    variable(
-        "LOCK_REPLICA_TIMEOUT",
-        "longest wait for replicas: 100ms",
-        "50ms",
-    ),
-    variable(
-        "LOCK_LONGEST_LEASE",
-        "longest lease with Redlock: 30s",
-        "1m",
-    ),
-    variable(
-        "LOCK_PASSWORD_FILE",
-        "file of the password for the servers",
-        "/run/secrets/redis",
-    ),
-    variable(
-        "LOCK_SENTINEL_PASSWORD_FILE",
-        "the same for the Sentinels",
-        "/run/secrets/sentinel",
-    ),
-    variable(
-        "LOCK_ROOT_CERTIFICATE",
-        "file of trusted authorities (PEM)",
-        "/etc/ca.pem",
-    ),
-    variable(
-        "LOCK_CLIENT_CERTIFICATE",
-        "file of our certificate (PEM)",
-        "/etc/client.pem",
-    ),
-    variable(
-        "LOCK_CLIENT_KEY",
-        "file of its private key (PEM)",
-        "/etc/client.key",
-    ),
-];
+variables! {
+    "LOCK_URL", "the store; required", "redis://127.0.0.1:6379/0";
+    "LOCK_NAMESPACE", "prefix of all names: `lock`", "shop";
+    "LOCK_IDENTITY", "name of this client", "orders@web-3";
+    "LOCK_LEASE", "default lease: 30s", "10s";
+    "LOCK_WAIT", "default wait: 10s", "1m 30s";
+    "LOCK_NO_WAIT", "requests do not wait", "true";
+    "LOCK_RENEW", "whether leases are renewed: true", "false";
+    "LOCK_REENTRANT", "whether locks are re-entrant: false", "true";
+    "LOCK_STRICT_ORDER", "processes take strict turns: false", "true";
+    "LOCK_MIN_HOLD", "default `min_hold`: none", "500ms";
+    "LOCK_MAX_HOLD", "default `max_hold`: none", "1h";
+    "LOCK_ON_LOST", "work whose lock is lost: cancel, error or ignore", "error";
+    "LOCK_MAX_WAITERS", "waiting requests per key: 10000", "100";
+    "LOCK_MAX_WAITERS_IN_ALL", "waiting requests in all: 100000", "5000";
+    "LOCK_UNAVAILABLE_AFTER", "outage after which requests fail at once: none", "2s";
+    "LOCK_CONFIRM_GRANTS", "whether grants by message are confirmed: false", "true";
+    "LOCK_KEEP_FENCES_FOR", "life of fencing tokens after a release: 1d", "5m";
+    "LOCK_MIN_REPLICAS", "replicas that have a grant: none", "1";
+    "LOCK_REPLICA_TIMEOUT", "longest wait for replicas: 100ms", "50ms";
+    "LOCK_LONGEST_LEASE", "longest lease with Redlock: 30s", "1m";
+    "LOCK_PASSWORD_FILE", "file of the password for the servers", "/run/secrets/redis";
+    "LOCK_SENTINEL_PASSWORD_FILE", "the same for the Sentinels", "/run/secrets/sentinel";
+    "LOCK_ROOT_CERTIFICATE", "file of trusted authorities (PEM)", "/etc/ca.pem";
+    "LOCK_CLIENT_CERTIFICATE", "file of our certificate (PEM)", "/etc/client.pem";
+    "LOCK_CLIENT_KEY", "file of its private key (PEM)", "/etc/client.key";
+}
 
 const PREFIX: &str = "LOCK_";
 
@@ -130,33 +81,7 @@ impl LockClient {
     /// Connects to the store that the environment variables name, with the settings that they
     /// contain.
     ///
-    /// | Variable | Meaning and default | Example |
-    /// |---|---|---|
-    /// | `LOCK_URL` | the store; required | `redis://127.0.0.1:6379/0` |
-    /// | `LOCK_NAMESPACE` | prefix of all names: `lock` | `shop` |
-    /// | `LOCK_IDENTITY` | name of this client | `orders@web-3` |
-    /// | `LOCK_LEASE` | default lease: 30s | `10s` |
-    /// | `LOCK_WAIT` | default wait: 10s | `1m 30s` |
-    /// | `LOCK_NO_WAIT` | requests do not wait | `true` |
-    /// | `LOCK_RENEW` | whether leases are renewed: true | `false` |
-    /// | `LOCK_REENTRANT` | whether locks are re-entrant: false | `true` |
-    /// | `LOCK_STRICT_ORDER` | processes take strict turns: false | `true` |
-    /// | `LOCK_MIN_HOLD` | default `min_hold`: none | `500ms` |
-    /// | `LOCK_MAX_HOLD` | default `max_hold`: none | `1h` |
-    /// | `LOCK_ON_LOST` | work whose lock is lost: cancel, error or ignore | `error` |
-    /// | `LOCK_MAX_WAITERS` | waiting requests per key: 10000 | `100` |
-    /// | `LOCK_MAX_WAITERS_IN_ALL` | waiting requests in all: 100000 | `5000` |
-    /// | `LOCK_UNAVAILABLE_AFTER` | outage after which requests fail at once: none | `2s` |
-    /// | `LOCK_CONFIRM_GRANTS` | whether grants by message are confirmed: false | `true` |
-    /// | `LOCK_KEEP_FENCES_FOR` | life of fencing tokens after a release: 1d | `5m` |
-    /// | `LOCK_MIN_REPLICAS` | replicas that have a grant: none | `1` |
-    /// | `LOCK_REPLICA_TIMEOUT` | longest wait for replicas: 100ms | `50ms` |
-    /// | `LOCK_LONGEST_LEASE` | longest lease with Redlock: 30s | `1m` |
-    /// | `LOCK_PASSWORD_FILE` | file of the password for the servers | `/run/secrets/redis` |
-    /// | `LOCK_SENTINEL_PASSWORD_FILE` | the same for the Sentinels | `/run/secrets/sentinel` |
-    /// | `LOCK_ROOT_CERTIFICATE` | file of trusted authorities (PEM) | `/etc/ca.pem` |
-    /// | `LOCK_CLIENT_CERTIFICATE` | file of our certificate (PEM) | `/etc/client.pem` |
-    /// | `LOCK_CLIENT_KEY` | file of its private key (PEM) | `/etc/client.key` |
+    #[doc = table_of_variables!()]
     ///
     /// The URL is described at [`connect`](Self::connect). Files are read now, and at each attempt
     /// to connect, so that they can be replaced. An empty variable counts as unset. A
@@ -384,7 +309,7 @@ impl Values {
             let is_used = match is_of_sentinels {
                 true => url.contains("+sentinel:"),
                 // The user of ZooKeeper is that of the URL.
-                false => names_a_server(url) && !is_zookeeper(url),
+                false => names_a_server(url) && !matches!(Scheme::of(url), Ok(Scheme::ZooKeeper)),
             };
             if !is_used {
                 let complaint = "it has no effect, as LOCK_URL names no such server";

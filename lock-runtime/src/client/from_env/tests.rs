@@ -13,24 +13,6 @@ fn read(vars: &[(&str, &str)]) -> Result<Settings, LockError> {
 }
 
 #[test]
-fn the_documentation_has_the_table() {
-    let source = include_str!("mod.rs");
-    let rows: Vec<_> = source
-        .lines()
-        .filter(|line| line.starts_with("    /// | `LOCK_"))
-        .collect();
-    let expected = VARIABLES.iter().map(|variable| {
-        let EnvVariable {
-            name,
-            meaning,
-            example,
-        } = variable;
-        format!("    /// | `{name}` | {meaning} | `{example}` |")
-    });
-    assert_eq!(rows, expected.collect::<Vec<_>>());
-}
-
-#[test]
 fn each_example_is_valid_and_changes_the_settings() {
     let plain = format!("{:?}", read(&[]).unwrap());
     for variable in VARIABLES {

@@ -48,6 +48,7 @@ use super::{
         SwapReply, Swapped, Tick, Ticked, Timestamp, Version,
         groups::{self, Group, Grouping},
     },
+    remote::{Connecting, connect_within},
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -178,28 +179,19 @@ impl EtcdRecords {
         namespace: &str,
         options: EtcdOptions,
     ) -> Result<Self, LockError> {
-        let records = Self::connect_lazy(url, namespace, options)?;
-        let calls = records.calls.usual();
-        let ready = calls.of_any_member(|| calls.ready());
-        let ready = tokio::time::timeout(CONNECT, ready).await;
-        let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
-        ready.map_err(|error| {
-            let members = records.target.members.iter().map(|(name, _)| &**name);
-            let members: Vec<_> = members.collect();
-            let message = format!("cannot keep locks in etcd at {}", members.join(", "));
-            LockError::new(error.kind().into(), message).with_source(Some(error))
-        })?;
+        let records = Self::open(url, namespace, &options)?;
+        records.ready().await?;
         Ok(records)
     }
 
     /// Connects when the first call is made.
     ///
     /// # Errors
-    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
-    pub fn connect_lazy(
+    /// Those of [`connect`](Self::connect) that need no server.
+    pub(crate) fn open(
         url: &str,
         namespace: &str,
-        options: EtcdOptions,
+        options: &EtcdOptions,
     ) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
         if namespace.contains('/') {
@@ -210,7 +202,7 @@ impl EtcdRecords {
             return Err(LockError::new(LockErrorKind::InvalidSpec, message));
         }
         runtime::check()?;
-        let target = Target::new(url, &options)?;
+        let target = Target::new(url, options)?;
         let layout = Layout(namespace.into());
         let calls = Calls::new(&target, layout.clone(), Arc::default(), Arc::default());
         let (members, clock) = (calls.members.clone(), calls.clock.clone());
@@ -234,6 +226,20 @@ impl EtcdRecords {
             Arc::new(calls)
         };
         self.calls.here(of_keeper)
+    }
+}
+
+impl Connecting for EtcdRecords {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        let members = self.target.members.iter().map(|(name, _)| &**name);
+        let members = members.collect::<Vec<_>>().join(", ");
+        let calls = self.calls.usual();
+        let ready = calls.of_any_member(|| calls.ready());
+        Box::pin(connect_within(
+            CONNECT,
+            format!("in etcd at {members}"),
+            ready,
+        ))
     }
 }
 

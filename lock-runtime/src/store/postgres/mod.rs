@@ -43,6 +43,7 @@ use super::{
         Swapped,
         groups::{self, Group, Grouping},
     },
+    remote::{Connecting, connect_within},
 };
 use crate::{
     error::LockError,
@@ -126,44 +127,31 @@ impl PostgresRecords {
         namespace: &str,
         options: PostgresOptions,
     ) -> Result<Self, LockError> {
-        let records = Self::new(url, namespace, &options)?;
-        let ready = tokio::time::timeout(CONNECT, records.calls.usual().pool.ready()).await;
-        let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
-        ready.map_err(|error| {
-            let message = format!(
-                "cannot keep locks at {}",
-                records.calls.usual().pool.address()
-            );
-            LockError::new(error.kind().into(), message).with_source(Some(error))
-        })?;
-        upkeep::start(&records.calls.usual().pool);
+        let records = Self::open(url, namespace, &options)?;
+        records.ready().await?;
         Ok(records)
     }
 
     /// Connects when the first call is made, or a minute later to remove old records.
     ///
     /// # Errors
-    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
-    pub fn connect_lazy(
+    /// Those of [`connect`](Self::connect) that need no server.
+    pub(crate) fn open(
         url: &str,
         namespace: &str,
-        options: PostgresOptions,
+        options: &PostgresOptions,
     ) -> Result<Self, LockError> {
-        let records = Self::new(url, namespace, &options)?;
-        upkeep::start(&records.calls.usual().pool);
-        Ok(records)
-    }
-
-    fn new(url: &str, namespace: &str, options: &PostgresOptions) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
         runtime::check()?;
         let target = Target::new(url, options)?;
-        Ok(Self {
+        let records = Self {
             listening: Listening::new(target.clone()),
             calls: Kept::new(Arc::new(Calls::new(target.clone(), namespace, options)?)),
             target,
             options: options.clone(),
-        })
+        };
+        upkeep::start(&records.calls.usual().pool);
+        Ok(records)
     }
 
     /// The calls for the calling thread.
@@ -195,6 +183,17 @@ impl PostgresRecords {
     pub async fn remove_old(&self) -> Result<u64, StoreError> {
         let removed = upkeep::remove(&self.calls.usual().pool).await;
         removed.map_err(Failure::into_store_error)
+    }
+}
+
+impl Connecting for PostgresRecords {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        let pool = &self.calls.usual().pool;
+        Box::pin(connect_within(
+            CONNECT,
+            format!("at {}", pool.address()),
+            pool.ready(),
+        ))
     }
 }
 

@@ -171,9 +171,7 @@ impl QuorumStore {
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
     /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
-    /// after a restart. The servers of
-    /// [`LockClientBuilder::connect_redlock`](crate::LockClientBuilder::connect_redlock) observe
-    /// this by themselves.
+    /// after a restart. Servers of Redis observe this by themselves.
     ///
     /// # Errors
     /// `InvalidSpec` if the number of servers is even or less than three.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     Caller, Change, Decide, Inbox, Record, RecordName, Records, Swap, Swapped, Timestamp, Version,
@@ -29,6 +29,7 @@ use super::{
     },
 };
 use crate::{
+    error::LockError,
     guard::fence::FencingToken,
     observe::health::{self, Health},
     request::{key::LockKey, spec::LockKind},
@@ -38,7 +39,7 @@ use crate::{
         IfBusy, Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply,
         Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope,
         Store, StoreError, StoreErrorKind, StoreEvent, Token,
-        remote::outage::InOutage,
+        remote::{Connecting, connect_within, outage::InOutage},
         table::{Step, Table, acquire_all},
     },
 };
@@ -91,13 +92,6 @@ impl fmt::Debug for RecordStore {
 }
 
 impl RecordStore {
-    /// Reads the clock of the database, for a limited time.
-    pub(crate) async fn reach(&self) -> Result<(), StoreError> {
-        let read = timeout(REACH, self.0.records.read(&[])).await;
-        read.unwrap_or_else(|_| Err(StoreError::timed_out(REACH)))
-            .map(drop)
-    }
-
     /// Creates a store of locks.
     pub fn new(records: impl Records) -> Self {
         Self::over(Arc::new(records))
@@ -168,6 +162,14 @@ impl RecordStore {
         let after = after.map(|after| after.clamp(*limits.start(), *limits.end()));
         self.0.presence.set_unavailable_after(after);
         self
+    }
+}
+
+impl Connecting for RecordStore {
+    /// Reads the clock of the database.
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        let read = async { self.0.records.read(&[]).await.map(drop) };
+        Box::pin(connect_within(REACH, "in this database".into(), read))
     }
 }
 

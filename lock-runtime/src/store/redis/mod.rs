@@ -67,12 +67,18 @@ mod url;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
+
 use self::{
     connection::{Connection, connector::Connector, endpoint::Endpoint, pushes::Pushes},
     operator::acl::AclLine,
     topology::{cluster::Cluster, replicas::Replicas, servers::Servers, target::Target},
 };
-use super::{QuorumMember, StoreError, namespace::check_namespace, remote::outage};
+use super::{
+    QuorumMember,
+    namespace::check_namespace,
+    remote::{Connecting, cannot_keep_locks, connect_within, outage},
+};
 use crate::{error::LockError, shell::on_drop, shell::runtime};
 
 pub use self::settings::RedisOptions;
@@ -144,80 +150,41 @@ impl RedisStore {
         namespace: &str,
         options: RedisOptions,
     ) -> Result<Self, LockError> {
-        match Deployment::at(url, namespace, options)? {
-            Deployment::Server(target, options) => Self::open(target, namespace, &options).await,
-            Deployment::Cluster(seeds, options) => {
-                Self::open_cluster(seeds, namespace, &options).await
-            }
-        }
+        let store = Self::open(url, namespace, &options)?;
+        store.ready().await?;
+        Ok(store)
     }
 
-    /// Connects as [`connect_with`](Self::connect_with) does, but in the background. Until a server
-    /// answers, calls fail with its error.
+    /// Connects in the background. Until a server answers, calls fail with its error.
     ///
     /// # Errors
-    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect_with`](Self::connect_with).
-    pub fn connect_lazy(
+    /// Those of [`connect_with`](Self::connect_with) that need no server.
+    pub(crate) fn open(
         url: &str,
         namespace: &str,
-        options: RedisOptions,
+        options: &RedisOptions,
     ) -> Result<Self, LockError> {
-        match Deployment::at(url, namespace, options)? {
-            Deployment::Server(target, options) => {
-                runtime::check()?;
-                Ok(Self::of_one(target, namespace, &options))
+        check_namespace(namespace)?;
+        options.check()?;
+        let url = &*url::with_lower_scheme(url);
+        match url::topology(url) {
+            Some("sentinel") => {
+                let (sentinels, options) = url::sentinel::open(url, options.clone())?;
+                Self::of_one(Target::Primary(Arc::new(sentinels)), namespace, &options)
             }
-            Deployment::Cluster(seeds, options) => {
-                let cluster = Self::of_cluster(seeds, namespace, &options)?;
-                if let Servers::Cluster(cluster) = &cluster.servers {
-                    cluster.refresh_soon();
-                }
-                Ok(cluster)
+            Some("cluster") => Self::of_cluster(url::cluster(url, options)?, namespace, options),
+            _ => {
+                let server = url::SERVER.endpoint(url, options)?;
+                Self::of_one(Target::Server(Arc::new(server)), namespace, options)
             }
         }
-    }
-
-    /// Connects to the primary that the Sentinels at `urls` monitor. `primary` is a URL with the
-    /// name of the primary in place of the host.
-    pub(crate) async fn by_sentinels(
-        primary: &str,
-        urls: &[String],
-        namespace: &str,
-        settings: &RedisOptions,
-    ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        let sentinels = url::sentinel::open_each(primary, urls, settings)?;
-        Self::open(Target::Primary(Arc::new(sentinels)), namespace, settings).await
-    }
-
-    /// Connects to the Redis Cluster that any of the `seeds` belongs to. The seeds are URLs of
-    /// nodes, `redis://[[user]:password@]host[:port]` or `rediss://..`.
-    ///
-    /// The credentials and TLS settings of the first seed are used for the other nodes.
-    ///
-    /// # Errors
-    /// The errors of [`connect`](Self::connect).
-    pub async fn cluster(
-        seeds: impl IntoIterator<Item = impl AsRef<str>>,
-        namespace: &str,
-    ) -> Result<Self, LockError> {
-        Self::cluster_with(seeds, namespace, &RedisOptions::default()).await
-    }
-
-    pub(crate) async fn cluster_with(
-        seeds: impl IntoIterator<Item = impl AsRef<str>>,
-        namespace: &str,
-        settings: &RedisOptions,
-    ) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        Self::open_cluster(url::nodes(seeds, settings)?, namespace, settings).await
     }
 
     /// Connects to the servers of a quorum, at least three, for tests of a single one of them. They
     /// do not vote for `longest_lease` after a restart or without their data.
     ///
     /// # Errors
-    /// The errors of [`connect_redlock`](crate::LockClientBuilder::connect_redlock).
+    /// The errors of [`LockClient::connect`](crate::LockClient::connect).
     #[doc(hidden)]
     pub async fn members(
         urls: &[&str],
@@ -225,7 +192,10 @@ impl RedisStore {
         longest_lease: Duration,
     ) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
         let options = RedisOptions::new().longest_lease(longest_lease);
-        topology::redlock::members(urls, namespace, &options).await
+        let url = format!("redlock:{}", urls.join(","));
+        let members = topology::redlock::open(&url, namespace, &options)?;
+        members.ready().await?;
+        Ok(members.each())
     }
 
     /// Returns the `ACL SETUSER` line with the minimal rights for a user of `namespace`.
@@ -253,23 +223,6 @@ impl RedisStore {
         AclLine::of_cluster(namespace).to_string()
     }
 
-    async fn open_cluster(
-        seeds: Vec<Endpoint>,
-        namespace: &str,
-        settings: &RedisOptions,
-    ) -> Result<Self, LockError> {
-        Self::of_cluster(seeds, namespace, settings)?.ready().await
-    }
-
-    async fn open(
-        target: Target,
-        namespace: &str,
-        settings: &RedisOptions,
-    ) -> Result<Self, LockError> {
-        runtime::check()?;
-        Self::of_one(target, namespace, settings).ready().await
-    }
-
     /// Creates the store of a cluster that is still to be found.
     fn of_cluster(
         seeds: Vec<Endpoint>,
@@ -280,7 +233,7 @@ impl RedisStore {
         runtime::check()?;
         let addresses: Vec<_> = seeds.iter().map(Endpoint::to_string).collect();
         let cluster = Cluster::new(seeds, namespace, settings)
-            .map_err(|error| cannot_keep_locks(&addresses.join(","), error))?;
+            .map_err(|error| cannot_keep_locks(&format!("at {}", addresses.join(",")), error))?;
         Ok(Self {
             servers: Servers::Cluster(cluster),
             replicas: None,
@@ -289,22 +242,24 @@ impl RedisStore {
     }
 
     /// Creates the store of a server or a primary, and starts to connect to it.
-    fn of_one(target: Target, namespace: &str, settings: &RedisOptions) -> Self {
+    fn of_one(target: Target, namespace: &str, settings: &RedisOptions) -> Result<Self, LockError> {
+        runtime::check()?;
         let acl = AclLine::new(namespace, target.info().redis_settings().db())
             .waiting(settings.min_replicas.is_some());
         let pushes = Pushes::new(namespace).confirming(settings.confirms());
         let connector = Connector::new(target, pushes, acl).with(settings);
         let connection = Connection::begin(connector);
         let required = settings.min_replicas;
-        Self {
+        Ok(Self {
             replicas: required.map(|required| Replicas::new(&connection, required)),
             servers: Servers::One(connection),
             namespace: namespace.to_owned(),
-        }
+        })
     }
+}
 
-    /// Waits until the store is connected, and checks it.
-    async fn ready(self) -> Result<Self, LockError> {
+impl Connecting for RedisStore {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
         let connect = async {
             match &self.servers {
                 Servers::One(connection) => connection.ready().await?,
@@ -317,41 +272,16 @@ impl RedisStore {
                 None => Ok(()),
             }
         };
-        let connected = tokio::time::timeout(CONNECT, connect).await;
-        let connected = connected.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
-        connected.map_err(|error| cannot_keep_locks(&self.servers.address(), error))?;
-        Ok(self)
+        let place = format!("at {}", self.servers.address());
+        Box::pin(connect_within(CONNECT, place, connect))
     }
-}
 
-/// The servers that a URL names, and the options for them.
-enum Deployment {
-    Server(Target, RedisOptions),
-    Cluster(Vec<Endpoint>, RedisOptions),
-}
-
-impl Deployment {
-    fn at(url: &str, namespace: &str, options: RedisOptions) -> Result<Self, LockError> {
-        check_namespace(namespace)?;
-        options.check()?;
-        let url = &*url::with_lower_scheme(url);
-        Ok(match url::topology(url) {
-            Some("sentinel") => {
-                let (sentinels, options) = url::sentinel::open(url, options)?;
-                Self::Server(Target::Primary(Arc::new(sentinels)), options)
-            }
-            Some("cluster") => Self::Cluster(url::cluster(url, &options)?, options),
-            _ => {
-                let server = url::SERVER.endpoint(url, &options)?;
-                Self::Server(Target::Server(Arc::new(server)), options)
-            }
-        })
+    fn begin(&self) {
+        // A server is connected to as soon as it is opened.
+        if let Servers::Cluster(cluster) = &self.servers {
+            cluster.refresh_soon();
+        }
     }
-}
-
-fn cannot_keep_locks(place: &str, error: StoreError) -> LockError {
-    let message = format!("cannot keep locks at {place}");
-    LockError::new(error.kind().into(), message).with_source(Some(error))
 }
 
 impl fmt::Debug for RedisStore {

@@ -105,8 +105,7 @@ impl RedisOptions {
         self
     }
 
-    /// Sets the longest lease of a request over several servers
-    /// ([`connect_redlock`](crate::LockClientBuilder::connect_redlock)), 30 s by default.
+    /// Sets the longest lease of a request over several servers (`redlock:`), 30 s by default.
     ///
     /// Use the same value for all clients. A client with another one is refused as `InvalidSpec`
     /// when it connects; the [guide](crate::guide::majority#settings-that-all-clients-share) shows

@@ -45,6 +45,7 @@ use self::{
 use super::{
     ClientId, KeyPart, Limits, Replied, Replies, StoreError,
     records::{Inbox, ReadReply, Record, RecordName, RecordStore, Records, Swap, SwapReply},
+    remote::{Connecting, connect_within},
 };
 use crate::{
     error::{LockError, LockErrorKind},
@@ -99,23 +100,16 @@ impl ZooKeeperRecords {
     /// # Cancellation
     /// Dropping the future closes the connection.
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
-        let records = Self::connect_lazy(url, namespace)?;
-        let calls = records.calls.usual();
-        let ready = tokio::time::timeout(CONNECT, calls.ready()).await;
-        let ready = ready.unwrap_or_else(|_| Err(StoreError::timed_out(CONNECT)));
-        ready.map_err(|error| {
-            let servers = calls.ensemble.target().servers.join(", ");
-            let message = format!("cannot keep locks in ZooKeeper at {servers}");
-            LockError::new(error.kind().into(), message).with_source(Some(error))
-        })?;
+        let records = Self::open(url, namespace)?;
+        records.ready().await?;
         Ok(records)
     }
 
     /// Connects when the first call is made.
     ///
     /// # Errors
-    /// `InvalidUrl`, `InvalidSpec` and `NoRuntime` as with [`connect`](Self::connect).
-    pub fn connect_lazy(url: &str, namespace: &str) -> Result<Self, LockError> {
+    /// Those of [`connect`](Self::connect) that need no server.
+    pub(crate) fn open(url: &str, namespace: &str) -> Result<Self, LockError> {
         super::namespace::check_namespace(namespace)?;
         if namespace.contains('/') || matches!(namespace, "." | "..") {
             let message = format!(
@@ -158,6 +152,15 @@ impl ZooKeeperRecords {
             Arc::new(Calls::new(target, usual.shared.clone()))
         };
         self.calls.here(of_keeper)
+    }
+}
+
+impl Connecting for ZooKeeperRecords {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        let calls = self.calls.usual();
+        let servers = calls.ensemble.target().servers.join(", ");
+        let place = format!("in ZooKeeper at {servers}");
+        Box::pin(connect_within(CONNECT, place, calls.ready()))
     }
 }
 

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{LockClient, LockError, RedisOptions};
 use lock_tests::{
+    place::redlock_url,
     processes::Parent,
     storm::{Event, Log, Plan, Record, nanos},
 };
@@ -79,7 +80,7 @@ impl Storm {
                         RedisOptions::new()
                             .longest_lease(Duration::from_millis(self.longest_lease_ms)),
                     )
-                    .connect_redlock(urls)
+                    .connect(&redlock_url(urls))
                     .await
             }
         }

@@ -10,7 +10,7 @@ use lock_runtime::{
 };
 use lock_tests::{
     Proxy, RedisCluster, RedisServer,
-    place::{LONG, Place, begun, cluster_url, eventually, in_time, on_every_store},
+    place::{LONG, Place, begun, cluster_url, eventually, in_time, on_every_store, redlock_url},
     shared_server, unique,
 };
 use tokio::time::{sleep, timeout};
@@ -392,7 +392,11 @@ async fn a_majority_lists_without_a_dead_server_and_not_without_a_majority() {
         let builder = LockClient::builder().namespace(unique("ns"));
         let longest = Duration::from_secs(2);
         let options = lock_runtime::RedisOptions::new().longest_lease(longest);
-        let locks = builder.redis(options).connect_redlock(&urls).await.unwrap();
+        let locks = builder
+            .redis(options)
+            .connect(&redlock_url(&urls))
+            .await
+            .unwrap();
         let wait = Duration::from_secs(20);
         let mut guards = Vec::new();
         for number in 0..30 {

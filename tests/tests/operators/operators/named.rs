@@ -11,7 +11,7 @@ use lock_runtime::{
 use lock_tests::{
     FaultyStore, RedisServer,
     faulty_store::Operation,
-    place::{LONG, Place, begun, eventually, in_time, in_vain, on_every_store},
+    place::{LONG, Place, begun, eventually, in_time, in_vain, on_every_store, redlock_url},
     shared_server, unique,
 };
 use tokio::time::{sleep, timeout};
@@ -336,7 +336,7 @@ async fn servers_of_a_majority_that_lost_their_data_learn_the_names_again() {
         let lease = Duration::from_secs(1);
         let options = RedisOptions::new().longest_lease(lease);
         let builder = LockClient::builder().namespace(&namespace).redis(options);
-        let locks = builder.connect_redlock(&urls).await.unwrap();
+        let locks = builder.connect(&redlock_url(&urls)).await.unwrap();
         let request = locks.exclusive("a").lease(lease).wait(LONG);
         request.acquire().await.unwrap().release().await.unwrap();
         let pattern = format!("f:{namespace}:client:*");

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use lock_runtime::{Credentials, LockClient, RedisOptions};
 use lock_tests::{
     RedisCluster, RedisServer,
-    place::{LONG, begun, eventually, in_time},
+    place::{LONG, begun, cluster_url_of, eventually, in_time},
 };
 
 use super::{ALL, Load, Secret};
@@ -102,7 +102,7 @@ async fn the_subscriptions_at_the_nodes_of_a_cluster() {
         let options = RedisOptions::new().credentials(secret.provide());
         let builder = LockClient::builder().redis(options);
         let urls = cluster.nodes().iter().map(RedisServer::url);
-        let locks = builder.connect_cluster(urls).await.unwrap();
+        let locks = builder.connect(&cluster_url_of(urls)).await.unwrap();
         let url = format!("redis+cluster://{}", cluster.nodes()[0].addr());
         let other = LockClient::connect(&url).await.unwrap();
         let held = other.exclusive("k").acquire().await.unwrap();

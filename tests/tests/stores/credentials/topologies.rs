@@ -1,7 +1,10 @@
 //! The same behind Sentinels, on the nodes of a cluster and on independent servers.
 
 use lock_runtime::{LockClient, RedisOptions};
-use lock_tests::{RedisCluster, RedisServer, SentinelSet, place::in_time};
+use lock_tests::{
+    RedisCluster, RedisServer, SentinelSet,
+    place::{cluster_url_of, in_time, redlock_url},
+};
 
 use super::{ALL, Secret, app, outlive, rotate};
 
@@ -15,7 +18,10 @@ async fn the_nodes_of_a_cluster() {
         let cluster = RedisCluster::builder().user("app", "one", ALL).start();
         let (cluster, secret) = (cluster.await, Secret::new(app("one")));
         let urls = cluster.nodes().iter().map(RedisServer::url);
-        let locks = builder(&secret).connect_cluster(urls).await.unwrap();
+        let locks = builder(&secret)
+            .connect(&cluster_url_of(urls))
+            .await
+            .unwrap();
         let refuse = async || rotate(cluster.nodes(), "two").await;
         outlive(&locks, refuse, async || secret.set(Ok(app("two")))).await;
     })
@@ -32,7 +38,7 @@ async fn independent_servers() {
             .longest_lease(std::time::Duration::from_secs(4));
         let builder = LockClient::builder().redis(options);
         let urls = servers.iter().map(RedisServer::url);
-        let locks = builder.connect_redlock(urls).await.unwrap();
+        let locks = builder.connect(&redlock_url(urls)).await.unwrap();
         lock_tests::place::eventually("they vote", async || {
             locks.exclusive("vote").no_wait().acquire().await.is_ok()
         })
@@ -55,10 +61,8 @@ async fn a_primary_and_its_sentinels() {
         let options = RedisOptions::new()
             .credentials(secret.provide())
             .sentinel_credentials(watching.provide());
-        let primary = format!("redis://{}", SentinelSet::SERVICE);
         let builder = LockClient::builder().redis(options);
-        let locks = builder.connect_sentinel(&primary, set.sentinel_urls());
-        let locks = locks.await.unwrap();
+        let locks = builder.connect(&set.url_with("", "")).await.unwrap();
         // The Sentinels refuse first, and are needed to connect to the primary again.
         let refuse = async || {
             rotate(set.sentinels(), "due").await;

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockClientBuilder, LockGuard, RedisOptions};
 use lock_tests::{
     RedisServer,
-    place::{LONG, cluster_url, eventually, in_time},
+    place::{LONG, cluster_url, eventually, in_time, redlock_url},
     shared_cluster, shared_server, unique,
 };
 use redis::AsyncCommands as _;
@@ -54,7 +54,11 @@ impl Place {
             [url] => builder.connect(url).await.unwrap(),
             urls => {
                 let options = RedisOptions::new().longest_lease(LONGEST_LEASE);
-                builder.redis(options).connect_redlock(urls).await.unwrap()
+                builder
+                    .redis(options)
+                    .connect(&redlock_url(urls))
+                    .await
+                    .unwrap()
             }
         }
     }

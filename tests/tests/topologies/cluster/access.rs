@@ -10,7 +10,7 @@ use lock_tests::{
     Captured, Lateness, RedisCluster,
     access::{file_of, rules},
     chain,
-    place::{eventually, in_time},
+    place::{cluster_url_of, eventually, in_time},
 };
 use tokio::time::Instant;
 
@@ -256,12 +256,9 @@ async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
         let trusting =
             LockClient::builder().redis(RedisOptions::new().root_certificate(cluster.ca_pem()));
         let seed = &cluster.tls_urls_as("ann", PASSWORD)[5];
-        let locks = trusting.clone().connect_cluster([seed]).await.unwrap();
-        // The URL says the same.
-        let others = trusting
-            .connect(&seed.replacen("rediss://", "rediss+cluster://", 1))
-            .await
-            .unwrap();
+        let url = cluster_url_of([seed]);
+        let locks = trusting.clone().connect(&url).await.unwrap();
+        let others = trusting.connect(&url).await.unwrap();
         let place = Place::Redis {
             url: String::new(),
             namespace: "lock".to_owned(),
@@ -322,7 +319,7 @@ async fn connect_reaches_a_cluster_over_tls_with_the_documented_acl() {
         );
 
         let error = LockClient::builder()
-            .connect_cluster([seed])
+            .connect(&cluster_url_of([seed]))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");

@@ -1,7 +1,11 @@
 //! Discovery of the node that keeps a lock, from any given node and wherever the lock moves.
 
 use lock_runtime::{LockClient, LockErrorKind};
-use lock_tests::{RedisCluster, RedisServer, chain, place::in_time, shared_cluster, shared_server};
+use lock_tests::{
+    RedisCluster, RedisServer, chain,
+    place::{cluster_url_of, in_time},
+    shared_cluster, shared_server,
+};
 
 use super::{LONG, Place, key_at, key_of_each, lock_name, place_on, use_lock};
 
@@ -127,15 +131,10 @@ async fn connect_finds_a_cluster_by_any_node_and_skips_dead_ones() {
         for node in cluster.nodes() {
             let url = node.url();
             let builder = LockClient::builder().namespace(place.namespace());
-            let locks = builder.clone().connect_cluster([&url]).await.unwrap();
+            let locks = builder.connect(&cluster_url_of([&url])).await.unwrap();
             for key in &keys {
                 use_lock(&locks, key).await;
             }
-            let other = builder
-                .connect(&url.replacen("redis://", "redis+cluster://", 1))
-                .await
-                .unwrap();
-            use_lock(&other, &keys[0]).await;
         }
         let [dead, stopped, ..] = cluster.nodes();
         dead.kill();
@@ -191,7 +190,7 @@ async fn connect_reports_a_server_that_is_no_node_and_a_lone_node() {
     in_time(async {
         let server = shared_server().await;
         let error = LockClient::builder()
-            .connect_cluster([server.url()])
+            .connect(&cluster_url_of([server.url()]))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::WrongServer, "{error}");
@@ -244,7 +243,7 @@ async fn a_cluster_without_slots_is_told_to_create_them() {
             .start()
             .await;
         let error = LockClient::builder()
-            .connect_cluster([node.url()])
+            .connect(&cluster_url_of([node.url()]))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");

@@ -12,7 +12,7 @@ use lock_runtime::{
         StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
-use lock_tests::RedisServer;
+use lock_tests::{RedisServer, place::redlock_url};
 
 use super::{Duration, HOUR};
 
@@ -277,7 +277,7 @@ async fn servers_of_a_majority_execute_groups() {
     let options = RedisOptions::new().longest_lease(longest_lease);
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
     let builder = LockClient::builder().redis(options);
-    let locks = builder.connect_redlock(&urls).await.unwrap();
+    let locks = builder.connect(&redlock_url(&urls)).await.unwrap();
     let acquire = async |key: String| {
         let request = locks.exclusive(key).lease(longest_lease);
         let guard = request.wait(Duration::from_secs(30)).acquire().await;

@@ -1,7 +1,7 @@
 //! Invalid input of callers: names, leases, numbers of permits, namespaces, URLs.
 
 use lock_runtime::{LockClient, LockErrorKind, LockSpec};
-use lock_tests::{shared_server, unique};
+use lock_tests::{place::cluster_url_of, shared_server, unique};
 
 use super::{Duration, assert_says, permits, within};
 
@@ -188,10 +188,10 @@ async fn a_bad_namespace_is_refused_with_the_remedy() {
         ("a:permits", ["a:permits", "':'", "shop-eu"]),
     ] {
         let builder = LockClient::builder().namespace(namespace);
-        let error = builder.clone().connect(&url).await.unwrap_err();
-        assert_says(&error, LockErrorKind::InvalidSpec, &words);
-        let error = builder.connect_cluster([&url]).await.unwrap_err();
-        assert_says(&error, LockErrorKind::InvalidSpec, &words);
+        for url in [&url, &cluster_url_of([&url])] {
+            let error = builder.clone().connect(url).await.unwrap_err();
+            assert_says(&error, LockErrorKind::InvalidSpec, &words);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use lock_tests::{
     Proxy, RedisServer,
     access::rules,
     chain,
-    place::{LONG, eventually, in_time},
+    place::{LONG, eventually, in_time, redlock_url},
     proxy::Direction,
     unique,
 };
@@ -88,7 +88,7 @@ async fn a_slow_handshake_does_not_shorten_the_time_without_a_vote() {
         proxy.delay(Direction::ToServer, Duration::from_millis(400));
     }
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
-    let locks = builder.connect_redlock(&urls).await.unwrap();
+    let locks = builder.connect(&redlock_url(&urls)).await.unwrap();
     for proxy in &proxies {
         proxy.delay(Direction::ToServer, Duration::ZERO);
     }
@@ -215,12 +215,12 @@ async fn one_server_has_one_vote() {
 
 #[tokio::test]
 async fn an_even_number_of_servers_is_refused_with_the_reason() {
-    for urls in [&["redis://a", "redis://b"][..], &["redis://a"; 4], &[]] {
+    for urls in [&["redis://a", "redis://b"][..], &["redis://a"; 4]] {
         let error = LockClient::builder()
-            .connect_redlock(urls)
+            .connect(&redlock_url(urls))
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+        assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
         assert!(
             chain(&error).contains("three or five") || chain(&error).contains("odd number"),
             "{error}"
@@ -228,7 +228,7 @@ async fn an_even_number_of_servers_is_refused_with_the_reason() {
     }
     let error = LockClient::builder()
         .redis(RedisOptions::new().longest_lease(Duration::ZERO))
-        .connect_redlock(["redis://a"; 3])
+        .connect(&redlock_url(["redis://a"; 3]))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
@@ -255,8 +255,8 @@ async fn the_line_of_the_readme_suffices() {
             .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
     };
     let (locks, others) = (
-        builder().connect_redlock(&urls).await.unwrap(),
-        builder().connect_redlock(&urls).await.unwrap(),
+        builder().connect(&redlock_url(&urls)).await.unwrap(),
+        builder().connect(&redlock_url(&urls)).await.unwrap(),
     );
     let guard = locks
         .exclusive("a")
@@ -304,12 +304,9 @@ async fn connect_reaches_a_majority_over_tls_with_the_documented_acl() {
         .map(|server| server.tls_url_as("ann", "hunter2"))
         .collect();
     let builder = trusting(&namespace, servers[0].ca_pem());
-    let locks = builder.clone().connect_redlock(&urls).await.unwrap();
-    // The same servers by one URL.
-    let others = builder
-        .connect(&format!("redlock:{}", urls.join(",")))
-        .await
-        .unwrap();
+    let url = redlock_url(&urls);
+    let locks = builder.clone().connect(&url).await.unwrap();
+    let others = builder.connect(&url).await.unwrap();
     let guard = locks
         .exclusive("a")
         .lease(LONGEST_LEASE)
@@ -369,7 +366,7 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
             .collect()
     };
     let builder = || trusting(&namespace, servers[0].ca_pem());
-    let locks = builder().connect_redlock(urls(3)).await.unwrap();
+    let locks = builder().connect(&redlock_url(urls(3))).await.unwrap();
     locks
         .exclusive("a")
         .lease(LONGEST_LEASE)
@@ -380,7 +377,7 @@ async fn a_server_that_is_not_trusted_does_not_vote() {
         .release()
         .await
         .unwrap();
-    let error = builder().connect_redlock(urls(2)).await.unwrap_err();
+    let error = builder().connect(&redlock_url(urls(2))).await.unwrap_err();
     assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error}");
     let text = chain(&error);
     assert!(
@@ -414,7 +411,7 @@ fn attempts_to_connect_that_overtake_each_other_are_no_outage() {
             let builder = LockClient::builder()
                 .redis(options)
                 .unavailable_after(lease);
-            let locks = builder.connect_redlock(&urls).await.unwrap();
+            let locks = builder.connect(&redlock_url(&urls)).await.unwrap();
             let request = |key: String| locks.exclusive(key).lease(lease);
             let acquire = async || request("first".into()).wait(10 * lease).acquire().await;
             acquire().await.unwrap().release().await.unwrap();

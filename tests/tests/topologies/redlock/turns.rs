@@ -5,7 +5,11 @@ use std::{collections::HashSet, pin::Pin, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockRequest, RedisOptions, future::AcquireFuture};
-use lock_tests::{Proxy, RedisServer, Worker, place::LONG, proxy::Direction};
+use lock_tests::{
+    Proxy, RedisServer, Worker,
+    place::{LONG, redlock_url},
+    proxy::Direction,
+};
 use tokio::{
     runtime,
     time::{Instant, sleep, timeout},
@@ -156,7 +160,11 @@ async fn release_to_an_heir_that_is_dead_delays_no_waiter() {
         let builder = LockClient::builder().namespace(&servers.namespace);
         process.spawn(async move {
             let options = RedisOptions::new().longest_lease(LONGEST_LEASE);
-            let doomed = builder.redis(options).connect_redlock(urls).await.unwrap();
+            let doomed = builder
+                .redis(options)
+                .connect(&redlock_url(urls))
+                .await
+                .unwrap();
             let request = doomed.exclusive("a").lease(LONGEST_LEASE);
             drop(request.wait(LONG).acquire().await);
         });

@@ -66,15 +66,6 @@ async fn nodes_and_sentinels_have_users_of_their_own() {
         connect(":s3cret@", "?sentinel_password=watch")
             .await
             .unwrap();
-        let urls: Vec<_> = set
-            .sentinels()
-            .iter()
-            .map(|sentinel| sentinel.url_as("app", "look"))
-            .collect();
-        LockClient::builder()
-            .connect_sentinel(&format!("redis://{app}locks/3"), urls)
-            .await
-            .unwrap();
 
         for (before, behind, words) in [
             (app, "", ["sentinel_user and sentinel_password", "26379"]),
@@ -175,13 +166,11 @@ async fn a_set_with_tls_is_reached_with_its_authority() {
             &[&hosts[1], "certificate", "root_certificate"],
         );
         // TLS to the nodes, and none to the Sentinels, which name the TLS ports of the nodes.
-        let primary = format!("rediss://:s3cret@{}", SentinelSet::SERVICE);
+        let url = set.url_with(":s3cret@", "?sentinel_tls=false");
+        let url = url.replacen("redis+", "rediss+", 1);
         let trusting =
             LockClient::builder().redis(RedisOptions::new().root_certificate(set.ca_pem()));
-        let locks = trusting
-            .connect_sentinel(&primary, set.sentinel_urls())
-            .await
-            .unwrap();
+        let locks = trusting.connect(&url).await.unwrap();
         locks
             .exclusive("k")
             .wait(LONG)
@@ -214,18 +203,18 @@ async fn users_of_the_documented_lines_reach_a_set_over_tls() {
         let replicated = trusting
             .clone()
             .min_replicas(1.try_into().unwrap(), Duration::from_millis(200));
-        let sentinels: Vec<_> = set
+        let ports = set
             .sentinels()
             .iter()
-            .map(|sentinel| sentinel.tls_url_as("app", "look"))
-            .collect();
-        let primary = format!("rediss://app:hunter2@{}", SentinelSet::SERVICE);
+            .map(|it| format!("127.0.0.1:{}", it.tls_port()));
+        let url = format!(
+            "rediss+sentinel://app:hunter2@{}/{}?sentinel_user=app&sentinel_password=look",
+            ports.collect::<Vec<_>>().join(","),
+            SentinelSet::SERVICE
+        );
         let connect = async |options| {
             let builder = LockClient::builder().redis(options);
-            builder
-                .connect_sentinel(&primary, &sentinels)
-                .await
-                .unwrap()
+            builder.connect(&url).await.unwrap()
         };
         let (locks, others) = (connect(replicated).await, connect(trusting).await);
         let guard = locks.exclusive("k").wait(LONG).acquire().await.unwrap();
@@ -256,10 +245,7 @@ async fn users_of_the_documented_lines_reach_a_set_over_tls() {
                 "no command of the user was ever denied: {log:?}"
             );
         }
-        let error = LockClient::builder()
-            .connect_sentinel(&primary, &sentinels)
-            .await
-            .unwrap_err();
+        let error = LockClient::connect(&url).await.unwrap_err();
         assert_says(
             &error,
             LockErrorKind::Unavailable,

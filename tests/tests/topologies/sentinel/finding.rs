@@ -8,7 +8,7 @@ use lock_tests::{
 use tokio::time::Instant;
 
 use super::{
-    Duration, assert_says, builder, client,
+    Duration, assert_says, client,
     fake::{self, Fake, View},
     namespace, url_of, url_with,
 };
@@ -39,16 +39,11 @@ async fn fastest(set: &SentinelSet) -> Duration {
 }
 
 #[tokio::test]
-async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
+async fn the_primary_is_found_by_a_url() {
     in_time(async {
         let set = shared_sentinels().await;
         let ns = namespace();
-        locks_at(&client(set, &ns).await, &ns, set.master().await).await;
-        let primary = format!("redis://{}/0", SentinelSet::SERVICE);
-        let locks = builder(&ns)
-            .connect_sentinel(&primary, set.sentinel_urls())
-            .await
-            .unwrap();
+        let locks = client(set, &ns).await;
         locks_at(&locks, &ns, set.master().await).await;
         assert!(
             format!("{locks:?}").contains(&set.sentinels()[2].addr().to_string()),
@@ -62,22 +57,14 @@ async fn the_primary_is_found_by_one_url_or_by_one_for_each() {
 async fn connect_refuses_a_database_that_the_primary_does_not_have() {
     in_time(async {
         let set = shared_sentinels().await;
-        let primary = format!("redis://{}/1000", SentinelSet::SERVICE);
-        for error in [
-            LockClient::connect(&url_with(set.sentinels(), "", "/1000"))
-                .await
-                .unwrap_err(),
-            LockClient::builder()
-                .connect_sentinel(&primary, set.sentinel_urls())
-                .await
-                .unwrap_err(),
-        ] {
-            assert_says(
-                &error,
-                LockErrorKind::InvalidUrl,
-                &["no database of that number", "/0"],
-            );
-        }
+        let error = LockClient::connect(&url_with(set.sentinels(), "", "/1000"))
+            .await
+            .unwrap_err();
+        assert_says(
+            &error,
+            LockErrorKind::InvalidUrl,
+            &["no database of that number", "/0"],
+        );
     })
     .await;
 }
@@ -295,14 +282,4 @@ async fn a_wrong_url_is_refused_with_a_right_one() {
         assert_says(&error, LockErrorKind::InvalidUrl, &words);
         assert!(!chain(&error).contains("hunter2"), "{error}");
     }
-    let none: [&str; 0] = [];
-    let error = LockClient::builder()
-        .connect_sentinel("redis://mymaster", none)
-        .await
-        .unwrap_err();
-    assert_says(
-        &error,
-        LockErrorKind::InvalidUrl,
-        &["no Sentinel is given", "redis://user:password@host:26379"],
-    );
 }

@@ -45,7 +45,7 @@ use lock_runtime::{
 use lock_tests::{
     FaultyStore, Proxy, RedisServer, SentinelSet,
     faulty_store::Operation,
-    place::{LONG, cluster_url, eventually, times_as_long},
+    place::{LONG, cluster_url, eventually, redlock_url, times_as_long},
     shared_cluster, shared_postgres, shared_sentinels,
     storm::{Chronicle, HANDOVER, KEYS, Plan, RECOVERY, Report, nanos},
     unique,
@@ -160,7 +160,7 @@ impl Site {
             urls => {
                 builder
                     .redis(RedisOptions::new().longest_lease(LONGEST_LEASE))
-                    .connect_redlock(urls)
+                    .connect(&redlock_url(urls))
                     .await
             }
         };

@@ -4,7 +4,11 @@ use lock_runtime::{
     LockClient,
     health::{ServerRole, Verdict},
 };
-use lock_tests::{RedisCluster, RedisServer, SentinelSet, place::cluster_url, unique};
+use lock_tests::{
+    RedisCluster, RedisServer, SentinelSet,
+    place::{cluster_url, redlock_url},
+    unique,
+};
 
 use super::{Duration, RedisOptions, becomes, codes, health, until};
 
@@ -82,12 +86,7 @@ async fn slots_that_no_node_serves_are_found() {
 #[tokio::test]
 async fn sentinels_that_are_down_or_disagree_are_found() {
     let set = SentinelSet::start().await;
-    let urls = set.sentinel_urls();
-    let primary = format!("redis://{}", SentinelSet::SERVICE);
-    let locks = LockClient::builder()
-        .connect_sentinel(&primary, &urls)
-        .await
-        .unwrap();
+    let locks = LockClient::connect(&set.url_with("", "")).await.unwrap();
     let well = health(&locks).await;
     assert_eq!(well.verdict(), Verdict::Healthy, "{well}");
     let roles: Vec<_> = well
@@ -121,7 +120,7 @@ async fn a_majority_decides_on_several_servers() {
     let locks = LockClient::builder()
         .namespace(unique("ns"))
         .redis(RedisOptions::new().longest_lease(LEASE))
-        .connect_redlock(servers.iter().map(RedisServer::url))
+        .connect(&redlock_url(servers.iter().map(RedisServer::url)))
         .await
         .unwrap();
     let new = health(&locks).await;

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
 use super::{
     super::{
-        CONNECT, RedisStore, cannot_keep_locks,
+        CONNECT, RedisStore,
         connection::{Connection, pushes::Pushes},
         settings::RedisOptions,
         url::REDLOCK,
@@ -23,24 +23,26 @@ use crate::{
     store::{
         QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority,
         namespace::check_namespace,
+        remote::{Connecting, cannot_keep_locks},
     },
 };
 
 /// The time that the other servers have to report an error once a majority is connected.
 const STRAGGLERS: Duration = Duration::from_millis(300);
 
-/// The servers with their names.
-type Named = Vec<(String, Arc<Connection>)>;
+/// Servers that a client connects to in the background.
+pub(crate) struct Members {
+    servers: Vec<(String, Arc<Connection>)>,
+    runs: Runs,
+    namespace: String,
+}
 
-/// The URLs in `redlock:url,url,url`; `None` for any other URL.
+/// The URLs in `redlock:url,url,url`.
 ///
 /// # Errors
 /// `InvalidUrl`, without the URL, which may contain a password.
-pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
-    let list = match url.split_once(':') {
-        Some((scheme, list)) if scheme.eq_ignore_ascii_case("redlock") => list,
-        _ => return Ok(None),
-    };
+pub(crate) fn urls_of(url: &str) -> Result<Vec<&str>, LockError> {
+    let (_, list) = url.split_once(':').unwrap_or_default();
     let urls: Vec<_> = list.split(',').map(str::trim).collect();
     let complaint = if list.starts_with("//") {
         "after \"redlock:\" the URLs of the servers follow, each with its own redis://"
@@ -48,62 +50,26 @@ pub(crate) fn urls_of(url: &str) -> Result<Option<Vec<&str>>, LockError> {
         "the URL of one of the servers is empty"
     } else {
         check_count(urls.len()).map_err(|refused| REDLOCK.refuse(refused))?;
-        return Ok(Some(urls));
+        return Ok(urls);
     };
     Err(REDLOCK.refuse(complaint))
 }
 
-/// Connects to all servers at once. A majority has to answer.
-///
-/// # Errors
-/// `InvalidUrl`, `InvalidSpec`; a permanent error of one of the servers; `Unavailable` if too few
-/// servers answer.
-pub(crate) async fn connect(
-    urls: &[&str],
-    namespace: &str,
-    longest_lease: Duration,
-    settings: &RedisOptions,
-) -> Result<QuorumStore, LockError> {
-    QuorumStore::new(members(urls, namespace, settings).await?, longest_lease)
-}
-
-/// Connects to all servers in the background.
+/// Starts to connect to all servers in a URL `redlock:..`.
 ///
 /// # Errors
 /// `InvalidUrl`, `InvalidSpec`, `NoRuntime`.
-pub(crate) fn connect_lazy(
-    urls: &[&str],
-    namespace: &str,
-    longest_lease: Duration,
-    settings: &RedisOptions,
-) -> Result<QuorumStore, LockError> {
-    let (servers, _) = connecting(urls, namespace, settings)?;
-    QuorumStore::new(each(servers, namespace), longest_lease)
-}
-
-/// Connects to all servers as [`connect`] does, and returns a store for each, with its name.
-pub(crate) async fn members(
-    urls: &[&str],
+pub(crate) fn open(
+    url: &str,
     namespace: &str,
     settings: &RedisOptions,
-) -> Result<Vec<(String, Arc<dyn QuorumMember>)>, LockError> {
-    let (servers, runs) = connecting(urls, namespace, settings)?;
-    stand(&servers, &runs).await?;
-    Ok(each(servers, namespace))
-}
-
-/// Starts to connect to all servers.
-fn connecting(
-    urls: &[&str],
-    namespace: &str,
-    settings: &RedisOptions,
-) -> Result<(Named, Runs), LockError> {
+) -> Result<Members, LockError> {
     check_namespace(namespace)?;
-    check_count(urls.len())?;
+    let urls = urls_of(url)?;
     // Each connection is established in a task of its own.
     runtime::check()?;
     let mut endpoints = Vec::with_capacity(urls.len());
-    for server in urls {
+    for server in &urls {
         let server = REDLOCK.endpoint(server, settings)?;
         // A proxy would hide a restart of the server from the quarantine.
         server.check_messages().map_err(|it| REDLOCK.refuse(it))?;
@@ -122,65 +88,85 @@ fn connecting(
         .zip(endpoints)
         .map(|(number, (name, server))| (name, connection(server, (number, urls.len()))))
         .collect();
-    Ok((servers, runs))
+    Ok(Members {
+        servers,
+        runs,
+        namespace: namespace.to_owned(),
+    })
 }
 
-/// A store for each server.
-fn each(servers: Named, namespace: &str) -> Vec<(String, Arc<dyn QuorumMember>)> {
-    let servers = servers.into_iter().map(|(name, connection)| {
-        let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
-            servers: Servers::One(connection),
-            replicas: None,
-            namespace: namespace.to_owned(),
+impl Members {
+    /// The store of which a majority has to agree.
+    pub(crate) fn store(&self, longest_lease: Duration) -> Result<QuorumStore, LockError> {
+        QuorumStore::new(self.each(), longest_lease)
+    }
+
+    /// A store for each server, with its name.
+    pub(crate) fn each(&self) -> Vec<(String, Arc<dyn QuorumMember>)> {
+        let servers = self.servers.iter().map(|(name, connection)| {
+            let server: Arc<dyn QuorumMember> = Arc::new(RedisStore {
+                servers: Servers::One(connection.clone()),
+                replicas: None,
+                namespace: self.namespace.clone(),
+            });
+            (name.clone(), server)
         });
-        (name, server)
-    });
-    servers.collect()
+        servers.collect()
+    }
 }
 
-/// Waits until a majority is connected.
-async fn stand(servers: &[(String, Arc<Connection>)], runs: &Runs) -> Result<(), LockError> {
-    let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
-        (index, server.ready().await)
-    };
-    let mut answers: FuturesUnordered<_> = servers.iter().enumerate().map(ready).collect();
-    let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
-    let (mut standing, majority) = (0, majority(servers.len()));
-    let mut until = Instant::now() + CONNECT;
-    while let Some((index, answer)) = tokio::select! {
-        answer = answers.next() => answer,
-        () = sleep_until(until) => None,
-    } {
-        standing += usize::from(answer.is_ok());
-        said[index] = Some(answer);
-        if standing >= majority {
-            until = until.min(Instant::now() + STRAGGLERS);
+impl Connecting for Members {
+    fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
+        Box::pin(self.majority())
+    }
+}
+
+impl Members {
+    /// Waits until a majority is connected.
+    async fn majority(&self) -> Result<(), LockError> {
+        let Self { servers, runs, .. } = self;
+        let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
+            (index, server.ready().await)
+        };
+        let mut answers: FuturesUnordered<_> = servers.iter().enumerate().map(ready).collect();
+        let mut said: Vec<Option<Result<(), StoreError>>> = vec![None; servers.len()];
+        let (mut standing, majority) = (0, majority(servers.len()));
+        let mut until = Instant::now() + CONNECT;
+        while let Some((index, answer)) = tokio::select! {
+            answer = answers.next() => answer,
+            () = sleep_until(until) => None,
+        } {
+            standing += usize::from(answer.is_ok());
+            said[index] = Some(answer);
+            if standing >= majority {
+                until = until.min(Instant::now() + STRAGGLERS);
+            }
         }
+        let mut each = Vec::with_capacity(servers.len());
+        for ((name, _), said) in servers.iter().zip(said) {
+            each.push(match said {
+                Some(Ok(())) => format!("{name}: answers"),
+                // A permanent error is better reported at the start.
+                Some(Err(error)) if error.kind() != StoreErrorKind::Unavailable => {
+                    // The second name of a server has other settings than the first one, whichever
+                    // name registers first.
+                    let error = runs.check(name).err().unwrap_or(error);
+                    return Err(cannot_keep_locks(&format!("at {name}"), error));
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(server = %name, %error, "the server does not answer");
+                    format!("{name}: {error}")
+                }
+                None => format!("{name}: no answer within {CONNECT:?}"),
+            });
+        }
+        if standing >= majority {
+            return Ok(());
+        }
+        let (count, each) = (servers.len(), each.join("; "));
+        let message = format!("{majority} of {count} servers are needed: {each}");
+        Err(LockError::new(LockErrorKind::Unavailable, message))
     }
-    let mut each = Vec::with_capacity(servers.len());
-    for ((name, _), said) in servers.iter().zip(said) {
-        each.push(match said {
-            Some(Ok(())) => format!("{name}: answers"),
-            // A permanent error is better reported at the start.
-            Some(Err(error)) if error.kind() != StoreErrorKind::Unavailable => {
-                // The second name of a server has other settings than the first one, whichever
-                // name registers first.
-                let error = runs.check(name).err().unwrap_or(error);
-                return Err(cannot_keep_locks(name, error));
-            }
-            Some(Err(error)) => {
-                tracing::warn!(server = %name, %error, "the server does not answer");
-                format!("{name}: {error}")
-            }
-            None => format!("{name}: no answer within {CONNECT:?}"),
-        });
-    }
-    if standing >= majority {
-        return Ok(());
-    }
-    let (count, each) = (servers.len(), each.join("; "));
-    let message = format!("{majority} of {count} servers are needed: {each}");
-    Err(LockError::new(LockErrorKind::Unavailable, message))
 }
 
 #[cfg(test)]
@@ -189,10 +175,9 @@ mod tests {
 
     #[test]
     fn the_url_of_several_servers_is_a_list_of_theirs() {
-        assert_eq!(urls_of("redis://a").unwrap(), None);
         for scheme in ["redlock", "RedLock"] {
             let urls = format!("{scheme}:redis://a,rediss://:pw@b:7, unix:///c");
-            let urls = urls_of(&urls).unwrap().unwrap();
+            let urls = urls_of(&urls).unwrap();
             assert_eq!(urls, ["redis://a", "rediss://:pw@b:7", "unix:///c"]);
         }
     }

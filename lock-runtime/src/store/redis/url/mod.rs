@@ -10,13 +10,12 @@ pub(super) mod sentinel;
 use std::{borrow::Cow, fmt::Display, time::Duration};
 
 use redis::{
-    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
-    io::tcp::socket2::TcpKeepalive,
+    ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError, io::tcp::socket2::TcpKeepalive,
 };
 use url::{ParseError, Url};
 
 use super::{
-    connection::endpoint::{Endpoint, is_tls, speaking},
+    connection::endpoint::{Endpoint, speaking},
     settings::RedisOptions,
 };
 use crate::error::{LockError, LockErrorKind};
@@ -42,8 +41,6 @@ pub(super) const SENTINELS: Form = Form(
     "the Sentinels of a primary",
     "redis+sentinel://user:password@host1:26379,host2:26379,host3:26379/mymaster/0",
 );
-pub(super) const PRIMARY: Form = Form("a primary", "redis://user:password@mymaster/0");
-pub(crate) const SENTINEL: Form = Form("a Sentinel", "redis://user:password@host:26379");
 
 /// The reason why a URL is refused.
 pub(super) type Complaint = Cow<'static, str>;
@@ -228,10 +225,10 @@ fn complaint(url: &str, error: &RedisError) -> Complaint {
     }
 }
 
-/// Parses `redis+cluster://[user:password@]host[:port][,host[:port]...]`: the nodes of a cluster.
+/// Parses `redis+cluster://[user:password@]host[:port][,host[:port]...]`: nodes of a cluster.
 ///
 /// # Errors
-/// The errors of [`nodes`].
+/// `InvalidUrl`, and `InvalidSpec` for certificates that cannot be used.
 pub(crate) fn cluster(url: &str, settings: &RedisOptions) -> Result<Vec<Endpoint>, LockError> {
     check_tls(url)?;
     let hosts = Hosts::of(url, "+cluster").and_then(Hosts::without_query);
@@ -239,38 +236,12 @@ pub(crate) fn cluster(url: &str, settings: &RedisOptions) -> Result<Vec<Endpoint
     if !hosts.path.is_empty() {
         return Err(CLUSTER.refuse("a cluster has no numbered databases"));
     }
-    let each = hosts.hosts.split(',').map(|host| hosts.url_of(host));
-    nodes(each, settings)
-}
-
-/// Parses URLs that name one node of a cluster each.
-///
-/// # Errors
-/// `InvalidUrl`, and `InvalidSpec` for certificates that cannot be used.
-pub(crate) fn nodes(
-    urls: impl IntoIterator<Item = impl AsRef<str>>,
-    settings: &RedisOptions,
-) -> Result<Vec<Endpoint>, LockError> {
-    let mut nodes: Vec<Endpoint> = Vec::new();
-    for url in urls {
-        let node = CLUSTER.endpoint(url.as_ref(), settings)?;
+    let node = |host| {
+        let node = CLUSTER.endpoint(&hosts.url_of(host), settings)?;
         node.check_messages().map_err(|it| CLUSTER.refuse(it))?;
-        if node.info.redis_settings().db() != 0 {
-            return Err(CLUSTER.refuse("a cluster has no numbered databases"));
-        }
-        if let ConnectionAddr::Unix(_) = node.info.addr() {
-            return Err(CLUSTER.refuse("a node needs a host and a port"));
-        }
-        let tls = is_tls(node.info.addr());
-        if nodes.iter().any(|other| is_tls(other.info.addr()) != tls) {
-            return Err(CLUSTER.refuse("either all nodes or none use TLS"));
-        }
-        nodes.push(node);
-    }
-    if nodes.is_empty() {
-        return Err(CLUSTER.refuse("no node is given"));
-    }
-    Ok(nodes)
+        Ok(node)
+    };
+    hosts.hosts.split(',').map(node).collect()
 }
 
 /// The parts of a URL that may name several hosts.
@@ -319,6 +290,11 @@ impl<'a> Hosts<'a> {
             Some(_) => Err("it has parameters (?), which are not supported here".into()),
             None => Ok(self),
         }
+    }
+
+    /// The same URL with or without TLS.
+    pub(super) fn with_scheme(&self, scheme: &'a str) -> Self {
+        Self { scheme, ..*self }
     }
 
     /// The URL of one of the hosts.
@@ -372,6 +348,10 @@ impl Form {
 
 #[cfg(test)]
 mod tests {
+    use redis::ConnectionAddr;
+
+    #[cfg(feature = "rustls")]
+    use super::super::connection::endpoint::is_tls;
     use super::*;
 
     fn endpoint(url: &str) -> Result<Endpoint, LockError> {
@@ -380,10 +360,6 @@ mod tests {
 
     fn cluster(url: &str) -> Result<Vec<Endpoint>, LockError> {
         super::cluster(url, &RedisOptions::default())
-    }
-
-    fn nodes(urls: &[&str]) -> Result<Vec<Endpoint>, LockError> {
-        super::nodes(urls, &RedisOptions::default())
     }
 
     #[test]
@@ -523,23 +499,12 @@ mod tests {
             let url = format!("redis+cluster://{url}");
             CLUSTER.assert_refused(&url, &cluster(&url).unwrap_err(), words);
         }
-        for (urls, words) in [
-            (&[][..], "no node is given"),
-            (&["redis://a/1"], "no numbered databases"),
-            (&["unix:///run/redis.sock"], "a host and a port"),
-            (&["a:1"], "did you mean redis://a:1?"),
-        ] {
-            CLUSTER.assert_refused("", &nodes(urls).unwrap_err(), words);
-        }
     }
 
     #[cfg(feature = "rustls")]
     #[test]
-    fn the_nodes_are_reached_over_tls_or_none_is() {
-        assert!(is_tls(
-            cluster("rediss+cluster://a,b").unwrap()[1].info.addr()
-        ));
-        let error = nodes(&["rediss://a", "redis://b"]).unwrap_err();
-        CLUSTER.assert_refused("", &error, "TLS");
+    fn the_nodes_are_reached_over_tls() {
+        let nodes = cluster("rediss+cluster://a,b").unwrap();
+        assert!(nodes.iter().all(|node| is_tls(node.info.addr())));
     }
 }

@@ -1,4 +1,4 @@
-//! The URL that names Sentinels, or the URL of a primary and that of each of its Sentinels.
+//! The URL that names the Sentinels of a primary.
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
         settings::{MinReplicas, RedisOptions},
         topology::sentinel::Sentinels,
     },
-    Complaint, Hosts, PRIMARY, SENTINEL, SENTINELS, check_tls, for_locks, tuned, with_lower_scheme,
+    Complaint, Hosts, SENTINELS, check_tls, for_locks, tuned,
 };
 use crate::error::LockError;
 
@@ -24,9 +24,10 @@ const TOPOLOGY: &str = "+sentinel";
 type Given<'a> = Option<Cow<'a, str>>;
 
 /// The parameters of a URL of Sentinels.
-const PARAMETERS: [&str; 4] = [
+const PARAMETERS: [&str; 5] = [
     "sentinel_user",
     "sentinel_password",
+    "sentinel_tls",
     "min_replicas",
     "replica_timeout",
 ];
@@ -51,11 +52,20 @@ pub(crate) fn open(
         }
         let name = decoded(name, "the primary's name")?.into_owned();
         let primary = primary(&url, db)?;
-        let [user, password, count, timeout] = parameters(url.query.unwrap_or_default())?;
+        let [user, password, tls, count, timeout] = parameters(url.query.unwrap_or_default())?;
         let watching = credentials(user, password)?;
+        let shared = match tls.as_deref() {
+            None => primary.clone(),
+            Some("true") if !cfg!(feature = "rustls") => {
+                return Err("sentinel_tls needs the feature `rustls` of lock-runtime".into());
+            }
+            Some("true") => url.with_scheme("rediss").shared()?,
+            Some("false") => url.with_scheme("redis").shared()?,
+            Some(_) => return Err("sentinel_tls is neither true nor false".into()),
+        };
         let mut sentinels = Vec::new();
         for host in url.hosts.split(',') {
-            add(&mut sentinels, &primary, host, watching.clone())?;
+            add(&mut sentinels, &shared, host, watching.clone())?;
         }
         Ok((name, primary, sentinels, min_replicas(count, timeout)?))
     };
@@ -66,62 +76,12 @@ pub(crate) fn open(
     Ok((sentinels, settings))
 }
 
-/// Parses `redis://[user:password@]<name>[/db]` and a `redis://[user:password@]host[:26379]` for
-/// each Sentinel.
-///
-/// # Errors
-/// The errors of [`open`].
-pub(crate) fn open_each(
-    primary: &str,
-    urls: &[impl AsRef<str>],
-    settings: &RedisOptions,
-) -> Result<Sentinels, LockError> {
-    check_tls(primary)?;
-    let (name, primary) = name_and_primary(&with_lower_scheme(primary))
-        .map_err(|complaint| PRIMARY.refuse(complaint))?;
-    let mut sentinels = Vec::new();
-    for url in urls.iter().map(AsRef::as_ref) {
-        check_tls(url)?;
-        let added = add_url(&mut sentinels, &with_lower_scheme(url));
-        added.map_err(|complaint| SENTINEL.refuse(complaint))?;
-    }
-    if sentinels.is_empty() {
-        return Err(SENTINEL.refuse("no Sentinel is given; name each of them, three or more"));
-    }
-    Sentinels::new(name, primary, sentinels, settings)
-}
-
-fn name_and_primary(url: &str) -> Result<(String, ConnectionInfo), Complaint> {
-    let url = Hosts::of(url, TOPOLOGY)?.without_query()?;
-    let name = decoded(url.hosts, "the primary's name")?;
-    let complaint = if name.is_empty() {
-        "it has no name of a primary in place of the host"
-    } else if name.contains(':') {
-        "it has a port after the primary's name; the Sentinels supply the port"
-    } else if name.contains(',') {
-        "it has several names in place of the host; a client has one primary"
-    } else {
-        return Ok((name.into_owned(), primary(&url, url.path)?));
-    };
-    Err(complaint.into())
-}
-
 /// The connection settings of the primary, without its address.
 fn primary(url: &Hosts<'_>, db: &str) -> Result<ConnectionInfo, Complaint> {
     let info = url.shared()?;
     let settings = info.redis_settings().clone();
     let settings = settings.set_db(database(db.trim_end_matches('/'))?);
     Ok(for_locks(info.set_redis_settings(settings)))
-}
-
-fn add_url(sentinels: &mut Vec<ConnectionInfo>, url: &str) -> Result<(), Complaint> {
-    let url = Hosts::of(url, TOPOLOGY)?.without_query()?;
-    if !matches!(url.path, "" | "/") {
-        return Err("it has a path after the address; a Sentinel has no databases".into());
-    }
-    let shared = url.shared()?;
-    let settings = shared.redis_settings().clone();
-    add(sentinels, &shared, url.hosts, settings)
 }
 
 /// Adds the Sentinel at `host`, unless it is there already: a Sentinel that is named twice has one
@@ -178,8 +138,8 @@ fn address(text: &str) -> Result<(String, u16), Complaint> {
 }
 
 /// Parses the parameters, and returns their values in the order of [`PARAMETERS`].
-fn parameters(query: &str) -> Result<[Given<'_>; 4], Complaint> {
-    let mut values = [const { None }; 4];
+fn parameters(query: &str) -> Result<[Given<'_>; 5], Complaint> {
+    let mut values = [const { None }; 5];
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         let Some(index) = PARAMETERS.iter().position(|known| *known == name) else {
@@ -237,6 +197,8 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "rustls")]
+    use super::super::super::connection::endpoint::is_tls;
     use super::*;
 
     fn open(url: &str) -> Result<(Sentinels, RedisOptions), LockError> {
@@ -279,6 +241,7 @@ mod tests {
             (":hunter2@a/m?sentinel_user=ann", NO_PASSWORD),
             (":hunter2@a/m?sentinel_password", "no value"),
             (TWICE, "given twice"),
+            (":hunter2@a/m?sentinel_tls=yes", "neither true nor false"),
             (":hunter2@a/m?min_replicas=0", "at least 1"),
             (":hunter2@a/m?min_replicas=-1", "at least 1"),
             (":hunter2@a/m?min_replicas=many", "at least 1"),
@@ -339,52 +302,19 @@ mod tests {
         assert_eq!(kept.min_replicas, min_replicas);
     }
 
+    #[cfg(feature = "rustls")]
     #[test]
-    fn urls_of_each_say_the_same() {
-        let urls = [
-            "redis://:pw@10.0.0.1:7",
-            "redis://:pw@10.0.0.2",
-            "redis://:pw@10.0.0.2:26379/",
-        ];
-        let primary = "REDIS://app:secret@MyMaster/2";
-        let sentinels = open_each(primary, &urls, &RedisOptions::default()).unwrap();
-        assert_eq!(sentinels.name, "MyMaster");
-        let expected = ["10.0.0.1:7", "10.0.0.2:26379"];
-        assert!(sentinels.addresses().eq(expected), "{sentinels}");
-        let watching = &sentinels.sentinels[0].info;
-        assert_eq!(
-            login(&sentinels.primary.info),
-            (Some("app"), Some("secret"), 2)
-        );
-        assert_eq!(login(watching), (None, Some("pw"), 0));
-    }
-
-    #[test]
-    fn each_wrong_one_of_several_urls_has_a_message_of_its_own() {
-        let refusal = |primary: &str, sentinels: &[&str]| {
-            let opened = open_each(primary, sentinels, &RedisOptions::default());
-            opened.err().unwrap_or_else(|| panic!("{primary}"))
-        };
-        for (primary, words) in [
-            ("redis://:hunter2@", "no name of a primary"),
-            ("redis://:hunter2@mymaster:6379", "a port"),
-            ("redis://:hunter2@a,b", "one primary"),
-            ("redis://:hunter2@a/-1", "negative"),
-            ("redis://:hunter2@a?hunter2", "parameters"),
-            ("mymaster", "redis:// or rediss://"),
+    fn the_sentinels_may_use_tls_where_the_primary_does_not() {
+        for (url, of_primary, of_sentinels) in [
+            ("redis+sentinel://a/m", false, false),
+            ("rediss+sentinel://a/m", true, true),
+            ("redis+sentinel://a/m?sentinel_tls=true", false, true),
+            ("valkeys+sentinel://:p@a/m?sentinel_tls=false", true, false),
         ] {
-            let error = refusal(primary, &["redis://:hunter2@a"]);
-            PRIMARY.assert_refused(primary, &error, words);
-        }
-        for (sentinels, words) in [
-            (&["redis://:hunter2@b/0"][..], "no databases"),
-            (&["redis://b?hunter2=1"], "parameters"),
-            (&["redis://:hunter2@"], "a host is missing"),
-            (&["10.0.0.1:26379"], "redis:// or rediss"),
-            (&[], "no Sentinel is given"),
-        ] {
-            let error = refusal("redis://a", sentinels);
-            SENTINEL.assert_refused("", &error, words);
+            let (sentinels, _) = open(url).expect(url);
+            let is_tls = |info: &ConnectionInfo| is_tls(info.addr());
+            assert_eq!(is_tls(&sentinels.primary.info), of_primary, "{url}");
+            assert_eq!(is_tls(&sentinels.sentinels[0].info), of_sentinels, "{url}");
         }
     }
 }
