@@ -44,12 +44,9 @@ pub struct Instant(NonZeroU64);
 impl Instant {
     /// Returns the current time. It never goes back.
     pub fn now() -> Self {
-        // In this order, as the readings may be apart: see `suspended_at`.
-        #[cfg(unix)]
-        let uptime = suspension::uptime_nanos();
         let awake = Self::awake_at(tokio::time::Instant::now().into_std());
         #[cfg(unix)]
-        let awake = Self((awake.0).saturating_add(suspension::suspended_at(uptime, awake)));
+        let awake = Self((awake.0).saturating_add(suspension::suspended_at(awake)));
         awake
     }
 

@@ -20,6 +20,11 @@ use super::Instant;
 /// Delays between readings that are no suspension, in nanoseconds.
 const APART: u64 = 1_000_000;
 
+/// The time between two looks at both clocks, in nanoseconds without suspended time. The reading of
+/// a clock is dear beside a lock in this process. A lock that is judged by a look this old is as
+/// good as one that was judged at that look, before the suspension.
+const PAUSE: u64 = 100_000;
+
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UPTIME: ClockId = ClockId::Boottime;
 /// Counts suspension on Apple's systems, where that of `std` is another one.
@@ -34,8 +39,7 @@ pub fn uptime() -> Duration {
     Duration::from_nanos(uptime_nanos())
 }
 
-/// The same in nanoseconds.
-pub(super) fn uptime_nanos() -> u64 {
+fn uptime_nanos() -> u64 {
     let time = clock_gettime(UPTIME);
     (time.tv_sec as u64).saturating_mul(1_000_000_000) + time.tv_nsec as u64
 }
@@ -46,13 +50,18 @@ pub fn suspended() -> Duration {
     Duration::from_nanos(CLOCKS.look())
 }
 
-/// The same in nanoseconds, as of `uptime` and `awake`, which was read thereafter. The second one
-/// may be that of a clock that a test has paused.
-pub(super) fn suspended_at(uptime: u64, awake: Instant) -> u64 {
-    let seen = CLOCKS.seen();
-    match CLOCKS.ahead(uptime, awake) > seen.saturating_add(APART) {
-        true => CLOCKS.look(),
-        false => seen,
+/// The same in nanoseconds, as of the latest look, which is at most [`PAUSE`] before `awake`: the
+/// time of Tokio's clock, which a test may have paused.
+pub(super) fn suspended_at(awake: Instant) -> u64 {
+    /// The time of the latest look. Relaxed, because no other memory depends on it.
+    static LOOKED: AtomicU64 = AtomicU64::new(0);
+    let awake = awake.0.get();
+    match awake.wrapping_sub(LOOKED.load(Ordering::Relaxed)) {
+        ..PAUSE => CLOCKS.seen(),
+        PAUSE.. => {
+            LOOKED.store(awake, Ordering::Relaxed);
+            CLOCKS.look()
+        }
     }
 }
 
