@@ -1,6 +1,6 @@
 //! The records and messages of a store of records.
 
-use super::super::{
+use super::{
     RecordName, Timestamp, news,
     step::{body::Body, clock::Clock},
 };

@@ -1,4 +1,5 @@
-//! Tests of a store of locks: the promises of the trait [`Store`], for implementations of your own.
+//! Tests of a store of locks, such as a `RecordStore` over a database of your own: the promises of
+//! the trait [`Store`].
 //!
 //! They are the tests that the stores of lock-runtime pass.
 //!
@@ -147,34 +148,28 @@
 #[macro_use]
 mod list;
 
-mod abandon;
-mod cancellation;
-mod contention;
-mod events;
+mod ending;
 mod exclusion;
 mod fences;
-mod hand_off;
 mod intercepted;
 mod leases;
 mod model;
 mod operators;
-mod queue;
 #[cfg(feature = "records")]
 mod records;
-mod repeated;
-mod reservations;
 mod results;
 #[doc(hidden)]
 #[allow(missing_docs, reason = "not public")]
 pub mod storm;
 mod subject;
+mod waiting;
 
 use std::sync::Arc;
 
 use lock_runtime::store::Store;
 
 #[doc(hidden)]
-pub use self::cancellation::cancelled;
+pub use self::ending::cancellation::cancelled;
 #[cfg(feature = "records")]
 pub use self::records::{
     conflicts_are_in_the_order_of_their_changes, reads_show_many_records_and_large_ones,
@@ -183,19 +178,20 @@ pub use self::records::{
     the_clock_goes_on_for_all_clients,
 };
 pub use self::{
-    abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},
-    cancellation::{
-        dropped_acquires_leave_nothing, dropped_calls_leave_the_lock_held,
-        dropped_releases_free_the_lock,
+    ending::{
+        abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},
+        cancellation::{
+            dropped_acquires_leave_nothing, dropped_calls_leave_the_lock_held,
+            dropped_releases_free_the_lock,
+        },
+        repeated::{
+            only_the_holder_releases_its_lock, repeated_calls_do_nothing_more,
+            several_keys_are_acquired_together,
+        },
+        reservations::min_hold_outlives_lost_releases,
     },
-    contention::contenders_exclude_each_other,
-    events::events_that_are_lost_doubled_or_late_do_no_harm,
     exclusion::holders_exclude_each_other,
     fences::fencing_tokens_increase,
-    hand_off::{
-        a_silent_waiter_is_skipped_and_later_removed, grants_from_the_queue_are_pushed,
-        grants_from_the_queue_are_short,
-    },
     leases::{
         an_ended_lease_is_gone_for_good, leases_end_by_themselves, renewals_never_shorten_a_lease,
     },
@@ -204,13 +200,16 @@ pub use self::{
         inspections_show_holders_and_waiters, lists_contain_every_held_lock,
         revocations_take_the_lock_away,
     },
-    queue::{a_freed_lock_goes_to_the_next_waiter, waiters_are_served_in_order},
-    repeated::{
-        only_the_holder_releases_its_lock, repeated_calls_do_nothing_more,
-        several_keys_are_acquired_together,
-    },
-    reservations::min_hold_outlives_lost_releases,
     results::results_are_kept,
+    waiting::{
+        contention::contenders_exclude_each_other,
+        events::events_that_are_lost_doubled_or_late_do_no_harm,
+        hand_off::{
+            a_silent_waiter_is_skipped_and_later_removed, grants_from_the_queue_are_pushed,
+            grants_from_the_queue_are_short,
+        },
+        queue::{a_freed_lock_goes_to_the_next_waiter, waiters_are_served_in_order},
+    },
 };
 
 /// The variable with the seed of random choices.

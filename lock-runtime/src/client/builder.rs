@@ -343,7 +343,8 @@ impl LockClientBuilder {
         self.connect_lazy("memory:")
     }
 
-    /// Creates a client of a custom [`Store`].
+    /// Creates a client of a store of your own, such as a
+    /// [`RecordStore`](crate::store::RecordStore).
     ///
     /// # Errors
     /// `InvalidSpec` for invalid settings, and for those of a server, which the store would not

@@ -186,7 +186,8 @@ impl LockClient {
         LockClientBuilder::default()
     }
 
-    /// Creates a client of a custom [`Store`].
+    /// Creates a client of a store of your own, such as a
+    /// [`RecordStore`](crate::store::RecordStore).
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self::builder().build(store)
     }

@@ -36,8 +36,8 @@ use crate::{
     request::spec::{LockSpec, Mode, OnLost},
     shell::call::perform,
     shell::core::log_loss,
-    shell::on_drop::OnDrop,
     shell::runtime,
+    shell::sync::OnDrop,
 };
 
 /// A held lock. It is renewed in the background until it is released or dropped.

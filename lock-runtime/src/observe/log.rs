@@ -14,8 +14,8 @@ use tokio::runtime::{Handle, Id};
 use tracing::{Dispatch, dispatcher};
 
 use crate::{
-    shell::on_drop::OnDrop,
     shell::runtime,
+    shell::sync::OnDrop,
     shell::sync::lock,
     shell::time::{Instant, sleep_until},
 };

@@ -29,8 +29,8 @@ use crate::{
     request::spec::{LockKind, Terms, Wait},
     shell::call::{perform, within},
     shell::core::{Core, State},
-    shell::on_drop::OnDrop,
     shell::runtime,
+    shell::sync::OnDrop,
     shell::time::{Instant, sleep_until},
     store::StoreError,
 };

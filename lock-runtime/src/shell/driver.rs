@@ -27,8 +27,8 @@ use crate::{
     shell::call::{perform, within},
     shell::core::{Core, State},
     shell::keeper::{self, Watched},
-    shell::on_drop::OnDrop,
     shell::runtime,
+    shell::sync::OnDrop,
     shell::time::{Instant, sleep_until},
     store::{Identity, StoreError},
 };

@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::{
     observe::log,
-    shell::on_drop::OnDrop,
+    shell::sync::OnDrop,
     shell::sync::lock,
     shell::time::{Instant, suspended, timeout_at},
 };

@@ -7,11 +7,11 @@ pub(crate) mod call;
 pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod keeper;
-pub(crate) mod on_drop;
 pub(crate) mod random;
 pub mod rt;
 pub(crate) mod runtime;
 #[cfg(test)]
+#[path = "../../sim/shell/simulated.rs"]
 pub(crate) mod simulated;
 pub(crate) mod sync;
 pub mod time;

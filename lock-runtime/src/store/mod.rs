@@ -1,12 +1,13 @@
-//! Lock stores: the [`Store`] trait and its implementations.
-//!
-//! [`MemoryStore`] is the reference: the same sequence of operations on it and on any other
-//! store gives the same replies. The trait deals with single acquisitions ([`Hold`]s),
-//! which are identified by their tokens. The wait queues within this process, renewal and
-//! retries are up to the runtime.
-//!
-//! A store may be called from any task, and **any of its futures may be dropped** at any await
-//! point. The outcome is then unknown to the caller, which calls [`Store::abandon`].
+//! Lock stores: their options and errors, what operators see of them, and [`records`] for a
+//! database of your own.
+
+// The contract of stores is the trait `Store`. `MemoryStore` is the reference: the same sequence of
+// operations on it and on any other store gives the same replies. The trait deals with single
+// acquisitions (`Hold`s), which are identified by their tokens. The wait queues within this process,
+// renewal and retries are up to the runtime.
+//
+// A store may be called from any task, and any of its futures may be dropped at any await point. The
+// outcome is then unknown to the caller, which calls `Store::abandon`.
 
 use std::{
     any::Any,
@@ -34,7 +35,7 @@ mod identity;
 mod inspection;
 mod limits;
 mod listing;
-pub mod memory;
+mod memory;
 mod message;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) mod namespace;
@@ -51,31 +52,34 @@ pub(crate) mod table;
 pub mod zookeeper;
 
 pub use error::{StoreError, StoreErrorKind};
-pub use event::{Listener, Listeners, StoreEvent};
-// Only a majority of stores uses them; they may change in any minor release.
-#[doc(hidden)]
-pub use hand_off::{HandOff, Heir};
 pub use identity::{ClientId, HolderId, Identity};
 pub(crate) use identity::{default_name, presentable};
-pub use inspection::{Holder, Inspection, RevokeReply, RevokeScope, Waiter};
+pub use inspection::{Holder, Inspection, RevokeReply, Waiter};
 pub use limits::Limits;
-pub use listing::{Cursor, Page};
-pub use memory::MemoryStore;
+pub use message::KeyPart;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
-pub use message::{
-    AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, Hold, IfBusy, KeyPart, KeyRequest,
-    NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, Token,
-};
-#[doc(hidden)]
-pub use message::{MAX_PROPOSAL_SKEW, RaiseReply};
-#[doc(hidden)]
-pub use quorum::QuorumStore;
+// The contract between a client and a store, see `Store`. It may change in any minor release.
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
 pub use records::{RecordStore, Records};
+#[doc(hidden)]
+pub use {
+    event::{Listener, Listeners, StoreEvent},
+    hand_off::{HandOff, Heir},
+    inspection::RevokeScope,
+    listing::{Cursor, Page},
+    memory::MemoryStore,
+    message::{
+        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, Hold, IfBusy, KeyRequest,
+        MAX_PROPOSAL_SKEW, NextHolder, PollReply, RaiseReply, Release, ReleaseReply, RenewReply,
+        Renewal, Token,
+    },
+    quorum::QuorumStore,
+};
 
+#[doc(hidden)]
 pub use crate::shell::time::Instant;
 
 /// A call in progress, with its reply or an error.
@@ -114,8 +118,10 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 ///
 /// # Stability
 ///
-/// This trait changes as the rest of the API does: an incompatible change is a new major version.
-/// For a database, implement [`records::Records`] instead, with the feature `records`.
+/// This trait and the types of its methods are **hidden**, and may change in any minor release: each
+/// mode and each topology has added to them. For a database, implement [`records::Records`], with
+/// the feature `records`.
+#[doc(hidden)]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants the lock, queues the request or refuses it.
     ///

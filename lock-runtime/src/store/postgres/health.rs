@@ -201,7 +201,6 @@ fn public_functions(functions: &str) -> Finding {
         "every role with the right `usage` on the schema lock_runtime may execute its functions \
          {functions}"
     );
-    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema, and \
-                  lock_runtime::fencing::MIGRATION where `fenced` is used";
+    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema";
     Finding::new(Severity::Warning, "public_functions", message, remedy)
 }

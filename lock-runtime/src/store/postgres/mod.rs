@@ -55,13 +55,21 @@ use crate::{
 
 pub use self::settings::PostgresOptions;
 
-/// The statements that create the schema of the locks, and the function `guard`.
+/// The migration that creates the schema of the locks, with the functions `guard` and `fenced`.
 ///
-/// A client executes them when it connects, if its user may create a schema. Execute them in a
-/// migration otherwise. They are one statement, which can be repeated.
-pub const MIGRATION: &str = include_str!("schema.sql");
+/// A client executes it when it connects, but for [`fencing::MIGRATION`], if its user may create a
+/// schema. Execute it otherwise: by the simple query protocol, in a transaction or alone, and again
+/// with each new version of this library.
+///
+/// [`fencing::MIGRATION`]: crate::fencing::MIGRATION
+pub const MIGRATION: &str = concat!(
+    include_str!("schema.sql"),
+    include_str!("../../guard/fencing/fencing.sql")
+);
 
-/// The version of [`MIGRATION`].
+/// The part of [`MIGRATION`] that the store needs.
+const SCHEMA: &str = include_str!("schema.sql");
+/// The version of [`SCHEMA`].
 const VERSION: i32 = 7;
 /// The records in one page of a list.
 const PAGE: i64 = 500;

@@ -20,7 +20,7 @@ use crate::{
         Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
     },
     shell::call::{only, within},
-    shell::on_drop::OnDrop,
+    shell::sync::OnDrop,
     shell::sync::lock,
     shell::time::{Instant, sleep_until, timeout_at},
     store::{QuorumMember, StoreError, StoreEvent, Token},

@@ -6,6 +6,7 @@
 mod adapter;
 mod execution;
 #[cfg(test)]
+#[path = "../../../fuzz/records.rs"]
 mod fuzz;
 #[cfg(any(feature = "postgres", feature = "etcd"))]
 pub(super) mod groups;

@@ -19,7 +19,7 @@ use crate::{
     observe::log,
     shell::{
         keeper,
-        on_drop::OnDrop,
+        sync::OnDrop,
         sync::lock,
         time::{Instant, sleep_until},
     },

@@ -79,7 +79,7 @@ use super::{
     namespace::check_namespace,
     remote::{Connecting, cannot_keep_locks, connect_within, outage},
 };
-use crate::{error::LockError, shell::on_drop, shell::runtime};
+use crate::{error::LockError, shell::runtime, shell::sync};
 
 pub use self::settings::RedisOptions;
 

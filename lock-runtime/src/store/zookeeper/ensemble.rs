@@ -12,7 +12,7 @@ use tokio::sync::Mutex as Queue;
 
 use super::{error, jute::Access, session::Session, settings::Target};
 use crate::{
-    shell::{on_drop::OnDrop, sync::lock, time::Instant},
+    shell::{sync::OnDrop, sync::lock, time::Instant},
     store::StoreError,
 };
 

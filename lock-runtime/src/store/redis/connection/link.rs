@@ -17,7 +17,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 
 use super::{
-    super::{error, on_drop::OnDrop, topology::quarantine::Tenure},
+    super::{error, sync::OnDrop, topology::quarantine::Tenure},
     Connection,
     connector::Connector,
     endpoint::Driver,

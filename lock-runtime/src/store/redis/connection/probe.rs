@@ -9,8 +9,8 @@ use tokio::{runtime::Handle, time::sleep};
 use super::metered;
 use super::{
     super::{
-        on_drop::OnDrop,
         outage::{InOutage, Restored},
+        sync::OnDrop,
         topology::sentinel::Named,
     },
     Connection, Failed,

@@ -25,8 +25,8 @@ use super::{
     super::{
         connection::{Connection, Failed, Repeat, metered},
         error::unavailable,
-        on_drop::OnDrop,
         script,
+        sync::OnDrop,
     },
     Call, Field, Script,
 };

@@ -20,9 +20,9 @@ use tokio::{sync::oneshot, time::timeout};
 use super::super::{
     connection::{Connection, is_unknown_script},
     error::unavailable,
-    on_drop::OnDrop,
     script::{self, Call, names::Names, reply::unexpected},
     settings::MinReplicas,
+    sync::OnDrop,
 };
 use crate::{
     observe::text::Short,

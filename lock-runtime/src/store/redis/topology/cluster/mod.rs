@@ -44,7 +44,6 @@ use super::{
             pushes::Pushes,
         },
         error::unavailable,
-        on_drop::OnDrop,
         operator::acl::AclLine,
         outage::{InOutage, Outage},
         script::{
@@ -52,6 +51,7 @@ use super::{
             names::{format_name, lock_name},
         },
         settings::RedisOptions,
+        sync::OnDrop,
     },
     servers::{Answer, Freed},
     target::Target,

@@ -10,7 +10,7 @@ use super::{
     Cluster, Map, Node, PATIENCE,
     slots::{Slot, Slots},
 };
-use crate::store::redis::{CONNECT, on_drop::OnDrop};
+use crate::store::redis::{CONNECT, sync::OnDrop};
 use crate::{
     observe::log,
     shell::{

@@ -38,7 +38,7 @@ use crate::store::redis::{
         login::Authentication,
     },
     error,
-    on_drop::OnDrop,
+    sync::OnDrop,
     topology::target::Target,
 };
 use crate::{

@@ -10,7 +10,7 @@ use std::{
 use lock_runtime::{LockClient, LockGuard, store::Store, time::Instant};
 use tokio::{sync::Mutex, task::yield_now, time::sleep};
 
-use super::subject::{LONG, Subject, in_time, promise, skipped, unique};
+use crate::subject::{LONG, Subject, in_time, promise, skipped, unique};
 
 const FREED: &str = "a dropped future leaves its lock to others, long before the lease ends";
 const KEPT: &str = "a dropped future leaves a held lock with its holder";

@@ -1,11 +1,8 @@
 //! Records and messages that no client has written: damaged, or made to do harm. Every rule reads
 //! them without a panic, and grants no number twice.
 //!
-//! `LOCK_TESTS_STORM=400 cargo test -p lock-runtime --all-features --lib records::fuzz` takes ten
+//! `LOCK_TESTS_STORM=400 cargo test -p lock-runtime --all-features --lib records::tests` takes ten
 //! minutes. `LOCK_TESTS_SEED=n` begins with another record.
-
-#[path = "../../../fuzz/records.rs"]
-mod bytes;
 
 use std::{collections::BTreeMap, env, num::NonZeroU32, str::FromStr, time::Duration};
 

@@ -10,7 +10,7 @@ use lock_runtime::{
 };
 use tokio::{runtime::Handle, sync::Mutex, time::sleep};
 
-use super::{
+use crate::{
     intercepted::{Intercepted, Pass},
     subject::{LONG, Subject, beside, fresh_key, in_time, promise},
 };

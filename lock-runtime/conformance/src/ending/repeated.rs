@@ -10,7 +10,7 @@ use lock_runtime::{
     },
 };
 
-use super::subject::{IMPRECISE, Subject, beside, fresh_hold, in_time, promise, request};
+use crate::subject::{IMPRECISE, Subject, beside, fresh_hold, in_time, promise, request};
 
 const ONCE: &str = "a call that is repeated does no more than the first one";
 

@@ -1,5 +1,7 @@
 //! A database in memory, with a clock of its own and behind links of any length.
 
+mod damaged;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,

@@ -16,7 +16,7 @@ use lock_runtime::{
 };
 use tokio::task::JoinSet;
 
-use super::{
+use crate::{
     intercepted::{Fate, Intercepted},
     subject::{LONG, Subject, in_time, promise, unique},
 };

@@ -19,11 +19,11 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
+use crate::subject::lock;
+use crate::{
     storm::{Grant, History},
     subject::{Subject, TWO_PERMITS, beside, fresh_key, in_time, promise},
 };
-use crate::subject::lock;
 
 /// The number of connections, and of the tasks that use each of them.
 const CONNECTIONS: usize = 3;

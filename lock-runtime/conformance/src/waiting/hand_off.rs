@@ -12,7 +12,7 @@ use lock_runtime::{
 };
 use tokio::{sync::mpsc, time::sleep};
 
-use super::subject::{IMPRECISE, Subject, beside, fresh_hold, in_time, promise, skipped};
+use crate::subject::{IMPRECISE, Subject, beside, fresh_hold, in_time, promise, skipped};
 
 const SKIPPED: &str = "a silent waiter is skipped, and served again when it polls";
 const REMOVED: &str = "a waiter that is silent for long is removed";

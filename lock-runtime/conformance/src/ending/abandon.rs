@@ -10,10 +10,8 @@ use lock_runtime::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{
-    cancellation::cancelled,
-    subject::{Subject, beside, conflicting, fresh_hold, in_time, promise},
-};
+use super::cancellation::cancelled;
+use crate::subject::{Subject, beside, conflicting, fresh_hold, in_time, promise};
 
 const PROMISE: &str =
     "a request has no effect after its deadline and an abandonment that followed it";

@@ -11,7 +11,7 @@ use lock_runtime::{
     },
 };
 
-use super::subject::{
+use crate::subject::{
     Subject, TWO_PERMITS, beside, conflicting, fresh_hold, in_time, promise, request,
 };
 

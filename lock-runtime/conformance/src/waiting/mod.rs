@@ -1,0 +1,6 @@
+//! Promises about requests that wait, and about those that are granted their lock in turn.
+
+pub(crate) mod contention;
+pub(crate) mod events;
+pub(crate) mod hand_off;
+pub(crate) mod queue;
