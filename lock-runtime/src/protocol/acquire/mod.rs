@@ -353,11 +353,13 @@ impl Session {
     fn wait_in_queue(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Result<Step, Refused> {
         self.acquisitions[id].entered = cx.now;
         match self.enter(id) {
-            Ok(true) => Ok(self.decide(id, cx)),
-            Ok(false) => {
-                let acquisition = &self.acquisitions[id];
-                cx.debug(|| Note::Behind(acquisition.key.clone()));
-                Ok(acquisition.wakes(cx.now + LockSpec::MAX_LEASE))
+            Ok(is_first) => {
+                if !is_first {
+                    cx.debug(|| Note::Behind(self.acquisitions[id].key.clone()));
+                }
+                // The lock may be done already: an input of another thread comes earlier than this
+                // one, although it is of a later time.
+                Ok(self.decide(id, cx))
             }
             Err(refused) => {
                 self.acquisitions.remove(id);
