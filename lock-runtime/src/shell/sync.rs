@@ -1,5 +1,4 @@
-//! Mutex locking, and what is done when a scope, a future or a task ends early, in one place for the
-//! whole crate.
+//! The locking of a mutex, and a function that runs when a scope, a future or a task ends early.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -3,11 +3,11 @@
 
 // The contract of stores is the trait `Store`. `MemoryStore` is the reference: the same sequence of
 // operations on it and on any other store gives the same replies. The trait deals with single
-// acquisitions (`Hold`s), which are identified by their tokens. The wait queues within this process,
-// renewal and retries are up to the runtime.
+// acquisitions (`Hold`s), which are identified by their tokens. The wait queues within this
+// process, renewal and retries are up to the runtime.
 //
-// A store may be called from any task, and any of its futures may be dropped at any await point. The
-// outcome is then unknown to the caller, which calls `Store::abandon`.
+// A store may be called from any task, and any of its futures may be dropped at any await point.
+// The outcome is then unknown to the caller, which calls `Store::abandon`.
 
 use std::{
     any::Any,
@@ -118,9 +118,9 @@ pub type Replies<'a, T> = BoxFuture<'a, Vec<Result<T, StoreError>>>;
 ///
 /// # Stability
 ///
-/// This trait and the types of its methods are **hidden**, and may change in any minor release: each
-/// mode and each topology has added to them. For a database, implement [`records::Records`], with
-/// the feature `records`.
+/// This trait and the types of its methods are **hidden**, and may change in any minor release:
+/// each mode and each topology has added to them. For a database, implement [`records::Records`],
+/// with the feature `records`.
 #[doc(hidden)]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Grants the lock, queues the request or refuses it.
