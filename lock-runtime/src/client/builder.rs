@@ -340,7 +340,9 @@ impl LockClientBuilder {
     /// # Errors
     /// `InvalidSpec` for invalid settings, such as the defaults.
     pub fn build_in_memory(self) -> Result<LockClient, LockError> {
-        self.connect_lazy("memory:")
+        self.check()?;
+        let opened = self.open_in_memory()?;
+        Ok(self.build(opened.store))
     }
 
     /// Creates a client of a store of your own, such as a

@@ -141,7 +141,7 @@ impl LockClient {
     /// - `redis://[[user]:password@]host[:port][/db]` or `unix:///path`: one Redis server.
     /// - `redis+sentinel://[[user]:password@]host[:26379][,host...]/name[/db]`: the primary that
     ///   the Sentinels know as `name`. Optional parameters: `sentinel_user`, `sentinel_password`,
-    ///   `sentinel_tls=true`, `min_replicas=1`, `replica_timeout=50ms`.
+    ///   `sentinel_tls` (`true` or `false`), `min_replicas=1`, `replica_timeout=50ms`.
     /// - `redis+cluster://[[user]:password@]host[:port][,host...]`: a Redis Cluster, found
     ///   through any of its nodes.
     /// - `redlock:redis://..,redis://..,redis://..`: several independent servers, of which a

@@ -35,7 +35,7 @@ use crate::{
 #[cfg(feature = "redis")]
 const SHORTEST_LIFE_OF_SEVERAL: Duration = Duration::from_secs(300);
 
-/// A store, and what connects.
+/// A store, and the part of it that connects.
 pub(super) struct Opened {
     pub(super) store: Arc<dyn Store>,
     pub(super) servers: Arc<dyn Connecting>,
@@ -63,10 +63,7 @@ impl LockClientBuilder {
             return Ok(opened);
         }
         match Scheme::of(url)? {
-            Scheme::Memory => {
-                self.refuse_replicas("a store in this process has none")?;
-                Ok(Opened::new(MemoryStore::new()))
-            }
+            Scheme::Memory => self.open_in_memory(),
             #[cfg(feature = "postgres")]
             Scheme::Postgres => {
                 self.refuse_replicas(
@@ -141,6 +138,12 @@ impl LockClientBuilder {
         #[cfg(not(feature = "redis"))]
         let _ = reason;
         Ok(())
+    }
+
+    /// Creates a store in this process.
+    pub(super) fn open_in_memory(&self) -> Result<Opened, LockError> {
+        self.refuse_replicas("a store in this process has none")?;
+        Ok(Opened::new(MemoryStore::new()))
     }
 
     /// Opens the store at a URL whose scheme the application has added.

@@ -79,7 +79,8 @@ pub(super) enum Scheme {
 }
 
 impl Scheme {
-    /// The kind of store at `url`. What no other store takes is for Redis to refuse.
+    /// The kind of store at `url`. Any other URL counts as one of Redis, which refuses it if it is
+    /// wrong.
     ///
     /// # Errors
     /// `InvalidUrl` for an in-memory store with an address.
@@ -123,11 +124,14 @@ pub(super) fn names_a_server(url: &str) -> bool {
     url.contains("://") && !is_of(url, &["memory"])
 }
 
-/// Returns whether the URL names Redis servers with TLS, or several URLs one of which does.
+/// Returns whether the URL names Redis servers or Sentinels with TLS, or several URLs one of which
+/// does.
 pub(super) fn is_tls_of_redis(url: &str) -> bool {
     let is_tls = |url: &str| {
-        let base = parts(url).0.split('+').next().unwrap_or_default();
-        is_of(base, &["rediss", "valkeys"])
+        let (base, topology) = parts(url).0.split_once('+').unwrap_or((parts(url).0, ""));
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        let asks = query.split('&').any(|it| it == "sentinel_tls=true");
+        is_of(base, &["rediss", "valkeys"]) || asks && topology.eq_ignore_ascii_case("sentinel")
     };
     match is_of(url, &["redlock"]) {
         true => parts(url)
@@ -163,6 +167,7 @@ mod tests {
             "REDISS://host",
             "valkeys+cluster://host",
             "rediss+sentinel://a,b/name",
+            "redis+sentinel://a,b/name?min_replicas=1&sentinel_tls=true",
             "Redlock:redis://a,Rediss://b,redis://c",
         ] {
             assert!(is_tls_of_redis(tls), "{tls}");
@@ -171,6 +176,8 @@ mod tests {
             "redis://rediss-host",
             "redis://a:rediss@host",
             "redis://:a,rediss:b@host",
+            "redis+sentinel://a/name?sentinel_tls=false",
+            "redis://host?sentinel_tls=true",
             "memory:",
             "redlock",
         ] {

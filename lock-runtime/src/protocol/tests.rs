@@ -753,7 +753,7 @@ fn a_result_answers_the_waiters_that_had_come_before_the_call() {
     assert!(bench.woken.contains(&before[1]));
     assert!(is_done(&bench.resume(before[1])));
     // One that came before the call, and whose thread was late.
-    bench.now = bench.now - 3 * MILLI;
+    bench.now -= 3 * MILLI;
     let (_, step) = bench.begin(&WRITER).unwrap();
     assert!(is_done(&step), "{step:?}");
     bench.now += 3 * MILLI;

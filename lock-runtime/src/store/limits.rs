@@ -18,22 +18,20 @@ pub struct Limits {
     /// The longest lease: 24 h by default, the longest of any [`LockSpec`](crate::LockSpec). A
     /// `min_hold` cannot be longer either.
     pub longest_lease: Duration,
-    /// The largest number of keys in one call of [`acquire_all`](super::Store::acquire_all).
-    /// `None`, the default, for no limit. Permits do not count: they are acquired one by one.
+    /// The largest number of keys that one call acquires. `None`, the default, for no limit.
+    /// Permits do not count: they are acquired one by one.
     pub keys_at_once: Option<NonZeroUsize>,
-    /// Whether [`acquire_all`](super::Store::acquire_all) acquires keys one after the other;
-    /// `false` by default. If so, the caller waits for as long as a call for each key may take, and
-    /// at most for half of the lease. The store limits the time of each key.
+    /// Whether a call acquires several keys one after the other; `false` by default. If so, the
+    /// caller waits for as long as a call for each key may take, and at most for half of the lease.
+    /// The store limits the time of each key.
     pub in_turn: bool,
     /// Whether the store grants permits; `true` by default.
     pub permits: bool,
-    /// Whether the store keeps results ([`Release::result`](super::Release::result)); `false` by
+    /// Whether the store keeps results ([`LockClient::once`](crate::LockClient::once)); `false` by
     /// default.
     pub results: bool,
-    /// Whether the store sends [`StoreEvent`](super::StoreEvent)s; `true` by default. Without
-    /// them, waiters find their grants by polling, and poll sooner at first, and holders notice a
-    /// revocation at their next renewal. [`sends_events`](super::Store::sends_events) may say
-    /// otherwise for the present.
+    /// Whether the store sends messages; `true` by default. Without them, waiters find their grants
+    /// by polling, and poll sooner at first, and holders notice a revocation at their next renewal.
     pub push: bool,
 }
 

@@ -203,7 +203,8 @@ impl Settings {
         if let Some(name) = CERTIFICATES.iter().find(|name| set.contains(name))
             && !is_tls_of_redis(&url)
         {
-            let complaint = "it has no effect, as LOCK_URL does not begin with rediss://";
+            let complaint = "it has no effect, as LOCK_URL does not begin with rediss:// (or ask for \
+                             sentinel_tls=true)";
             return Err(invalid(name, complaint));
         }
         builder.check().map_err(|error| blame(error, &set))?;

@@ -15,8 +15,7 @@ pub use client::{FencingError, fenced, guard, guard_named, install};
 /// `fenced`.
 ///
 /// It is one statement for the simple query protocol. It may run in a transaction or alone, in
-/// several processes at once, and again. Its comment names the rights that other roles need. The
-/// migration of the store in PostgreSQL (`store::postgres::MIGRATION`) contains it.
+/// several processes at once, and again. Its comment names the rights that other roles need.
 pub const MIGRATION: &str = include_str!("fencing.sql");
 
 /// The SQLSTATE with which a stale fencing token is refused: `LK001`.

@@ -50,6 +50,13 @@ impl Instant {
         awake
     }
 
+    /// Same as [`now`](Self::now), which may not have seen a suspension of a moment ago: for times
+    /// that make another one too long if they are too early.
+    pub(crate) fn exactly_now() -> Self {
+        suspended();
+        Self::now()
+    }
+
     /// Returns the instant without suspended time.
     fn awake_at(now: std::time::Instant) -> Self {
         let first = *FIRST;

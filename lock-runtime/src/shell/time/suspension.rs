@@ -22,7 +22,8 @@ const APART: u64 = 1_000_000;
 
 /// The time between two looks at both clocks, in nanoseconds without suspended time. The reading of
 /// a clock is dear beside a lock in this process. A lock that is judged by a look this old is as
-/// good as one that was judged at that look, before the suspension.
+/// good as one that was judged at that look, before the suspension. The beginning of a quarantine,
+/// and the readings of a server's clock, look in any case ([`Instant::exactly_now`]).
 const PAUSE: u64 = 100_000;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -53,16 +54,22 @@ pub fn suspended() -> Duration {
 /// The same in nanoseconds, as of the latest look, which is at most [`PAUSE`] before `awake`: the
 /// time of Tokio's clock, which a test may have paused.
 pub(super) fn suspended_at(awake: Instant) -> u64 {
-    /// The time of the latest look. Relaxed, because no other memory depends on it.
+    /// A time before the latest look.
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     let awake = awake.0.get();
-    match awake.wrapping_sub(LOOKED.load(Ordering::Relaxed)) {
-        ..PAUSE => CLOCKS.seen(),
-        PAUSE.. => {
-            LOOKED.store(awake, Ordering::Relaxed);
-            CLOCKS.look()
-        }
+    if !is_due(LOOKED.load(Ordering::Acquire), awake) {
+        return CLOCKS.seen();
     }
+    let seen = CLOCKS.look();
+    // After the look, so that another thread that reads this time also reads the suspension.
+    LOOKED.store(awake, Ordering::Release);
+    seen
+}
+
+/// Returns whether a look at `looked` is too old. A time that is earlier is that of another clock,
+/// which a test has paused.
+pub(super) fn is_due(looked: u64, awake: u64) -> bool {
+    awake.wrapping_sub(looked) >= PAUSE
 }
 
 /// Both clocks.

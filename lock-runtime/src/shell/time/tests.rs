@@ -25,6 +25,21 @@ async fn the_time_goes_on_with_tokio_s_clock_and_in_suspension() {
     assert_eq!(suspended(), HOUR);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_look_serves_for_a_tenth_of_a_millisecond() {
+    use super::suspension::is_due;
+    for (looked, awake, expected) in [
+        (0, 1 << 62, true),
+        (5_000_000, 5_000_000, false),
+        (5_000_000, 5_099_999, false),
+        (5_000_000, 5_100_000, true),
+        (5_000_000, 4_999_999, true),
+    ] {
+        assert_eq!(is_due(looked, awake), expected, "{looked} {awake}");
+    }
+}
+
 /// The clock is paused, so that the background task notices nothing before the first look.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_was_suspended_knows_at_the_first_look() -> Result<(), LockError> {

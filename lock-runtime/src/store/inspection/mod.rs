@@ -20,7 +20,7 @@ pub enum RevokeScope {
     Holder(HolderId),
 }
 
-/// The reply to [`Store::revoke`](super::Store::revoke).
+/// The reply to [`LockClient::revoke`](crate::LockClient::revoke).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeReply {

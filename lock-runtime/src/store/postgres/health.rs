@@ -201,6 +201,7 @@ fn public_functions(functions: &str) -> Finding {
         "every role with the right `usage` on the schema lock_runtime may execute its functions \
          {functions}"
     );
-    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema";
+    let remedy = "execute lock_runtime::store::postgres::MIGRATION as the owner of the schema, and \
+                  lock_runtime::fencing::MIGRATION where `fenced` is used";
     Finding::new(Severity::Warning, "public_functions", message, remedy)
 }

@@ -55,21 +55,15 @@ use crate::{
 
 pub use self::settings::PostgresOptions;
 
-/// The migration that creates the schema of the locks, with the functions `guard` and `fenced`.
+/// The statements that create the schema of the locks, and the function `guard`. Those of the
+/// function `fenced` are apart ([`fencing::MIGRATION`](crate::fencing::MIGRATION)), as not every
+/// role that uses locks may compare the tokens of all resources.
 ///
-/// A client executes it when it connects, but for [`fencing::MIGRATION`], if its user may create a
-/// schema. Execute it otherwise: by the simple query protocol, in a transaction or alone, and again
-/// with each new version of this library.
-///
-/// [`fencing::MIGRATION`]: crate::fencing::MIGRATION
-pub const MIGRATION: &str = concat!(
-    include_str!("schema.sql"),
-    include_str!("../../guard/fencing/fencing.sql")
-);
+/// A client executes them when it connects, if its user may create a schema. Execute them in a
+/// migration otherwise. They are one statement, which can be repeated.
+pub const MIGRATION: &str = include_str!("schema.sql");
 
-/// The part of [`MIGRATION`] that the store needs.
-const SCHEMA: &str = include_str!("schema.sql");
-/// The version of [`SCHEMA`].
+/// The version of [`MIGRATION`].
 const VERSION: i32 = 7;
 /// The records in one page of a list.
 const PAGE: i64 = 500;
@@ -140,7 +134,7 @@ impl PostgresRecords {
         Ok(records)
     }
 
-    /// Connects when the first call is made, or a minute later to remove old records.
+    /// Connects when the first call is made.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect) that need no server.
@@ -152,14 +146,12 @@ impl PostgresRecords {
         super::namespace::check_namespace(namespace)?;
         runtime::check()?;
         let target = Target::new(url, options)?;
-        let records = Self {
+        Ok(Self {
             listening: Listening::new(target.clone()),
             calls: Kept::new(Arc::new(Calls::new(target.clone(), namespace, options)?)),
             target,
             options: options.clone(),
-        };
-        upkeep::start(&records.calls.usual().pool);
-        Ok(records)
+        })
     }
 
     /// The calls for the calling thread.
@@ -197,11 +189,21 @@ impl PostgresRecords {
 impl Connecting for PostgresRecords {
     fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
         let pool = &self.calls.usual().pool;
+        let connect = async {
+            pool.ready().await?;
+            self.begin();
+            Ok(())
+        };
         Box::pin(connect_within(
             CONNECT,
             format!("at {}", pool.address()),
-            pool.ready(),
+            connect,
         ))
+    }
+
+    /// A minute later it connects, to remove old records.
+    fn begin(&self) {
+        upkeep::start(&self.calls.usual().pool);
     }
 }
 

@@ -55,7 +55,7 @@ pub use self::{
 };
 
 /// A database of small records with versions, which all clients share. [`RecordStore`] makes it a
-/// [`Store`](super::Store) of locks. The guide has a [page](crate::guide::stores) about it.
+/// store of locks. The guide has a [page](crate::guide::stores) about it.
 ///
 /// A future may be dropped at any await point. The database may or may not execute its call then.
 ///
@@ -132,8 +132,12 @@ pub trait Records: fmt::Debug + Send + Sync + 'static {
         self.limits().push
     }
 
-    /// Returns whether calls may be made on any Tokio runtime. See
-    /// [`Store::serves_any_runtime`](crate::store::Store::serves_any_runtime). `false` by default.
+    /// Returns whether calls may be made on any Tokio runtime, also on one of this library that
+    /// ends sooner than the application's; `false` by default, for connections that belong to the
+    /// runtime on which they were made.
+    ///
+    /// A task that blocks its runtime then loses no lock: a thread with a runtime of its own renews
+    /// the leases meanwhile.
     fn serves_any_runtime(&self) -> bool {
         false
     }

@@ -91,10 +91,7 @@ const CONNECT: Duration = Duration::from_millis(2500);
 ///
 /// All calls to a server or node share one connection, which is re-established when it is lost.
 /// Calls in flight then fail with [`Unavailable`](super::StoreErrorKind::Unavailable) and an
-/// unknown outcome, and every [`Listener`](super::Listener) receives
-/// [`Disconnected`](super::StoreEvent::Disconnected). A call waits for its reply as long as the
-/// connection is up, so run it under a time-out. A dropped call may still be executed; follow it
-/// with [`abandon`](super::Store::abandon).
+/// unknown outcome.
 ///
 /// If the server's access rules forbid the channels, the store works without them: the next poll
 /// finds a grant from the wait queue, and the next renewal finds a revocation.

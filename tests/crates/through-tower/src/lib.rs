@@ -82,6 +82,7 @@ async fn a_url_for_tls_is_right_and_names_the_missing_feature() {
         "rediss://:hunter2@127.0.0.1:6379/0",
         "valkeys://127.0.0.1",
         "rediss+sentinel://127.0.0.1/mymaster",
+        "redis+sentinel://127.0.0.1/mymaster?sentinel_tls=true",
         "rediss+cluster://127.0.0.1",
         "redlock:rediss://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3",
     ] {

@@ -8,7 +8,7 @@ use tokio_postgres::{
     types::Type,
 };
 
-use super::super::{SCHEMA, VERSION, error::failed};
+use super::super::{MIGRATION, VERSION, error::failed};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Returns a role that owns the schema or a part of it and is not trusted with the rights of this
@@ -91,7 +91,7 @@ pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
 /// The migration as one transaction of a client. Any role can lock what it changes, by a statement
 /// that is refused only then, for as long as it does not read the error.
 fn migration() -> String {
-    format!("select pg_catalog.set_config('lock_timeout', '2s', true); {SCHEMA}")
+    format!("select pg_catalog.set_config('lock_timeout', '2s', true); {MIGRATION}")
 }
 
 /// The server, if another process has created the schema meanwhile.

@@ -56,7 +56,7 @@ impl Clock {
     /// Records the time in a reply to a call that was sent at `sent`, a lower and an upper bound,
     /// unless the reply to a later call has arrived before.
     pub(crate) fn read(&self, now: Timestamp, latest: Timestamp, sent: Instant) {
-        let received = Instant::now();
+        let received = Instant::exactly_now();
         let mut reading = lock(&self.0);
         if reading.is_none_or(|reading| reading.sent <= sent) {
             *reading = Some(Reading {

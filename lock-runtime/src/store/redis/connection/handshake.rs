@@ -60,7 +60,7 @@ impl Greeting {
         let mut next = || answers.next().unwrap_or(Value::Nil);
         Ok(Self {
             sent,
-            received: Instant::now(),
+            received: Instant::exactly_now(),
             info: next(),
             time: next(),
             format: next(),
@@ -71,7 +71,7 @@ impl Greeting {
     /// The replies of a test.
     #[cfg(test)]
     pub(crate) fn of([info, time, format, marker]: [Value; 4]) -> Self {
-        let (sent, received) = (Instant::now(), Instant::now());
+        let (sent, received) = (Instant::now(), Instant::exactly_now());
         Self {
             sent,
             received,

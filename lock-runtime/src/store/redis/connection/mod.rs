@@ -191,7 +191,7 @@ impl Connection {
             && let Some(Value::Int(micros)) = words.get(1)
             && let Ok(micros) = u64::try_from(*micros)
         {
-            clock.observe(micros, sent, Instant::now());
+            clock.observe(micros, sent, Instant::exactly_now());
         }
         Ok(value)
     }

@@ -20,6 +20,9 @@ const DEFAULT_PORT: u16 = 26379;
 
 const TOPOLOGY: &str = "+sentinel";
 
+/// The parameter of Sentinels that use TLS, whether the primary does or not.
+const TLS: &str = "sentinel_tls=true";
+
 /// The value of a parameter, if it is given.
 type Given<'a> = Option<Cow<'a, str>>;
 
@@ -42,6 +45,13 @@ pub(crate) fn open(
     mut settings: RedisOptions,
 ) -> Result<(Sentinels, RedisOptions), LockError> {
     check_tls(url)?;
+    if url
+        .split('?')
+        .nth(1)
+        .is_some_and(|it| it.split('&').any(|it| it == TLS))
+    {
+        check_tls("rediss://")?;
+    }
     let parse = || {
         let url = Hosts::of(url, TOPOLOGY)?;
         let (name, db) = url.path.split_once('/').unwrap_or((url.path, ""));
@@ -56,9 +66,6 @@ pub(crate) fn open(
         let watching = credentials(user, password)?;
         let shared = match tls.as_deref() {
             None => primary.clone(),
-            Some("true") if !cfg!(feature = "rustls") => {
-                return Err("sentinel_tls needs the feature `rustls` of lock-runtime".into());
-            }
             Some("true") => url.with_scheme("rediss").shared()?,
             Some("false") => url.with_scheme("redis").shared()?,
             Some(_) => return Err("sentinel_tls is neither true nor false".into()),
