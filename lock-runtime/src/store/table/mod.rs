@@ -3,7 +3,8 @@
 
 pub(crate) mod entry;
 #[cfg(test)]
-mod probe;
+#[path = "../../../sim/table.rs"]
+mod simulated;
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! Test access to a table: inspection, and ways to break its rules.
+//! Access of the simulators to a table: inspection, and ways to break its rules.
 
 use std::time::Duration;
 
