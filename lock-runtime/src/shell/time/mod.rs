@@ -52,6 +52,7 @@ impl Instant {
 
     /// Same as [`now`](Self::now), which may not have seen a suspension of a moment ago: for times
     /// that make another one too long if they are too early.
+    #[cfg(any(feature = "redis", feature = "records"))]
     pub(crate) fn exactly_now() -> Self {
         suspended();
         Self::now()
