@@ -87,21 +87,25 @@ impl Scheme {
     pub(super) fn of(url: &str) -> Result<Self, LockError> {
         let rest = parts(url).1;
         let has_address = rest.starts_with("://");
-        match () {
-            () if is_of(url, &["memory"]) => match rest {
-                "" | ":" | "://" => Ok(Self::Memory),
-                _ => {
-                    let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
-                                   that of a Redis server is redis://user:password@host:6379/0";
-                    Err(LockError::new(LockErrorKind::InvalidUrl, message))
-                }
-            },
-            () if is_of(url, &["redlock"]) && rest.starts_with(':') => Ok(Self::Redlock),
-            () if is_of(url, &["postgres", "postgresql"]) && has_address => Ok(Self::Postgres),
-            () if is_of(url, &["etcd", "etcds"]) && has_address => Ok(Self::Etcd),
-            () if is_of(url, &["zookeeper"]) && has_address => Ok(Self::ZooKeeper),
-            () => Ok(Self::Redis),
+        if is_of(url, &["memory"]) {
+            if matches!(rest, "" | ":" | "://") {
+                return Ok(Self::Memory);
+            }
+            let message = "a store in this process has no address: its URL is \"memory:\" and nothing else; \
+                           that of a Redis server is redis://user:password@host:6379/0";
+            return Err(LockError::new(LockErrorKind::InvalidUrl, message));
         }
+        Ok(if is_of(url, &["redlock"]) && rest.starts_with(':') {
+            Self::Redlock
+        } else if is_of(url, &["postgres", "postgresql"]) && has_address {
+            Self::Postgres
+        } else if is_of(url, &["etcd", "etcds"]) && has_address {
+            Self::Etcd
+        } else if is_of(url, &["zookeeper"]) && has_address {
+            Self::ZooKeeper
+        } else {
+            Self::Redis
+        })
     }
 
     pub(super) fn is_not_compiled_in(self) -> LockError {

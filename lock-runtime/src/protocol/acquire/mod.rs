@@ -357,8 +357,8 @@ impl Session {
                 if !is_first {
                     cx.debug(|| Note::Behind(self.acquisitions[id].key.clone()));
                 }
-                // The lock may be done already: an input of another thread comes earlier than this
-                // one, although it is of a later time.
+                // The lock may be done for a waiter behind others, too: its thread may have read
+                // the time before that of the head did, and be late.
                 Ok(self.decide(id, cx))
             }
             Err(refused) => {

@@ -106,7 +106,8 @@ pub(super) fn unconnected(error: &RedisError, tls: bool, acl: &AclLine) -> Store
         "connect by a name that the certificate is valid for, and trust its authority through the system, SSL_CERT_FILE or \
          `RedisOptions::root_certificate`"
     } else if tls {
-        "the server may not speak TLS on this port; without TLS the URL begins with redis://"
+        "the server may not speak TLS on this port; without TLS the URL begins with redis:// (and for Sentinels \
+         alone it has sentinel_tls=false)"
     } else if error.is_connection_dropped() {
         "check host and port, whether the server requires TLS (rediss://), and whether a proxy such as twemproxy is in between"
     } else {

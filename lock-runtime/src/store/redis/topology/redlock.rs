@@ -117,13 +117,13 @@ impl Members {
 
 impl Connecting for Members {
     fn ready(&self) -> BoxFuture<'_, Result<(), LockError>> {
-        Box::pin(self.majority())
+        Box::pin(self.wait_for_majority())
     }
 }
 
 impl Members {
     /// Waits until a majority is connected.
-    async fn majority(&self) -> Result<(), LockError> {
+    async fn wait_for_majority(&self) -> Result<(), LockError> {
         let Self { servers, runs, .. } = self;
         let ready = async |(index, (_, server)): (usize, &(String, Arc<Connection>))| {
             (index, server.ready().await)

@@ -200,10 +200,6 @@ fn in_words_of_a_sentinel(error: StoreError) -> StoreError {
             StoreError::new(kind, remedy)
         }
         StoreErrorKind::WrongServer => no_sentinel(),
-        _ if error.to_string().contains("TLS") => {
-            let message = format!("{error}; for the Sentinels alone: `sentinel_tls` in the URL");
-            StoreError::new(kind, message)
-        }
         _ => error,
     }
 }
