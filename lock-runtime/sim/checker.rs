@@ -516,14 +516,10 @@ impl Checker {
                 let owner = net
                     .origin(token)
                     .map(|it| (it.who, &clients[it.who.process]));
-                let is_named =
-                    |(at, name, _): &(usize, Token, FencingToken)| (*at, *name) == (number, token);
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(net, number, token))
                     && !net.excused.contains(&token)
                     && !server.has_undone(token)
-                    && !net.named.iter().any(is_named)
-                    && !net.copied.contains(&(number, token))
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
                     self.report(wrong, || {

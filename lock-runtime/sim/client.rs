@@ -355,14 +355,11 @@ impl Client {
     fn pushed(&mut self, net: &mut Network, conn: Conn, event: &StoreEvent) {
         net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
         let server = net.connections[conn].server;
-        if let StoreEvent::Granted { hold, grant, .. } = event {
-            let vote = (server, hold.token, grant.fence);
-            net.named.retain(|named| *named != vote);
-        }
         let server = self.here(server);
-        let pause = self.visit(net, |session, cx| session.pushed(server, event, cx));
-        if let (StoreEvent::Granted { hold, .. }, Some(pause)) = (event, pause) {
-            self.free_in(net, pause, hold);
+        if let StoreEvent::Granted { hold, .. } = event
+            && self.session.pushed(server, event)
+        {
+            self.free_in(net, Duration::ZERO, hold);
         }
     }
 

@@ -169,20 +169,4 @@ found! {
         "",
     ) => Fence,
     found_raise_that_lowers_the_counter: ScriptOfMajority("if latest >= number then", "if false then") => Fence,
-    found_heir_whose_number_ignores_the_counter: ScriptOfMajority(
-        "local number = math.max(last + 1, math.min(tonumber(ARGV[6]), micros + 60000000))",
-        "local number = math.min(tonumber(ARGV[6]), micros + 60000000)",
-    ) => Fence,
-    found_heir_without_a_lock: ScriptOfMajority(
-        "redis.pcall('SET', lock, heir, 'PX', lease).ok",
-        "true",
-    ) => NotHeld,
-    found_hand_off_that_keeps_the_lock: ScriptOfMajority(
-        "if holder == member then\n  redis.call('DEL', lock)\n  holder = false\n  reply[1] = 'released'",
-        "if holder == member then\n  reply[1] = 'released'",
-    ) => Orphan,
-    found_coordinator_that_lets_an_heir_pass: ScriptOfMajority(
-        "if in_time and ARGV[9] ~= '1' then",
-        "if in_time then",
-    ) => Orphan,
 }

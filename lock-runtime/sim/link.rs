@@ -63,8 +63,7 @@ impl Link {
 }
 
 impl Client {
-    /// Whether it does not call a server that is in quarantine. Another client, whose quarantine is
-    /// shorter, may have passed on a vote of that server.
+    /// Whether it does not call a server that is in quarantine, so that it renews no vote there.
     pub(super) fn is_kept_away(&self, net: &Network, server: &Server) -> bool {
         match &self.links[server.number].state {
             State::Up(tenure) => tenure.keeps_away(self.now(net)).is_some(),
@@ -142,17 +141,7 @@ impl Client {
                 }
                 link.silent_since.get_or_insert(now);
                 call.conn = Some(conn);
-                let mut request = call.send.request.clone();
-                if let ServerRequest::HandOff(release, hand_off) = &request {
-                    match &link.clock {
-                        Some(clock) if tenure.check(now).is_ok() => {
-                            call.conditions.deadline = Some(clock.server_micros(hand_off.deadline));
-                            call.conditions.marker = link.marker(net);
-                        }
-                        _ => request = ServerRequest::Release(release.clone()),
-                    }
-                }
-                let request = Request::Call(request, call.conditions);
+                let request = Request::Call(call.send.request.clone(), call.conditions);
                 net.send(conn, id, request);
             }
             _ => {}

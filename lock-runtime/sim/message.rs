@@ -66,8 +66,8 @@ pub(super) fn votes(request: &ServerRequest) -> bool {
 
 /// Whether the request is repeated if the connection is lost.
 pub(super) fn is_repeated(request: &ServerRequest) -> bool {
-    use ServerRequest::{Acquire, HandOff, Release};
-    !matches!(request, Acquire(..) | Release(_) | HandOff(..))
+    use ServerRequest::{Acquire, Release};
+    !matches!(request, Acquire(..) | Release(_))
 }
 
 /// The alias that a request names.
@@ -75,7 +75,7 @@ pub(super) fn alias(request: &ServerRequest) -> Option<&Hold> {
     match request {
         ServerRequest::Acquire(request, _) => Some(&request.hold),
         ServerRequest::Renew(renewals) => renewals.first().map(|renewal| &renewal.hold),
-        ServerRequest::Release(release) | ServerRequest::HandOff(release, _) => Some(&release.hold),
+        ServerRequest::Release(release) => Some(&release.hold),
         ServerRequest::Poll(hold) | ServerRequest::Convert(hold) | ServerRequest::Abandon(hold) => {
             Some(hold)
         }
@@ -159,10 +159,6 @@ impl Network {
             ServerRequest::Poll(_) => format!("poll {name}"),
             ServerRequest::Renew(_) => format!("renew {name}"),
             ServerRequest::Release(_) => format!("release {name}"),
-            ServerRequest::HandOff(_, hand_off) => {
-                let (heir, number) = (hand_off.heir.request.token, short(hand_off.proposal));
-                format!("release {name} to {} ..{number}", self.name(heir))
-            }
             ServerRequest::Abandon(hold) => format!("abandon {name} {:?}", hold.mode),
             ServerRequest::Convert(_) => format!("convert {name}"),
             ServerRequest::Raise(_, _, fence) => format!("raise ..{}", short(*fence)),
@@ -181,16 +177,8 @@ impl Network {
 
     pub(super) fn show_event(&self, event: &StoreEvent) -> String {
         match event {
-            StoreEvent::Granted {
-                hold,
-                grant,
-                is_named,
-                next,
-            } => {
-                let named = if *is_named { " by name" } else { "" };
-                let next = next.as_ref().map(|next| self.name(next.request.token));
-                let (name, grant) = (self.name(hold.token), show_grant(grant));
-                format!("{name} {grant}{named}, next {next:?}")
+            StoreEvent::Granted { hold, grant } => {
+                format!("{} {}", self.name(hold.token), show_grant(grant))
             }
             other => format!("{other:?}"),
         }

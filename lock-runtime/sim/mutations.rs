@@ -49,11 +49,5 @@ found! {
     found_client_that_accepts_an_abandoned_acquire: Majority(Quorum::BelievesTheAbandoned) => NotHeld,
     found_client_that_gives_up_a_name_once: Majority(Quorum::AbandonsOnce) => Orphan,
     found_client_whose_time_outs_are_fixed: Majority(Quorum::FixedTimeOuts) => Stuck,
-    found_heir_that_takes_votes_which_are_almost_over: Majority(Quorum::ConfirmsNothing) => TooShort,
-    found_heir_that_counts_votes_from_their_push: Majority(Quorum::CountsFromPush) => TwoHolders,
-    found_heir_that_uses_its_name_at_once: Majority(Quorum::NamesAtOnce) => NotHeld,
-    found_heir_that_counts_an_abandoned_name: Majority(Quorum::CountsAbandonedName) => NotHeld,
-    found_client_that_keeps_an_unwanted_vote: Majority(Quorum::KeepsUnwanted) => Orphan,
     found_client_that_abandons_a_reserved_vote: Majority(Quorum::AbandonsReserved) => TooEarly,
-    found_server_that_passes_on_the_vote_of_another: Majority(Quorum::TakesFromHolder) => TwoHolders,
 }

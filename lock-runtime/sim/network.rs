@@ -14,7 +14,6 @@ use super::{
     server::KINDS,
 };
 use crate::{
-    guard::fence::FencingToken,
     protocol::{
         self, HeldId,
         quorum::{Mutation, ServerRequest},
@@ -109,15 +108,6 @@ pub(super) struct Network {
     /// of their abandonment had to end. With a single store, they may also be granted twice: their
     /// acquire was duplicated by the network, which rule 10 excludes.
     pub(super) excused: Vec<Token>,
-    /// Votes that a release has passed on to a name at a server, each with its number, until the
-    /// client of the name handles the push message. It does not know of them earlier, and after the
-    /// loss of the message only the end of their leases removes them.
-    pub(super) named: Vec<(usize, Token, FencingToken)>,
-    /// The hand-offs that each server has executed, by holder, heir and number.
-    pub(super) handed: Vec<(usize, Token, Token, FencingToken)>,
-    /// The heirs that a server no longer knew when it executed the same message again. It is like
-    /// the first one, so the vote is left to its lease (rule 34).
-    pub(super) copied: Vec<(usize, Token)>,
     /// Tokens that were revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
@@ -180,9 +170,6 @@ impl Network {
             search: None,
             origins: BTreeMap::new(),
             excused: Vec::new(),
-            named: Vec::new(),
-            handed: Vec::new(),
-            copied: Vec::new(),
             revoked: Vec::new(),
             began: Vec::new(),
             taken: Vec::new(),

@@ -131,8 +131,6 @@ pub(crate) struct Redis<Who> {
     clients: Vec<(Who, Client)>,
     origin: Origin,
     edit: Option<Edit>,
-    /// The name of each client's channel, on a server of a majority.
-    channel_of: Option<fn(Who) -> Token>,
     /// The texts of the markers, by the numbers that they have in the simulator.
     markers: BTreeMap<u64, String>,
 }
@@ -154,12 +152,9 @@ impl Listener for Events {
 }
 
 impl Client {
-    fn new<Who: Copy + PartialEq>(server: &Redis<Who>, who: Who) -> Self {
-        let pushes = match server.channel_of {
-            Some(channel_of) => Pushes::of_quorum(NAMESPACE, channel_of(who)),
-            None => Pushes::new(NAMESPACE),
-        };
-        let (pushes, terms) = (Arc::new(pushes), Arc::<Mutex<Terms>>::default());
+    fn new<Who: Copy + PartialEq>(server: &Redis<Who>) -> Self {
+        let pushes = Arc::new(Pushes::new(NAMESPACE));
+        let terms = Arc::<Mutex<Terms>>::default();
         let events = Arc::<Events>::default();
         let listener: Weak<Events> = Arc::downgrade(&events);
         pushes.listeners.add(listener);
@@ -179,17 +174,12 @@ impl Client {
 }
 
 impl<Who: Copy + PartialEq> Redis<Who> {
-    pub(crate) fn new(
-        origin: Origin,
-        edit: Option<Edit>,
-        channel_of: Option<fn(Who) -> Token>,
-    ) -> Self {
+    pub(crate) fn new(origin: Origin, edit: Option<Edit>) -> Self {
         Self {
             keyspace: Arc::default(),
             clients: Vec::new(),
             origin,
             edit,
-            channel_of,
             markers: BTreeMap::new(),
         }
     }
@@ -290,7 +280,7 @@ impl<Who: Copy + PartialEq> Redis<Who> {
         for who in alive {
             let known = before.iter().position(|(it, _)| *it == who);
             let client = known.map(|known| before.swap_remove(known));
-            let client = client.unwrap_or_else(|| (who, Client::new(self, who)));
+            let client = client.unwrap_or_else(|| (who, Client::new(self)));
             self.clients.push(client);
         }
         let caller = self.clients.iter().find(|(it, _)| *it == who);
@@ -299,7 +289,7 @@ impl<Who: Copy + PartialEq> Redis<Who> {
             Some((_, client)) => client,
             // A request of a client that has crashed since.
             None => {
-                dead = Client::new(self, who);
+                dead = Client::new(self);
                 &dead
             }
         };
@@ -470,9 +460,6 @@ fn vote(store: &RedisStore, request: &ServerRequest) -> Result<Reply, StoreError
         }
         ServerRequest::Renew(renewals) => Reply::Renew(now(store.renew(renewals))),
         ServerRequest::Release(release) => Reply::Release(now(store.release(release))?),
-        ServerRequest::HandOff(release, hand_off) => {
-            Reply::Release(now(store.hand_off(release, hand_off))?)
-        }
         ServerRequest::Convert(hold) => Reply::Convert(now(store.convert(hold))?),
         ServerRequest::Abandon(hold) => {
             now(store.abandon(hold))?;

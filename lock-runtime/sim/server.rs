@@ -14,7 +14,6 @@ use super::{
 use lock_tests_lua::Keyspace;
 
 use crate::{
-    guard::fence::FencingToken,
     protocol::{
         self, Mutation,
         quorum::{self, ServerRequest},
@@ -22,8 +21,7 @@ use crate::{
     request::spec::{LockKind, Mode},
     shell::time::Instant,
     store::{
-        AcquireReply, HandOff, KeyRequest, ReleaseReply, RenewReply, RevokeScope, StoreEvent,
-        Token,
+        AcquireReply, KeyRequest, ReleaseReply, RenewReply, RevokeScope, StoreEvent, Token,
         redis::topology::scripts::{Origin, Redis},
         table::{Fences, Step, Table, acquire_all},
     },
@@ -111,8 +109,7 @@ impl Server {
                 }
                 _ => None,
             };
-            let channel_of = (!net.is_single).then_some(channel_of as fn(Who) -> Token);
-            let mut redis = Redis::new(Origin::at(start, epoch), edit, channel_of);
+            let mut redis = Redis::new(Origin::at(start, epoch), edit);
             redis.marker(0, long_ago);
             redis
         });
@@ -261,15 +258,6 @@ impl Server {
     }
 
     pub(super) fn execute(&mut self, net: &mut Network, conn: Conn, call: Call, request: &Request) {
-        if let Request::Call(ServerRequest::HandOff(release, hand_off), _) = request {
-            let (holder, heir) = (release.hold.token, hand_off.heir.request.token);
-            let made = (self.number, holder, heir, hand_off.proposal);
-            if !net.handed.contains(&made) {
-                net.handed.push(made);
-            } else if !self.tokens(net).any(|token| token == heir) {
-                net.copied.push((self.number, heir));
-            }
-        }
         if self.redis.is_some() && !matches!(request, Request::Greet) {
             return self.execute_scripts(net, conn, call, request);
         }
@@ -332,30 +320,6 @@ impl Server {
                         &mut step,
                     )),
                 })
-            }
-            Request::Call(ServerRequest::HandOff(release, hand_off), conditions) => {
-                let may_grant = conditions.deadline.is_some_and(|it| micros <= it)
-                    && conditions.marker == marker.map(|(name, _)| name);
-                let reply = if may_grant {
-                    let takes = net.of_majority() == Some(quorum::Mutation::TakesFromHolder);
-                    if takes && !hand_off.is_coordinator {
-                        table.revoke(
-                            &release.hold.key,
-                            LockKind::Lock,
-                            RevokeScope::Leased,
-                            &mut step,
-                        );
-                    }
-                    let reply = table.hand_off(release, hand_off, &mut step);
-                    let named = step.events.iter().filter_map(|it| named_by(hand_off, it));
-                    net.named
-                        .extend(named.map(|(token, fence)| (self.number, token, fence)));
-                    reply
-                } else {
-                    table.release(release, &mut step)
-                };
-                net.look = true;
-                Reply::Call(quorum::Reply::Release(reply), micros)
             }
             Request::Call(_, Conditions { deadline, .. })
                 if deadline.is_some_and(|deadline| micros > deadline) =>
@@ -433,10 +397,7 @@ impl Server {
                 {
                     excuse_late(net, request, conditions);
                 }
-                net.look |= matches!(
-                    request,
-                    ServerRequest::Abandon(_) | ServerRequest::HandOff(..)
-                );
+                net.look |= matches!(request, ServerRequest::Abandon(_));
                 let reply = reply.map_or(Reply::Strange(micros), |it| Reply::Call(it, micros));
                 (reply, events)
             }
@@ -444,21 +405,6 @@ impl Server {
         self.data.table = redis.table(net.locks(), micros);
         if net.is_single {
             self.record_grants(net, now);
-        }
-        if let Request::Call(ServerRequest::HandOff(release, hand_off), _) = request {
-            let events = events.iter().map(|(_, event)| event);
-            let mut named: Vec<_> = events.filter_map(|it| named_by(hand_off, it)).collect();
-            // A client takes no grant from a message whose number is far ahead of the server's
-            // clock, so the vote is left to its lease, as after the loss of the message.
-            let heir = hand_off.heir.request.token;
-            let key = &release.hold.key;
-            let mut holders = self.data.table.tokens(key, LockKind::Lock, now);
-            if named.is_empty() && !hand_off.is_coordinator && holders.any(|(it, _)| it == heir) {
-                named.push((heir, hand_off.proposal));
-            }
-            let named = named.into_iter();
-            net.named
-                .extend(named.map(|(token, fence)| (self.number, token, fence)));
         }
         for (who, event) in events {
             net.revoked.extend(revoked(&event));
@@ -494,30 +440,10 @@ impl Server {
     }
 }
 
-/// The name of the channel of a client of a majority.
-fn channel_of(who: Who) -> Token {
-    let name = format!("{:016x}{:016x}", who.process, who.life);
-    Token::from_hex(&name).unwrap_or_else(Token::random)
-}
-
 /// The holder that an event says to have lost its lock.
 fn revoked(event: &StoreEvent) -> Option<Token> {
     match event {
         StoreEvent::Revoked { token } => Some(*token),
-        _ => None,
-    }
-}
-
-/// The token to which a hand-off has passed its vote by name, with its number. At the coordinator
-/// the heir waits in the queue, so its client owns the entry.
-fn named_by(hand_off: &HandOff, event: &StoreEvent) -> Option<(Token, FencingToken)> {
-    match event {
-        StoreEvent::Granted {
-            hold,
-            grant,
-            is_named: true,
-            ..
-        } if !hand_off.is_coordinator => Some((hold.token, grant.fence)),
         _ => None,
     }
 }
@@ -564,9 +490,7 @@ fn vote(
                 .map(|it| Ok(table.renew(it, step.now, step.begins)));
             Reply::Renew(renewed.collect())
         }
-        ServerRequest::Release(release) | ServerRequest::HandOff(release, _) => {
-            Reply::Release(table.release(release, step))
-        }
+        ServerRequest::Release(release) => Reply::Release(table.release(release, step)),
         ServerRequest::Convert(hold) => Reply::Convert(table.convert(hold, step)),
         ServerRequest::Abandon(hold) => {
             table.abandon(hold, step);

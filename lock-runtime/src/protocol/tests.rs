@@ -211,12 +211,7 @@ impl Bench {
     fn push(&mut self, mode: Mode, token: Token, number: u64) {
         let hold = Hold::new(key(), mode, token);
         let grant = grant(number);
-        self.event(&StoreEvent::Granted {
-            hold,
-            grant,
-            is_named: false,
-            next: None,
-        });
+        self.event(&StoreEvent::granted(hold, grant));
     }
 
     /// Records that the lock was released in this process.
@@ -1468,12 +1463,10 @@ fn announced_grants_delay_neither_the_next_ending_nor_the_shutdown() {
         let Request::Abandon(hold) = call.request else {
             panic!("{call:?}");
         };
-        let event = StoreEvent::Granted {
-            hold: Hold::new(hold.key.clone(), Mode::Exclusive, token),
-            grant: grant(7),
-            is_named: false,
-            next: None,
-        };
+        let event = StoreEvent::granted(
+            Hold::new(hold.key.clone(), Mode::Exclusive, token),
+            grant(7),
+        );
         for _ in 0..3 {
             bench.input(|session, cx| session.event(&event, cx));
         }

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    hand_off::Heir,
-    message::{Grant, Hold, Token},
-};
+use super::message::{Grant, Hold, Token};
 use crate::{request::key::LockKey, request::spec::LockKind, shell::sync::lock};
 
 /// An event that a store sends without a request. **A hint, never the truth**: every event
@@ -25,12 +22,6 @@ pub enum StoreEvent {
         hold: Hold,
         /// Its grant.
         grant: Grant,
-        /// The previous holder has named this acquisition to all servers of a majority, so each of
-        /// them grants it; `false` for other stores.
-        is_named: bool,
-        /// The acquisition that is now the first in the wait queue, if the servers of a majority
-        /// can hand the lock off to it; `None` for other stores.
-        next: Option<Heir>,
     },
     /// A lock with waiters may be free after `ttl`, before they poll again
     /// ([`Waiter::POLL_INTERVAL`](super::Waiter::POLL_INTERVAL)).
@@ -63,12 +54,7 @@ pub enum StoreEvent {
 impl StoreEvent {
     /// Creates the event that a queued request of one store was granted its lock.
     pub fn granted(hold: Hold, grant: Grant) -> Self {
-        Self::Granted {
-            hold,
-            grant,
-            is_named: false,
-            next: None,
-        }
+        Self::Granted { hold, grant }
     }
 
     /// Returns the event that a message announces at `micros` (microseconds since 1970) of the
@@ -81,7 +67,7 @@ impl StoreEvent {
         // known to a round trip.
         const SKEW: u64 = super::MAX_PROPOSAL_SKEW.as_micros() as u64 + 1_000_000;
         match self {
-            Self::Granted { hold, grant, .. }
+            Self::Granted { hold, grant }
                 if confirms || grant.fence.number() > micros.saturating_add(SKEW) =>
             {
                 Self::FreeIn {
@@ -153,13 +139,7 @@ mod tests {
             let key = LockKey::new("a").unwrap();
             let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
             let grant = Grant::new(FencingToken::new(fence).unwrap(), Duration::from_secs(3));
-            let (is_named, next) = (false, None);
-            let event = StoreEvent::Granted {
-                hold,
-                grant,
-                is_named,
-                next,
-            };
+            let event = StoreEvent::granted(hold, grant);
             match event.announced(NOON, confirms) {
                 StoreEvent::Granted { grant: kept, .. } => assert!(is_grant && kept == grant),
                 StoreEvent::FreeIn { key: of, ttl, .. } => {

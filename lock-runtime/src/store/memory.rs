@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use futures_util::future::BoxFuture;
 
 use super::{
-    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, HandOff, Hold, HolderId,
+    AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, HolderId,
     Inspection, KeyPart, KeyRequest, Limits, Listener, Listeners, Page, PollReply, QuorumMember,
     RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
     RevokeScope, Store, Token,
@@ -276,21 +276,6 @@ impl QuorumMember for MemoryStore {
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply> {
         now(move || self.fences.raise(fence))
-    }
-
-    fn hand_off<'a>(
-        &'a self,
-        release: &'a Release,
-        hand_off: &'a HandOff,
-    ) -> Replied<'a, ReleaseReply> {
-        now(move || {
-            self.step(&release.hold.key, None, |table, step| {
-                if step.now > hand_off.deadline {
-                    return table.release(release, step);
-                }
-                table.hand_off(release, hand_off, step)
-            })
-        })
     }
 }
 

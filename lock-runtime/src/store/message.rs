@@ -43,11 +43,6 @@ impl Token {
         Self(bits >> 16 << 16 | u128::from(end))
     }
 
-    /// Returns the number of an alias of the token.
-    pub(crate) fn number_of(self, alias: Self) -> u16 {
-        (alias.0 as u16).wrapping_sub(self.0 as u16)
-    }
-
     /// Returns the common prefix of all aliases of an acquisition.
     pub(crate) fn stem(self) -> u128 {
         self.0 >> 16

@@ -30,7 +30,6 @@ pub(crate) mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 mod event;
-mod hand_off;
 mod identity;
 mod inspection;
 mod limits;
@@ -67,7 +66,6 @@ pub use records::{RecordStore, Records};
 #[doc(hidden)]
 pub use {
     event::{Listener, Listeners, StoreEvent},
-    hand_off::{HandOff, Heir},
     inspection::RevokeScope,
     listing::{Cursor, Page},
     memory::MemoryStore,
@@ -339,22 +337,4 @@ pub trait QuorumMember: Store {
         kind: LockKind,
         fence: FencingToken,
     ) -> Replied<'a, RaiseReply>;
-
-    /// Same as [`release`](Store::release), but hands the lock off to the heir if it is free then:
-    /// released by this request or held by none, and not granted to a waiter of the store's own
-    /// queue.
-    ///
-    /// The grant is pushed to the heir's client as a [`StoreEvent::Granted`]. It has the number
-    /// [`HandOff::proposal`] as in [`acquire_proposed`](Self::acquire_proposed), and lasts for the
-    /// lease of the heir, at most [`Grant::HANDOFF_LEASE`]. A store that may not vote, that
-    /// executes the request after [`HandOff::deadline`], or that does not implement this method
-    /// releases the lock and ignores the heir.
-    fn hand_off<'a>(
-        &'a self,
-        release: &'a Release,
-        hand_off: &'a HandOff,
-    ) -> Replied<'a, ReleaseReply> {
-        let _ = hand_off;
-        self.release(release)
-    }
 }

@@ -3,7 +3,6 @@
 mod contention;
 mod environment;
 mod fences;
-mod hand_off;
 mod promises;
 mod reserved;
 mod several;

@@ -61,9 +61,6 @@ impl Default for Model {
     }
 }
 
-/// A store that can be one of a quorum, and the channel of its heirs.
-type Member = (Arc<dyn QuorumMember>, Option<Arc<str>>);
-
 impl Model {
     /// Creates a model test of the default size.
     pub fn new() -> Self {
@@ -101,25 +98,14 @@ impl Model {
     /// If the store replies otherwise than the in-memory store. The message contains the seed and
     /// every step with both replies.
     pub async fn run(&self, make: &impl AsyncFn() -> Arc<dyn Store>) {
-        self.compare(make().await, None).await;
-    }
-
-    /// Runs the sequences on a server of a quorum, with hand-offs to heirs on `channel`.
-    #[doc(hidden)]
-    pub async fn run_member(&self, member: Arc<dyn QuorumMember>, channel: Option<Arc<str>>) {
-        let store = member.clone();
-        self.compare(store, Some((member, channel))).await;
-    }
-
-    async fn compare(&self, store: Arc<dyn Store>, member: Option<Member>) {
+        let store = make().await;
         let subject = Subject::over(store.clone());
         let at_a_time = at_a_time(&subject).await;
         let test = Arc::new(Comparison {
             exact: self.exact,
-            shape: Shape::of(&subject, self.exact, member.is_some()).await,
+            shape: Shape::of(&subject, self.exact).await,
             memory: Arc::new(MemoryStore::new()),
             store,
-            member,
             run: unique(),
         });
         let begun = Instant::now();
@@ -166,7 +152,6 @@ struct Comparison {
     shape: Shape,
     memory: Arc<MemoryStore>,
     store: Arc<dyn Store>,
-    member: Option<Member>,
     /// Part of the names of all keys.
     run: String,
 }
@@ -175,13 +160,7 @@ impl Comparison {
     fn sides(&self) -> [Side; 2] {
         let memory = Side::new(self.memory.clone(), self.shape.unit);
         let store = Side::new(self.store.clone(), self.shape.unit).remembering(self.exact);
-        let Some((member, channel)) = self.member.clone() else {
-            return [memory, store];
-        };
-        [
-            memory.hands_off(Some(self.memory.clone()), None),
-            store.hands_off(Some(member), channel),
-        ]
+        [memory, store]
     }
 
     async fn sequence(self: Arc<Self>, seed: u64) {

@@ -35,23 +35,20 @@ pub(super) struct Shape {
     /// Whether a request for several keys may have the token of an earlier request. No client makes
     /// such a request, and if it is refused, a store may release the keys that the token holds.
     pub(super) reuses_tokens: bool,
-    /// Whether the sequences contain the hand-offs of a quorum.
-    pub(super) hands_off: bool,
 }
 
 impl Shape {
-    pub(super) async fn of(subject: &Subject, reuses_tokens: bool, hands_off: bool) -> Self {
+    pub(super) async fn of(subject: &Subject, reuses_tokens: bool) -> Self {
         let limits = &subject.limits;
         Self {
             unit: unit(limits),
             short: short(limits),
             permits: limits.permits,
-            results: limits.results && !hands_off,
+            results: limits.results,
             keys_at_once: limits.keys_at_once.map_or(usize::MAX, usize::from),
             queues: subject.queues().await,
             has_clock: has_clock(subject).await,
             reuses_tokens,
-            hands_off,
         }
     }
 }

@@ -26,10 +26,6 @@ const AHEAD: Duration = Duration::from_secs(3600);
 /// One of the two stores, and the fencing tokens that it has returned.
 pub(super) struct Side {
     store: Arc<dyn Store>,
-    /// The same store, if it can be one of a quorum.
-    member: Option<Arc<dyn QuorumMember>>,
-    /// The channel of an heir, on a server.
-    channel: Option<Arc<str>>,
     unit: Duration,
     latest: HashMap<(LockKey, LockKind), (FencingToken, Token)>,
     of_holds: HashMap<Hold, FencingToken>,
@@ -51,8 +47,6 @@ impl Side {
     pub(super) fn new(store: Arc<dyn Store>, unit: Duration) -> Self {
         Self {
             store,
-            member: None,
-            channel: None,
             unit,
             latest: HashMap::new(),
             of_holds: HashMap::new(),
@@ -63,18 +57,6 @@ impl Side {
 
     pub(super) fn remembering(self, remembers: bool) -> Self {
         Self { remembers, ..self }
-    }
-
-    pub(super) fn hands_off(
-        self,
-        member: Option<Arc<dyn QuorumMember>>,
-        channel: Option<Arc<str>>,
-    ) -> Self {
-        Self {
-            member,
-            channel,
-            ..self
-        }
     }
 
     /// Executes a step. An error describes a reply that no store may ever give.
@@ -153,22 +135,6 @@ impl Side {
                 }
                 None => Answer::NoResult,
             }),
-            Step::HandOff {
-                hold,
-                heir,
-                is_coordinator,
-                late,
-            } => {
-                // The clock of both decides.
-                let proposal = FencingToken::new(1).expect("a number");
-                let heir = Heir::new(*heir, self.channel.clone());
-                let hand_off = HandOff::new(heir, proposal, deadline(*late));
-                let hand_off = hand_off.at_coordinator(*is_coordinator);
-                let member = self.member.as_ref().expect("steps of a quorum");
-                let release = Release::new(hold.clone());
-                let reply = member.hand_off(&release, &hand_off).await?;
-                self.released(hold, None, reply)
-            }
             Step::Convert(hold) => match store.convert(hold).await? {
                 ConvertReply::Converted(grant) => {
                     let hold = Hold::new(hold.key.clone(), Mode::Shared, hold.token);

@@ -164,14 +164,6 @@ impl Steps {
             (Step::Poll(hold), Answer::Gone | Answer::IsDone(_)) => {
                 self.in_line.retain(|other| other != hold)
             }
-            // It is polled as a waiter is, whether it was granted the lock or not.
-            (Step::HandOff { hold, heir, .. }, _) => {
-                let hold = Hold::new(hold.key.clone(), Mode::Exclusive, heir.token);
-                if !self.in_line.contains(&hold) {
-                    self.in_line.push(hold.clone());
-                    self.polls.push_front(hold);
-                }
-            }
             (Step::Convert(hold), Answer::Converted(_)) => {
                 self.granted
                     .push(Hold::new(hold.key.clone(), Mode::Shared, hold.token));
@@ -215,7 +207,6 @@ impl Steps {
                 let count = self.random.random_range(1..4);
                 Step::Renew((0..count).map(|_| (self.hold(8), self.renewal())).collect())
             }
-            56..74 if self.shape.hands_off && self.chance(4) => self.hand_off(),
             56..61 if self.shape.results => self.complete(),
             56..74 => self.release(),
             74..80 => Step::Convert(self.hold(8)),
@@ -232,28 +223,6 @@ impl Steps {
                 };
                 Step::Revoke(self.key(), self.kind(), scope)
             }
-        }
-    }
-
-    fn hand_off(&mut self) -> Step {
-        let mut hold = self.hold(8);
-        let mut heir = NextHolder::new(
-            self.fresh_token(),
-            self.lease(),
-            self.random.random_range(0..3),
-        );
-        let waits = |hold: &&Hold| hold.mode == Mode::Exclusive;
-        if self.chance(4)
-            && let Some(waiter) = self.in_line.iter().find(waits)
-        {
-            heir.token = waiter.token;
-            hold.key = waiter.key.clone();
-        }
-        Step::HandOff {
-            hold,
-            heir,
-            is_coordinator: self.chance(4),
-            late: self.chance(1),
         }
     }
 

@@ -31,7 +31,7 @@ impl Session {
         round.abandon_all();
         let lease = round.longest_lease;
         self.abandon_unused(stem, cx);
-        self.end(stem);
+        self.rounds.remove(&stem);
         Some(cx.now + self.server_timeout(lease, cx))
     }
 

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
-    Session,
+    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
     exchange::proposals::Proposals,
     exchange::server::coordinator,
     exchange::time_out::majority_timeout,
@@ -152,7 +151,7 @@ impl Session {
             return self.reply(Reply::Poll(PollReply::Gone));
         };
         let (lease, terms) = (round.lease, Terms::of(round, cx.now));
-        let calls = round.poll(terms.deadline, cx);
+        let calls = round.poll(terms.deadline, cx.now);
         let timeout = self.server_timeout(lease, cx);
         let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
         self.begin_exchange((acquiring, calls), cx)
@@ -192,14 +191,11 @@ impl Session {
             ..terms
         };
         let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
-            round.poll(terms.deadline, cx)
+            round.poll(terms.deadline, now)
         } else {
             let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
             let coordinator = coordinator(&self.servers, key, now);
             let mut round = Round::new(request, self.servers.len(), coordinator, time_outs, now);
-            if cx.breaks(Mutation::NamesAtOnce) {
-                round.use_name_at_once();
-            }
             // A request for several locks waits for none of them.
             if let Kind::All(..) = kind {
                 round.if_busy = IfBusy::Refuse;
@@ -289,11 +285,7 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return PerServer::new();
         };
-        // If a server that has voted is ahead, propose its number, so that the other servers reply
-        // with the same one and no write-back is needed. Never propose less than the clock: servers
-        // that have lost their data may have given a smaller number to another acquisition.
-        let next = self.proposals.next(cx.micros);
-        let proposal = round.drawn().map_or(next, |drawn| drawn.max(next));
+        let proposal = self.proposals.beside(round.drawn(), cx.micros);
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.servers.iter().filter(|server| server.is_well(now));
         let spares = well.count() >= majority;
@@ -385,9 +377,12 @@ impl Session {
                 has_waiters: false,
             },
         };
-        match reply {
-            AcquireReply::Granted(_) | AcquireReply::Queued { .. } => {}
-            _ => self.end(token.stem()),
+        let goes_on = matches!(
+            reply,
+            AcquireReply::Granted(_) | AcquireReply::Queued { .. }
+        );
+        if !goes_on {
+            self.rounds.remove(&token.stem());
         }
         match kind {
             Kind::All(requests, grants) => self.next_of_all(id, requests, grants, reply, cx),

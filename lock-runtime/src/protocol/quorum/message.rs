@@ -9,9 +9,9 @@ use crate::{
     request::spec::LockKind,
     shell::time::Instant,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, HandOff, Hold, Inspection, KeyRequest,
-        PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
-        RevokeScope, StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, Inspection, KeyRequest, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+        StoreError, Token,
     },
 };
 
@@ -24,7 +24,6 @@ pub(crate) enum ServerRequest {
     Renew(Vec<Renewal>),
     Raise(LockKey, LockKind, FencingToken),
     Release(Release),
-    HandOff(Release, HandOff),
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, LockKind),

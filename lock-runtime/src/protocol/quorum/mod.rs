@@ -10,7 +10,6 @@
 mod abandon;
 mod acquire;
 mod convert;
-mod ended;
 mod exchange;
 mod message;
 mod release;
@@ -25,13 +24,12 @@ use foldhash::fast::RandomState;
 
 use self::{
     acquire::Acquiring,
-    ended::Ended,
     exchange::broadcast::{Broadcast, Count},
     exchange::contended::Contended,
     exchange::proposals::Proposals,
     exchange::server::Server,
     message::Purpose,
-    round::{AbandonedAlias, Answer, PerServer, Pushed},
+    round::{AbandonedAlias, Answer, PerServer},
 };
 pub(crate) use self::{
     exchange::majority::majority,
@@ -42,7 +40,7 @@ pub(crate) use self::{
 use super::Abandonment;
 use crate::{
     shell::time::Instant,
-    store::{Grant, Hold, StoreError, StoreErrorKind, StoreEvent, Token},
+    store::{Hold, StoreError, StoreErrorKind, StoreEvent, Token},
 };
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
@@ -52,10 +50,6 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 pub(crate) type RequestId = u64;
 
 /// A rule of docs/PROTOCOL.md that is switched off, to show that the simulator finds the violation.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "only simulators switch rules off")
-)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     /// Rule 28: the largest fencing token is not written back.
@@ -79,20 +73,6 @@ pub(crate) enum Mutation {
     YieldsToDeadVote,
     /// The time in which a server must reply does not follow the measured round trip.
     FixedTimeOuts,
-    /// Votes that were passed on are taken although they end before a renewal can be answered.
-    ConfirmsNothing,
-    /// A vote that was passed on counts from the arrival of its push message.
-    CountsFromPush,
-    /// A renewal lengthens a vote that was passed on although it may have ended.
-    RenewsEnded,
-    /// A vote that was passed on to an acquisition without a use for it is kept until it ends.
-    KeepsUnwanted,
-    /// The name in the coordinator's queue is used at all servers from the start.
-    NamesAtOnce,
-    /// A vote that is passed on counts even if the name was abandoned at its server.
-    CountsAbandonedName,
-    /// A server passes on a vote that the releaser does not hold.
-    TakesFromHolder,
     /// A vote that is to stay reserved is abandoned after a release without a reply.
     AbandonsReserved,
 }
@@ -154,9 +134,6 @@ fn over(reply: Result<Reply, StoreError>) -> (Request, Option<Instant>) {
     (Request::Over(reply, None), None)
 }
 
-/// The number of requests in progress from which on no message begins another one.
-const MOST_REQUESTS: usize = 4096;
-
 /// The state of a client.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -167,7 +144,6 @@ pub(crate) struct Session {
     latest_request: RequestId,
     proposals: Proposals,
     contended: Contended,
-    ended: Ended,
     /// The moving average of the time in which a majority replies.
     pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
@@ -195,7 +171,6 @@ impl Session {
             latest_request: 0,
             proposals: Proposals::default(),
             contended: Contended::default(),
-            ended: Ended::default(),
             round_trip: Duration::from_millis(1),
             released: Vec::new(),
         }
@@ -234,13 +209,6 @@ impl Session {
         }
     }
 
-    /// Removes a round.
-    fn end(&mut self, stem: u128) {
-        if let Some(round) = self.rounds.remove(&stem) {
-            self.ended.insert(stem, round);
-        }
-    }
-
     /// Removes a round once its votes have expired in any case.
     fn remove_later(&mut self, stem: u128, now: Instant) {
         if let Some(round) = self.rounds.get(&stem) {
@@ -251,8 +219,8 @@ impl Session {
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
         let expired = self.released.extract_if(.., |(until, _)| *until < now);
-        for (_, stem) in expired.collect::<Vec<_>>() {
-            self.end(stem);
+        for (_, stem) in expired {
+            self.rounds.remove(&stem);
         }
     }
 
@@ -296,76 +264,22 @@ impl Session {
         }
     }
 
-    /// Applies a grant that a server has pushed. Returns the time after which its acquisition is to
-    /// poll, if it waits for the grant.
-    pub(crate) fn pushed(
-        &mut self,
-        server: usize,
-        event: &StoreEvent,
-        cx: &mut Cx<'_>,
-    ) -> Option<Duration> {
-        let StoreEvent::Granted {
-            hold,
-            grant,
-            is_named,
-            next,
-        } = event
-        else {
-            return None;
+    /// Applies a grant that a server has pushed. Returns whether its acquisition is to poll.
+    pub(crate) fn pushed(&mut self, server: usize, event: &StoreEvent) -> bool {
+        let StoreEvent::Granted { hold, grant } = event else {
+            return false;
         };
-        let stem = hold.token.stem();
-        let pushed = match self.rounds.get_mut(&stem) {
-            Some(round) if round.hold.key != hold.key => return None,
-            Some(round) => round.pushed(server, hold.token, *grant, *is_named, next.as_ref(), cx),
-            // If it is not known, it belongs to another client.
-            None => self.ended.pushed(hold.token, server, grant.fence)?,
-        };
-        match pushed {
-            Pushed::PollAfter(pause) => return Some(pause),
-            Pushed::Recorded => self.abandon_unused(stem, cx),
-            Pushed::Unwanted if cx.breaks(Mutation::KeepsUnwanted) => {}
-            // Other programs may be able to send any number of messages. The vote ends with its
-            // short lease.
-            Pushed::Unwanted if self.requests.len() >= MOST_REQUESTS => {}
-            Pushed::Unwanted => {
-                let alias = AbandonedAlias::of_vote(server, hold.token);
-                let lease = grant.ttl.min(Grant::HANDOFF_LEASE);
-                let keep_until = self.keep_until(server, hold.token, cx.now);
-                self.end_alias(&alias, hold, (lease, keep_until), cx);
-            }
-        }
-        None
-    }
-
-    /// The time until which a vote stays reserved after its release, which may not have been
-    /// executed yet.
-    fn keep_until(&self, server: usize, token: Token, now: Instant) -> Option<Instant> {
-        let round = self.rounds.get(&token.stem());
-        let of_round = round.and_then(|round| round.keep_until);
-        of_round.or_else(|| {
-            let ending = |request: &Request| match request {
-                Request::Abandonment(at, it) if *at == server && it.hold().token == token => {
-                    it.keep_until(now)
-                }
-                _ => None,
-            };
-            self.requests.values().find_map(ending)
-        })
+        // If it is not known, it belongs to another client, or has ended.
+        let round = self.rounds.get_mut(&hold.token.stem());
+        let round = round.filter(|round| round.hold.key == hold.key);
+        round.is_some_and(|round| round.pushed(server, hold.token, *grant))
     }
 
     /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.
-    pub(crate) fn revoked(
-        &mut self,
-        server: usize,
-        alias: Token,
-        cx: &mut Cx<'_>,
-    ) -> Option<Token> {
-        let stem = alias.stem();
-        let round = self.rounds.get_mut(&stem)?;
+    pub(crate) fn revoked(&mut self, server: usize, alias: Token) -> Option<Token> {
+        let round = self.rounds.get_mut(&alias.stem())?;
         round.revoked(server, alias);
-        let token = round.hold.token;
-        self.abandon_unused(stem, cx);
-        Some(token)
+        Some(round.hold.token)
     }
 
     /// The acquisitions that wait in the queue of this server.

@@ -8,11 +8,8 @@ use super::{
 };
 use crate::{
     shell::time::Instant,
-    store::{HandOff, Hold, Release, ReleaseReply, StoreError},
+    store::{Hold, Release, ReleaseReply, StoreError},
 };
-
-/// The time within which a release must be executed for a server to hand the lock off.
-const HAND_OFF_WITHIN: Duration = Duration::from_secs(1);
 
 impl Session {
     pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
@@ -22,45 +19,16 @@ impl Session {
             return self.reply(Reply::Release(ReleaseReply::NotHeld));
         };
         round.closed = true;
-        let mut aliases: PerServer<_> = round.all_known().collect();
-        // A lock that stays reserved is not handed off.
-        let heir = round.heir(cx.now).filter(|_| release.keep_for.is_none());
-        if heir.is_some() {
-            // The other servers may have a vote for this acquisition of which it does not know yet,
-            // or may be free.
-            for server in 0..self.servers.len() {
-                if self.servers[server].is_well(cx.now)
-                    && aliases.iter().all(|alias| alias.server != server)
-                {
-                    aliases.extend(round.passed_later(server));
-                }
-            }
-            if let Some(end) = round.end() {
-                self.proposals.seen(end);
-            }
-        }
-        let hand_off = heir.map(|heir| {
-            let proposal = self.proposals.next(cx.micros);
-            HandOff::new(heir, proposal, cx.now + HAND_OFF_WITHIN)
-        });
-        aliases.iter().for_each(|alias| round.releases(alias));
+        let aliases: PerServer<_> = round.all_known().collect();
         let lease = round.longest_lease;
         let keep_until = release.keep_for.map(|keep_for| cx.now + keep_for);
-        round.keep_until = keep_until;
         let (timeout, coordinator) = (majority_timeout(round.lease), round.coordinator);
         let count = Count::Release(hold.clone());
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
             let purpose = Purpose::Release(alias, hold, lease, keep_until);
-            let request = match hand_off.clone() {
-                Some(hand_off) => {
-                    let is_coordinator = coordinator == Some(alias.server);
-                    ServerRequest::HandOff(there, hand_off.at_coordinator(is_coordinator))
-                }
-                None => ServerRequest::Release(there),
-            };
-            (alias.server, request, purpose)
+            (alias.server, ServerRequest::Release(there), purpose)
         });
         self.broadcast(count, timeout, coordinator, calls, cx)
     }
@@ -77,16 +45,11 @@ impl Session {
         cx: &mut Cx<'_>,
     ) {
         let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
-        let (server, token) = (alias.server, alias.token);
-        let is_late = match self.rounds.get_mut(&token.stem()) {
-            Some(round) => round.released(server, token, is_released),
-            None => self.ended.released(token, server, is_released),
-        };
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
         // A server that has replied has nothing left to reserve.
         let keeps = reply.is_err() && !cx.breaks(Mutation::AbandonsReserved);
         let keep_until = keep_until.filter(|_| keeps);
-        if is_late || alias.may_be_asked || !is_released && may_be_known {
+        if !is_released && may_be_known {
             self.end_alias(alias, hold, (lease, keep_until), cx);
         }
     }
@@ -101,7 +64,7 @@ impl Session {
         let round = self.rounds.get(&stem);
         if round.is_some_and(|round| round.hold.mode == hold.mode) {
             // The aliases that a server may still know are ended, and no longer needed here.
-            self.end(stem);
+            self.rounds.remove(&stem);
         } else {
             // After a conversion of unknown outcome, the caller releases the writer, which may
             // leave a reservation, and then the reader.

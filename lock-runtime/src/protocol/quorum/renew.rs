@@ -111,7 +111,7 @@ impl Session {
                 if let RenewReply::Renewed { ttl } = reply {
                     *ttl = round.counted(server, *ttl);
                 }
-                if round.has_ended(server, cx) || !round.extends(server, cx.now) {
+                if !round.extends(server, cx.now) {
                     *reply = RenewReply::Gone;
                 }
                 round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);

@@ -4,7 +4,7 @@ use std::{
     pin::pin,
     slice::from_ref,
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use futures_util::{
@@ -23,7 +23,7 @@ use crate::{
     shell::sync::OnDrop,
     shell::sync::lock,
     shell::time::{Instant, sleep_until, timeout_at},
-    store::{QuorumMember, StoreError, StoreEvent, Token},
+    store::{QuorumMember, StoreError},
 };
 
 /// Calls in progress.
@@ -147,37 +147,6 @@ impl Inner {
         (out.sends, abandoned)
     }
 
-    /// Applies a grant that a server has pushed. Returns the time after which its acquisition is to
-    /// poll. Called by the task that reads from the server, which must not make any call.
-    pub(super) fn pushed(self: &Arc<Self>, server: usize, event: &StoreEvent) -> Option<Duration> {
-        let (pause, out) = self.visit(|session, cx| session.pushed(server, event, cx));
-        self.abandon_later(out);
-        pause
-    }
-
-    /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.
-    pub(super) fn revoked(self: &Arc<Self>, server: usize, alias: Token) -> Option<Token> {
-        let (token, out) = self.visit(|session, cx| session.revoked(server, alias, cx));
-        self.abandon_later(out);
-        token
-    }
-
-    /// Begins abandonments in a task of their own.
-    fn abandon_later(self: &Arc<Self>, out: Output) {
-        if out.abandonments.is_empty() {
-            return;
-        }
-        let Ok(runtime) = Handle::try_current() else {
-            let (mut session, now) = (lock(&self.session), Instant::now());
-            return (out.abandonments.iter()).for_each(|id| session.cancel(*id, now));
-        };
-        let (inner, busy) = (self.clone(), self.count_task());
-        runtime.spawn(async move {
-            drop(inner.begin_background(out));
-            drop(busy);
-        });
-    }
-
     /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
     /// the caller sends next, so that no later request of the caller meets the abandoned alias.
     fn abandon(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
@@ -263,9 +232,6 @@ pub(super) async fn perform(
             Reply::Raise(*fence, server.raise(key, *kind, *fence).await?)
         }
         ServerRequest::Release(release) => Reply::Release(server.release(release).await?),
-        ServerRequest::HandOff(release, hand_off) => {
-            Reply::Release(server.hand_off(release, hand_off).await?)
-        }
         ServerRequest::Convert(hold) => Reply::Convert(server.convert(hold).await?),
         ServerRequest::Abandon(hold) => server.abandon(hold).await.map(|()| Reply::Abandoned)?,
         ServerRequest::Inspect(key, kind) => Reply::Inspect(server.inspect(key, *kind).await?),

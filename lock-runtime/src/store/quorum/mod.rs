@@ -62,11 +62,6 @@
 //! granted the lock within 250 ms and a few tens of round trips after a majority has become
 //! free, if the servers reply.
 //!
-//! A grant from the wait queue names the acquisition behind it, the *heir*. With its release, the
-//! holder names the heir to all servers, and each of them passes its vote on
-//! (`QuorumMember::hand_off`). The heir counts the push messages about these votes, and makes no
-//! call if they are a majority.
-//!
 //! Several locks of one request are acquired one after the other, in the order of their keys, with
 //! one round trip for each. Of several requests with locks in common, one is granted: they do not
 //! refuse each other.
@@ -228,12 +223,13 @@ impl Inner {
     fn on_event(self: &Arc<Self>, server: usize, event: &StoreEvent) {
         match event {
             StoreEvent::Granted { hold, .. } => {
-                if let Some(pause) = self.pushed(server, event) {
-                    self.poll_after(pause, hold);
+                if lock(&self.session).pushed(server, event) {
+                    self.poll(hold);
                 }
             }
             StoreEvent::Revoked { token } => {
-                if let Some(token) = self.revoked(server, *token) {
+                let acquisition = lock(&self.session).revoked(server, *token);
+                if let Some(token) = acquisition {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }
             }
@@ -241,10 +237,7 @@ impl Inner {
             // the waiters in its queue have to poll.
             StoreEvent::Disconnected => {
                 let waiting = lock(&self.session).waiting_at(server);
-                let at_once = Duration::ZERO;
-                waiting
-                    .iter()
-                    .for_each(|hold| self.poll_after(at_once, hold));
+                waiting.iter().for_each(|hold| self.poll(hold));
             }
             StoreEvent::Reconnected => {
                 lock(&self.session).reconnected(server);
@@ -254,12 +247,12 @@ impl Inner {
         }
     }
 
-    /// Makes a waiter poll after this time.
-    fn poll_after(&self, ttl: Duration, hold: &Hold) {
+    /// Makes a waiter poll.
+    fn poll(&self, hold: &Hold) {
         self.listeners.notify(&StoreEvent::FreeIn {
             key: hold.key.clone(),
             kind: hold.mode.kind(),
-            ttl,
+            ttl: Duration::ZERO,
         });
     }
 }

@@ -102,12 +102,8 @@ pub(super) fn read(
             let ttl = left(expires, now.latest).min(Grant::HANDOFF_LEASE);
             let grant = Grant::new(FencingToken::new(fence)?, ttl);
             let grant = grant.reserved(reserved.min(MOST_RESERVED));
-            StoreEvent::Granted {
-                hold: Hold::new(key, mode.into(), Token::from_bytes(token)),
-                grant,
-                is_named: false,
-                next: None,
-            }
+            let hold = Hold::new(key, mode.into(), Token::from_bytes(token));
+            StoreEvent::granted(hold, grant)
         }
         News::FreeIn { at } => {
             let (key, kind) = name.lock()?;

@@ -10,7 +10,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
-    store::{Done, Grant, Heir, Hold, HolderId, NextHolder, StoreEvent, Token, Waiter},
+    store::{Done, Grant, Hold, HolderId, NextHolder, StoreEvent, Token, Waiter},
 };
 
 /// The slots and the queue entries of one name, at least one of them. Expired ones remain until
@@ -264,33 +264,9 @@ impl Entry {
             step.frees |= request.lease < Waiter::POLL_INTERVAL;
             if !is_caller {
                 let hold = Hold::new(key.clone(), mode, request.token);
-                let next = self
-                    .line
-                    .iter()
-                    .skip(index)
-                    .find(|place| place.is_live(now));
-                let next = next.filter(|next| next.mode == Mode::Exclusive);
-                step.events.push(StoreEvent::Granted {
-                    hold,
-                    grant,
-                    is_named: step.heir == Some(request.token),
-                    next: next.map(|next| Heir::new(next.request, None)),
-                });
+                step.events.push(StoreEvent::granted(hold, grant));
             }
         }
-    }
-
-    /// Grants a free lock to the acquisition that its releaser has named, and notifies its client.
-    pub(crate) fn grant_heir(&mut self, key: &LockKey, mut heir: NextHolder, step: &mut Step<'_>) {
-        heir.lease = heir.lease.min(Grant::HANDOFF_LEASE);
-        self.line.retain(|place| place.request.token != heir.token);
-        let grant = self.hold(Mode::Exclusive, heir, step);
-        step.events.push(StoreEvent::Granted {
-            hold: Hold::new(key.clone(), Mode::Exclusive, heir.token),
-            grant,
-            is_named: true,
-            next: None,
-        });
     }
 
     pub(crate) fn next_waiter(&self, now: Instant) -> Option<&Place> {

@@ -22,10 +22,10 @@ use crate::{
     request::spec::{LockKind, Mode},
     shell::time::Instant,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HandOff, Hold, Holder, HolderId,
-        Identity, IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder,
-        PollReply, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
-        RevokeScope, StoreEvent, Token, Waiter,
+        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, Hold, Holder, HolderId, Identity,
+        IfBusy, Inspection, KeyPart, KeyRequest, MAX_PROPOSAL_SKEW, NextHolder, PollReply,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply, RevokeScope,
+        StoreEvent, Token, Waiter,
     },
 };
 
@@ -116,8 +116,6 @@ pub(crate) struct Step<'a> {
     fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
     pub(crate) proposal: Option<FencingToken>,
-    /// The acquisition that the releaser has named to the other servers as well.
-    heir: Option<Token>,
     /// The caller. The reply contains its grant, so it needs no event.
     pub(in crate::store) caller: Option<Token>,
     /// The mode in which the caller requests or polls.
@@ -145,7 +143,6 @@ impl<'a> Step<'a> {
             latest: now,
             fences,
             proposal: None,
-            heir: None,
             caller,
             asks: None,
             events: Vec::new(),
@@ -413,29 +410,6 @@ impl Table {
             counter: step.fences.latest(),
             holder_ttl: entry.holder_ttl(Mode::Exclusive, step),
         }
-    }
-
-    /// Releases a lock and hands it off to an heir, unless another acquisition comes before it.
-    pub(crate) fn hand_off(
-        &mut self,
-        release: &Release,
-        hand_off: &HandOff,
-        step: &mut Step<'_>,
-    ) -> ReleaseReply {
-        let HandOff { heir, .. } = hand_off;
-        (step.proposal, step.heir) = (Some(hand_off.proposal), Some(heir.request.token));
-        let reply = self.release(release, step);
-        let Hold { ref key, mode, .. } = release.hold;
-        if mode != Mode::Exclusive || hand_off.is_coordinator {
-            return reply;
-        }
-        let map = self.map(LockKind::Lock);
-        let entry = map.entry(key.clone()).or_insert_with(|| Entry::new(mode));
-        entry.expire(step.now);
-        if entry.slots.is_empty() && !step.grants_nothing {
-            entry.grant_heir(key, heir.request, step);
-        }
-        reply
     }
 
     /// Releases a hold. Returns `Err` with the reply if there was nothing to release.

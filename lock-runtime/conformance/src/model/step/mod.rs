@@ -41,13 +41,6 @@ pub(super) enum Step {
     Look(LockKey),
     /// A look, and the removal of the result that it has found.
     Forget(LockKey),
-    /// Only at a store that can be one of a quorum.
-    HandOff {
-        hold: Hold,
-        heir: NextHolder,
-        is_coordinator: bool,
-        late: bool,
-    },
     Convert(Hold),
     Abandon(Hold),
     Inspect(LockKey, LockKind),
@@ -71,7 +64,6 @@ impl Step {
             Self::Acquire { hold, .. }
             | Self::Release { hold, .. }
             | Self::Complete { hold, .. }
-            | Self::HandOff { hold, .. }
             | Self::Poll(hold)
             | Self::Convert(hold)
             | Self::Abandon(hold) => Some(hold),

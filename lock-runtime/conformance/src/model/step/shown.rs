@@ -93,19 +93,6 @@ impl fmt::Display for Shown {
             ),
             Step::Look(key) => write!(f, "look at {key}"),
             Step::Forget(key) => write!(f, "forget {key}"),
-            Step::HandOff {
-                hold: of,
-                heir,
-                is_coordinator,
-                late,
-            } => write!(
-                f,
-                "hand off {} to #{} for {:?}, {} reserved, coordinator: {is_coordinator}, late: {late}",
-                hold(of),
-                token(&heir.token),
-                heir.lease,
-                heir.reserved
-            ),
             Step::Convert(of) => write!(f, "convert {}", hold(of)),
             Step::Abandon(of) => write!(f, "abandon {}", hold(of)),
             Step::Inspect(key, kind) => write!(f, "inspect {key} {kind:?}"),

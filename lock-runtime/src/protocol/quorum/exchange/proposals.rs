@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use crate::guard::fence::FencingToken;
 
+/// The number of microseconds by which a number that is proposed may lag behind the clock: a push
+/// message from the wait queue has arrived within that time.
+const RECENT: u64 = 1_000_000;
+
 /// A clock that never goes back and is ahead of every fencing token that its client has seen:
 /// max(last seen + 1, microseconds since 1970), a [hybrid logical clock]. Its numbers are usually
 /// larger than any that a server has given out, so all servers reply with the same number.
@@ -18,6 +22,20 @@ impl Proposals {
         let next = FencingToken::next(self.0, micros).unwrap_or(FencingToken::LAST);
         self.0 = Some(next);
         next
+    }
+
+    /// The next proposal of an acquisition that has `drawn` this number at a server. If it is about
+    /// as large as the clock or larger, it is proposed, so that the other servers reply with the
+    /// same one and no write-back is needed. Servers that have lost their data may have given
+    /// numbers up to their clocks to other acquisitions.
+    pub(in crate::protocol::quorum) fn beside(
+        &mut self,
+        drawn: Option<FencingToken>,
+        micros: u64,
+    ) -> FencingToken {
+        let next = self.next(micros);
+        let is_recent = |drawn: &FencingToken| drawn.number().saturating_add(RECENT) >= micros;
+        drawn.filter(is_recent).unwrap_or(next)
     }
 
     /// Records the token of a grant.

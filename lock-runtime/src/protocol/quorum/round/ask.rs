@@ -1,7 +1,7 @@
 //! The requests of a round to the servers, from the first exchange to the end of its lease.
 
 use super::{
-    Ask, Calls, Cx, Phase, Round,
+    Ask, Calls, Phase, Round,
     vote::{Standing, Status},
 };
 use crate::{request::spec::Mode, shell::time::Instant, store::IfBusy};
@@ -44,24 +44,20 @@ impl Round {
 
     /// Begins an exchange that polls: the coordinator alone while the acquisition waits in its
     /// queue, otherwise all servers.
-    pub(crate) fn poll(&mut self, deadline: Instant, cx: &Cx<'_>) -> Calls {
-        self.begin_exchange(cx.now);
+    pub(crate) fn poll(&mut self, deadline: Instant, now: Instant) -> Calls {
+        self.begin_exchange(now);
         self.polls = true;
-        if self.wins_without_a_call(cx) {
-            self.phase = Phase::Head;
-            return Calls::new();
-        }
         self.redraws |= self.hold.mode == Mode::Shared && self.fence.is_some();
         if self.fence.is_none()
             && let Some(coordinator) = self.waits_at()
             && self.states[coordinator].pushed.is_none()
         {
             self.phase = Phase::Coordinator;
-            let ask = self.count(coordinator, IfBusy::Queue, deadline, cx);
+            let ask = self.count(coordinator, IfBusy::Queue, deadline);
             return [(coordinator, ask)].into_iter().collect();
         }
         self.phase = Phase::Head;
-        self.ask_each(|round, server| Some(round.count(server, IfBusy::Queue, deadline, cx)))
+        self.ask_each(|round, server| Some(round.count(server, IfBusy::Queue, deadline)))
     }
 
     /// Requests the missing votes of a held lock. A restarted server votes for the lock again;
@@ -88,23 +84,13 @@ impl Round {
     /// Builds the request that queries the state at a server, or asks for its vote. A server
     /// that is known to hold or queue the alias is not sent an acquire: a refusal would not
     /// remove the alias.
-    pub(super) fn count(
-        &mut self,
-        server: usize,
-        if_busy: IfBusy,
-        deadline: Instant,
-        cx: &Cx<'_>,
-    ) -> Ask {
-        self.prepare(server, cx);
-        let has_ended = self.has_ended(server, cx);
+    pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         let state = &mut self.states[server];
         let ask = match state.standing {
             Standing::Holds(_) => Ask::Renew(state.token),
             // A reader draws another number. The reply to a writer's poll states the number that
             // the server has given, which that of a message may hide.
-            Standing::Queued
-                if self.hold.mode == Mode::Shared && state.pushed.is_some() && !has_ended =>
-            {
+            Standing::Queued if self.hold.mode == Mode::Shared && state.pushed.is_some() => {
                 Ask::Renew(state.token)
             }
             Standing::Queued => Ask::Poll(state.token),
@@ -124,7 +110,6 @@ impl Round {
         }
         let state = &mut self.states[server];
         state.standing = Standing::Asked;
-        state.asked_since.get_or_insert(self.since);
         state.straggler_until = Some(deadline);
         state.status = Status::Awaited;
         Ask::Acquire(state.token, if_busy)

@@ -62,7 +62,7 @@ impl Round {
             Some(Status::Awaited) => Next::Wait(None),
             Some(Status::Voted) => {
                 self.phase = Phase::Head;
-                self.ask_others(IfBusy::Queue, deadline, cx)
+                self.ask_others(IfBusy::Queue, deadline)
             }
             Some(Status::Denied(AcquireReply::Queued { holder_ttl, .. })) => {
                 let stands_still = self.stands_still(cx);
@@ -73,7 +73,7 @@ impl Round {
                     self.asked_all_at = cx.now;
                     self.check_pause = (self.check_pause * 2).min(CHECK_OTHERS_EVERY);
                     self.check_at = cx.now + self.check_pause;
-                    self.ask_others(IfBusy::Refuse, deadline, cx)
+                    self.ask_others(IfBusy::Refuse, deadline)
                 } else if self.states.iter().any(|state| state.held().is_some()) {
                     // The reply to an earlier check was late. The head may need these votes.
                     self.yield_to_queue(cx)
@@ -87,7 +87,7 @@ impl Round {
             // Votes alone decide this exchange. The next attempt chooses its coordinator anew.
             Some(Status::Failed(_) | Status::Denied(_)) if !self.polls => {
                 self.phase = Phase::All;
-                self.ask_others(IfBusy::Refuse, deadline, cx)
+                self.ask_others(IfBusy::Refuse, deadline)
             }
             Some(Status::Gone | Status::Failed(_) | Status::Denied(_) | Status::None) | None => {
                 self.give_up(Outcome::Gone)
@@ -98,10 +98,10 @@ impl Round {
     /// Asks all servers but the coordinator to vote. Where another client holds the lock, the
     /// acquisition joins the queue of that server, or does not join a queue in which it does not
     /// wait yet.
-    fn ask_others(&mut self, if_busy: IfBusy, deadline: Instant, cx: &Cx<'_>) -> Next {
+    fn ask_others(&mut self, if_busy: IfBusy, deadline: Instant) -> Next {
         Next::Send(self.ask_each(|round, server| {
             let is_other = Some(server) != round.coordinator;
-            is_other.then(|| round.count(server, if_busy, deadline, cx))
+            is_other.then(|| round.count(server, if_busy, deadline))
         }))
     }
 
@@ -272,7 +272,6 @@ impl Round {
                 let reserved = self.reserved_left();
                 (self.fence, self.valid_until) = (Some(fence), Some(until));
                 self.headless_since = None;
-                self.settle_passed(cx);
                 return self.over(Outcome::Granted(fence, until, reserved));
             }
             (None, Some(until)) if until > cx.now => {}

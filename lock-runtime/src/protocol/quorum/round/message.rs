@@ -112,26 +112,9 @@ pub(crate) struct AbandonedAlias {
     pub(crate) straggler_until: Option<Instant>,
     /// The alias is not known to hold the lock: it may be in the queue.
     pub(crate) may_be_queued: bool,
-    /// The server may have passed its vote on to the alias before it executes an acquire under it.
-    /// So the acquire may also be executed after the release of that vote.
-    pub(crate) may_be_asked: bool,
     /// The alias was to be converted to a reader. It is still a writer at a server that has not
     /// executed the conversion.
     pub(crate) was_writer: bool,
-}
-
-impl AbandonedAlias {
-    /// An alias with a vote that no request of its own has asked for.
-    pub(crate) fn of_vote(server: usize, token: Token) -> Self {
-        Self {
-            server,
-            token,
-            straggler_until: None,
-            may_be_queued: false,
-            may_be_asked: false,
-            was_writer: false,
-        }
-    }
 }
 
 /// The time limits for votes that a round holds without a majority, and its poll interval.
@@ -145,8 +128,6 @@ pub(crate) struct TimeOuts {
     /// there, the waiter checks the other servers after this time, and then after intervals that
     /// double each time.
     pub(crate) poll: Duration,
-    /// The time for which an heir waits for the push messages that its majority lacks.
-    pub(crate) grace: Duration,
 }
 
 impl TimeOuts {
@@ -162,7 +143,6 @@ impl TimeOuts {
             split: split.mul_f64(0.5 + jitter),
             beaten: beaten.mul_f64(0.5 + jitter),
             poll: poll.mul_f64(0.9 + 0.2 * jitter),
-            grace: round_trip * 2 + Duration::from_millis(2),
         }
     }
 }

@@ -12,7 +12,6 @@
 
 mod ask;
 mod decide;
-mod heir;
 mod message;
 #[cfg(test)]
 mod tests;
@@ -20,7 +19,6 @@ mod vote;
 
 use std::{mem, time::Duration};
 
-pub(crate) use self::heir::{Passed, Pushed};
 pub(crate) use self::message::{
     AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
 };
@@ -32,8 +30,8 @@ use crate::{
     request::spec::Mode,
     shell::time::Instant,
     store::{
-        AcquireReply, Grant, Heir, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, Renewal,
-        StoreError, Token,
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, Renewal, StoreError,
+        Token,
     },
 };
 
@@ -62,20 +60,9 @@ pub(crate) struct Round {
     pub(super) longest_lease: Duration,
     /// The release has begun: no more votes are requested (rule 13).
     pub(super) closed: bool,
-    /// The votes stay reserved until then after their release.
-    pub(super) keep_until: Option<Instant>,
     /// The number of fencing tokens to reserve after that of the grant.
     pub(super) reserved: u32,
     states: PerServer<VoteState>,
-    /// For each server, the vote that its previous holder has passed on.
-    passed: PerServer<Passed>,
-    /// By the coordinator's latest message, the previous holder has named this acquisition to all
-    /// servers.
-    is_named: bool,
-    /// A release may name an alias of this acquisition, which is or was in a wait queue.
-    may_be_named: bool,
-    /// The acquisition behind this one in the coordinator's queue, and the time of its report.
-    next: Option<(Heir, Instant)>,
     /// The number of aliases used so far, beyond the first.
     names: u16,
     /// The number of this exchange, which each of its requests carries. It distinguishes its
@@ -152,20 +139,12 @@ impl Round {
                     VoteState::new(hold.token.alias(number))
                 })
                 .collect(),
-            passed: smallvec::smallvec![Passed::Never; servers],
-            is_named: false,
-            may_be_named: false,
-            next: None,
-            // The name in the coordinator's queue is used nowhere else before its turn: it could
-            // have been abandoned at a server that grants it the lock later. Each of the others
-            // has an alias of its own, so that it is in no other queue either.
             names: servers as u16,
             exchange: 0,
             hold,
             lease: request.lease,
             longest_lease: request.lease,
             closed: false,
-            keep_until: None,
             reserved: if is_writer { request.reserved } else { 0 },
             polls: false,
             coordinator,
@@ -195,18 +174,8 @@ impl Round {
             let pushed = state.pushed.map(|grant| grant.fence);
             state.held().map(|vote| vote.fence).or(pushed)
         };
-        let passed = self.passed.iter().filter_map(|passed| match passed {
-            Passed::Vote(vote) => Some(vote.fence),
-            _ => None,
-        });
-        let drawn = self.states.iter().filter_map(number_of);
-        let drawn = drawn.chain(passed).max();
+        let drawn = self.states.iter().filter_map(number_of).max();
         drawn.filter(|_| self.fence.is_none())
-    }
-
-    /// Whether the vote of a server may have ended, so that a renewal under its alias is no proof.
-    pub(super) fn has_ended(&self, server: usize, cx: &Cx<'_>) -> bool {
-        self.states[server].has_ended(self.lease, cx.now) && !cx.breaks(Mutation::RenewsEnded)
     }
 
     /// Whether a renewal at a server extends this hold. A server with a larger number may have
@@ -228,12 +197,6 @@ impl Round {
     pub(super) fn counted(&mut self, server: usize, ttl: Duration) -> Duration {
         let correction = &mut self.states[server].correction;
         correction.counted(ttl, self.longest_lease)
-    }
-
-    /// The last of the fencing tokens that the servers have given to this acquisition.
-    pub(super) fn end(&self) -> Option<FencingToken> {
-        let votes = self.states.iter().filter_map(VoteState::held);
-        votes.map(|vote| vote.end).max().max(self.fence)
     }
 
     /// The alias at a server that holds the lock for this acquisition.
@@ -262,11 +225,7 @@ impl Round {
     /// The same in the form in which they are abandoned.
     pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
         let states = self.states.iter().enumerate();
-        let passed = self.passed.iter().enumerate();
-        let passed = passed.filter(|(_, passed)| matches!(passed, Passed::Vote(_)));
-        states
-            .filter_map(|(server, state)| state.left_at(server))
-            .chain(passed.filter_map(|(server, _)| self.passed_later(server)))
+        states.filter_map(|(server, state)| state.left_at(server))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -322,7 +281,6 @@ impl Round {
         cx: &Cx<'_>,
     ) {
         let is_current = exchange == self.exchange;
-        let has_ended = self.has_ended(server, cx);
         let state = &mut self.states[server];
         let believes = cx.breaks(Mutation::BelievesTheAbandoned);
         let (is_ours, is_current) = (believes || state.token == token, believes || is_current);
@@ -333,16 +291,6 @@ impl Round {
         if !is_ours || is_outdated {
             return;
         }
-        // The server may have granted the lock to others and then to this alias again, with a
-        // number that is not known here.
-        let answer = match answer {
-            Answer::Renew(_) if has_ended && state.held().is_some() => Answer::Gone,
-            Answer::Renew(_) if has_ended => {
-                state.push_ended();
-                answer
-            }
-            answer => answer,
-        };
         let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
         let held = |grant| (Standing::Holds(Vote::new(grant, sent)), Status::Voted);
         let (standing, status) = match answer {
@@ -398,10 +346,8 @@ impl Round {
                 return;
             }
             Answer::Failed(error) => {
-                // An unsent acquire leaves nothing behind, but the server keeps its earlier state:
-                // it may have passed its vote on to the name.
-                let leaves_nothing = error.is_unsent() && !state.is_name;
-                if leaves_nothing && state.standing == Standing::Asked {
+                // An unsent acquire leaves nothing behind, but the server keeps its earlier state.
+                if error.is_unsent() && state.standing == Standing::Asked {
                     state.standing = Standing::Outside;
                     state.straggler_until = None;
                 }
@@ -423,18 +369,30 @@ impl Round {
             return self.abandon_at(server);
         }
         state.as_of = Some(sent);
-        // A server may have passed its vote on to the name, and renew it before it executes the
-        // acquire.
-        if !(renewed && state.is_name) {
-            state.straggler_until = None;
-        }
-        state.push_ended();
+        state.straggler_until = None;
+        state.pushed = None;
         state.standing = standing;
-        // A writer in a wait queue may be named as the heir.
-        let is_queued = standing == Standing::Queued && self.hold.mode == Mode::Exclusive;
-        state.is_name |= is_queued;
-        self.may_be_named |= is_queued;
         state.renewed = renewed;
+    }
+
+    /// Records a grant that a server has pushed. Returns whether the acquisition is to poll: it
+    /// waits for the grant, and the other servers do not grant it on their own.
+    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
+        let state = &mut self.states[server];
+        let awaits = matches!(state.standing, Standing::Asked | Standing::Queued);
+        if self.closed || state.token != token || !awaits {
+            return false;
+        }
+        state.pushed = Some(grant);
+        self.fence.is_none()
+    }
+
+    /// Records that a lock was revoked at a server before this acquisition has won.
+    pub(crate) fn revoked(&mut self, server: usize, alias: Token) {
+        let state = &mut self.states[server];
+        if self.fence.is_none() && state.token == alias {
+            state.pushed = None;
+        }
     }
 
     /// Stops waiting for the servers that have not replied yet, and returns them.
@@ -470,13 +428,6 @@ impl Round {
             return;
         };
         self.abandoned.push(left);
-        self.may_be_named |= self.may_name(&left);
-        if self.coordinator == Some(server) {
-            // The name changes, and is given up everywhere.
-            (0..self.states.len()).for_each(|server| self.abandon_passed(server));
-            self.passed.fill(Passed::Never);
-            self.next = None;
-        }
         self.names = self.names.wrapping_add(1);
         let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];

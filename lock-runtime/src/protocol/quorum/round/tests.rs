@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Pushed, Round, TimeOuts};
+use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Round, TimeOuts};
 use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
@@ -39,9 +39,7 @@ impl Case {
     }
 
     fn polls(&mut self) -> Calls {
-        let mut fraction = || 0.5;
-        let (cx, deadline) = (Cx::new(self.now, 1, &mut fraction), self.deadline());
-        self.round.poll(deadline, &cx)
+        self.round.poll(self.deadline(), self.now)
     }
 
     /// Passes the reply of each server to the round.
@@ -215,43 +213,6 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
         known[1..],
         "all that is not in the queue is abandoned"
     );
-}
-
-/// A server whose numbers are smaller than that of the hold has passed its vote on twice, and only
-/// the first push message has arrived. A client that still knows this acquisition as the next
-/// waiter names it once more after its release.
-#[test]
-fn a_later_naming_is_no_late_message_at_a_server_with_smaller_numbers() {
-    let (mut case, others) = Case::at_the_head();
-    let name = others.iter().find_map(|(server, ask)| match ask {
-        Ask::Acquire(name, _) if *server == 4 => Some(*name),
-        _ => None,
-    });
-    let name = name.unwrap();
-    case.hears(
-        others,
-        |server| if server < 3 { granted() } else { queued() },
-    );
-    let next = case.next();
-    assert!(matches!(next, Next::Done(Outcome::Granted(..))), "{next:?}");
-
-    let mut fraction = || 0.5;
-    let mut pushed = |case: &mut Case, number, is_named| {
-        let cx = Cx::new(case.now, 1, &mut fraction);
-        let grant = Grant::new(FencingToken::new(number).unwrap(), LEASE);
-        case.round.pushed(4, name, grant, is_named, None, &cx)
-    };
-    assert_eq!(pushed(&mut case, 3, false), Pushed::Recorded);
-    case.now += Duration::from_secs(4);
-    let renewal = [(4, Ask::Renew(name))].into_iter().collect();
-    case.hears(renewal, |_| {
-        Answer::Renew(RenewReply::Renewed { ttl: LEASE })
-    });
-    let alias = case.round.all_known().find(|alias| alias.server == 4);
-    case.round.closed = true;
-    case.round.releases(&alias.unwrap());
-    case.round.released(4, name, true);
-    assert_eq!(pushed(&mut case, 5, true), Pushed::Unwanted);
 }
 
 /// A writer becomes a reader, and readers in the queue take the numbers that its servers are asked

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::AbandonedAlias;
 use crate::{
     guard::fence::FencingToken,
-    protocol::held::lease::{Correction, drift},
+    protocol::held::lease::Correction,
     request::spec::Mode,
     shell::time::Instant,
     store::{AcquireReply, Grant, StoreError, Token},
@@ -22,15 +22,8 @@ pub(super) struct VoteState {
     pub(super) renewed: bool,
     /// A grant that the server has pushed and that is not verified yet.
     pub(super) pushed: Option<Grant>,
-    /// The number of a pushed grant that may have ended unverified.
-    pub(super) ended: Option<FencingToken>,
     /// The deadline of an acquire whose reply is outstanding.
     pub(super) straggler_until: Option<Instant>,
-    /// The start of the exchange in which an acquire was sent under this alias first.
-    pub(super) asked_since: Option<Instant>,
-    /// The alias is or was the name in the coordinator's queue. A release may pass the vote on to
-    /// it, also again after it has ended.
-    pub(super) is_name: bool,
     /// When the request was sent whose reply set `standing`.
     pub(super) as_of: Option<Instant>,
     pub(super) status: Status,
@@ -45,19 +38,11 @@ impl VoteState {
             standing: Standing::Outside,
             renewed: false,
             pushed: None,
-            ended: None,
             straggler_until: None,
-            asked_since: None,
-            is_name: false,
             as_of: None,
             status: Status::None,
             correction: Correction::default(),
         }
-    }
-
-    /// Forgets a pushed grant, except for its number.
-    pub(super) fn push_ended(&mut self) {
-        self.ended = self.pushed.take().map(|grant| grant.fence).or(self.ended);
     }
 
     /// The alias as it is abandoned, if this server may know it.
@@ -68,25 +53,8 @@ impl VoteState {
             token: self.token,
             straggler_until: self.straggler_until,
             may_be_queued: self.held().is_none(),
-            may_be_asked: self.is_name && self.straggler_until.is_some(),
             was_writer: self.was_writer,
         })
-    }
-
-    /// Whether the vote or the pushed grant may have ended, and the vote been passed on again with
-    /// another number. A renewal does not show then that the server has held the lock for this
-    /// acquisition without interruption.
-    pub(super) fn has_ended(&self, lease: Duration, now: Instant) -> bool {
-        let of_push = |grant: Grant| {
-            let since = self.asked_since?;
-            Some(passed_until(since, lease.min(grant.ttl)))
-        };
-        let until = match (self.held(), self.pushed) {
-            (Some(vote), _) => Some(vote.until),
-            (None, Some(grant)) => of_push(grant),
-            (None, None) => None,
-        };
-        self.is_name && until.is_some_and(|until| until <= now + drift(lease))
     }
 
     pub(super) fn is_awaited(&self) -> bool {
@@ -105,13 +73,6 @@ impl VoteState {
     pub(super) fn vote(&self) -> Option<Vote> {
         self.held().filter(|_| matches!(self.status, Status::Voted))
     }
-}
-
-/// The time until which a vote lasts at least that was passed on to a name. No server can have
-/// granted the lock to it before the request was sent that queued it.
-pub(super) fn passed_until(asked_since: Instant, lease: Duration) -> Instant {
-    let lease = lease.min(Grant::HANDOFF_LEASE);
-    asked_since + lease.saturating_sub(drift(lease))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +100,12 @@ pub(crate) struct Vote {
 
 impl Vote {
     pub(super) fn new(grant: Grant, sent: Instant) -> Self {
-        Self::until(grant, sent + grant.ttl)
+        Self {
+            fence: grant.fence,
+            end: grant.fence.later(grant.reserved),
+            is_proven: true,
+            until: sent + grant.ttl,
+        }
     }
 
     /// The vote of a server that may not know the number.
@@ -147,16 +113,6 @@ impl Vote {
         Self {
             is_proven: false,
             ..self
-        }
-    }
-
-    /// A vote that lasts at least until this time.
-    pub(super) fn until(grant: Grant, until: Instant) -> Self {
-        Self {
-            fence: grant.fence,
-            end: grant.fence.later(grant.reserved),
-            is_proven: true,
-            until,
         }
     }
 }

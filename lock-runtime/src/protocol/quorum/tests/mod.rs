@@ -1,7 +1,5 @@
 //! Scenarios that random schedules have found, each reduced to a few steps.
 
-mod heir;
-
 use std::time::Duration;
 
 use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
@@ -104,15 +102,8 @@ impl Client {
 
     /// Applies a push message. Returns whether the acquisition polls.
     fn is_polled_after(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        let event = StoreEvent::Granted {
-            hold: self.hold.alias(token),
-            grant,
-            is_named: false,
-            next: None,
-        };
-        self.visit(|session, cx| session.pushed(server, &event, cx))
-            .0
-            .is_some()
+        let event = StoreEvent::granted(self.hold.alias(token), grant);
+        self.session.pushed(server, &event)
     }
 
     fn reply(&mut self, send: Send, reply: Reply) -> Output {

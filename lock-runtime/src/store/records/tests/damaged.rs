@@ -294,12 +294,7 @@ fn no_message_makes_a_client_panic() {
                 let fence = FencingToken::new(number(random)).unwrap_or(FencingToken::LAST);
                 let hold = Hold::new(key, mode(random), token(random));
                 let grant = Grant::new(fence, ttl).reserved(number(random) as u32);
-                StoreEvent::Granted {
-                    hold,
-                    grant,
-                    is_named: false,
-                    next: None,
-                }
+                StoreEvent::granted(hold, grant)
             }
             1 => StoreEvent::FreeIn { key, kind, ttl },
             _ => StoreEvent::Revoked {

@@ -472,12 +472,8 @@ async fn a_forged_message_is_a_grant_only_where_grants_are_not_confirmed() {
         assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
         let now = database.now();
         let fence = crate::FencingToken::new(now.later(ahead).micros()).unwrap();
-        let event = StoreEvent::Granted {
-            hold: waiter.hold.clone(),
-            grant: Grant::new(fence, Grant::HANDOFF_LEASE),
-            is_named: false,
-            next: None,
-        };
+        let event =
+            StoreEvent::granted(waiter.hold.clone(), Grant::new(fence, Grant::HANDOFF_LEASE));
         let (name, record) = (
             RecordName::new("a"),
             Record::new(Version::random(), Vec::new()),

@@ -196,18 +196,6 @@ impl Connection {
         Ok(value)
     }
 
-    /// Runs a script, or `instead` if the server is quarantined, which must be a harmless one.
-    pub(crate) async fn answer_or(
-        &self,
-        errand: Errand<'_>,
-        instead: &Call,
-    ) -> Result<Value, Failed> {
-        match self.answer(None, errand).await {
-            Err(failed) if failed.withheld => self.commit(None, instead, Repeat::Never).await,
-            result => result,
-        }
-    }
-
     /// Runs a script, if possible together with others.
     async fn commit(
         &self,
@@ -390,11 +378,12 @@ impl Connection {
         if let Some(tenure) = connected.tenure.filter(|_| votes) {
             // This is the tenure of the server at the other end of this very connection. The call
             // carries the marker of the latest one.
-            tenure.check(Instant::now()).map_err(Failed::withheld)?;
+            let unsent = |error| Failed::new(error, false);
+            tenure.check(Instant::now()).map_err(unsent)?;
             let latest = self.connector.tenure();
             if latest.is_some_and(|latest| !latest.is_of_the_same(&tenure)) {
                 link.end();
-                return Err(Failed::withheld(quarantine::has_changed()));
+                return Err(unsent(quarantine::has_changed()));
             }
         }
         let unanswered = link.unanswered();
@@ -487,8 +476,6 @@ pub(crate) struct Failed {
     pub(crate) error: StoreError,
     /// The connection was established and has broken.
     broken: bool,
-    /// The server is quarantined, so the call was not sent to it.
-    withheld: bool,
     /// The server does not answer, and the call was refused without being sent.
     pub(crate) refused: bool,
 }
@@ -498,15 +485,7 @@ impl Failed {
         Self {
             error,
             broken,
-            withheld: false,
             refused: false,
-        }
-    }
-
-    fn withheld(error: StoreError) -> Self {
-        Self {
-            withheld: true,
-            ..Self::new(error, false)
         }
     }
 

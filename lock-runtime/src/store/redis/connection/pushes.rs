@@ -1,11 +1,10 @@
 //! The push messages of the server: grants from the wait queue, reservations, and revocations.
 //!
 //! A store has a channel of its own, whose name is part of its queue entries, and shares another
-//! one with all stores. The stores of a quorum have one channel in common, whose name is recognised
-//! by its end. A message that cannot be parsed is ignored: messages are only hints, and every
-//! client may publish them.
+//! one with all stores. A message that cannot be parsed is ignored: messages are only hints, and
+//! every client may publish them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use redis::{PushInfo, PushKind};
 
@@ -20,7 +19,7 @@ use crate::{
     guard::fence::FencingToken,
     request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
-    store::{Grant, Heir, Hold, Listeners, MOST_RESERVED, NextHolder, StoreEvent, Token},
+    store::{Grant, Hold, Listeners, MOST_RESERVED, StoreEvent, Token},
 };
 
 /// The most holders of one message that are notified of their revocation. The others notice it at
@@ -52,14 +51,6 @@ impl Pushes {
             confirms: false,
             sharded: false,
             listeners: Listeners::default(),
-        }
-    }
-
-    /// The messages of a server of a quorum, all of whose servers have the same channel.
-    pub(crate) fn of_quorum(namespace: &str, channel: Token) -> Self {
-        Self {
-            own: quorum_channel(namespace, channel),
-            ..Self::new(namespace)
         }
     }
 
@@ -135,63 +126,18 @@ impl Pushes {
     }
 
     /// Parses `mode member fence ttl reserved lock`, where the name of the lock may contain blanks.
-    /// On the channel of a quorum, `turn n|- heir|-` may precede it: whether the grantee was named,
-    /// and the next waiter. Older versions send the message without these words.
     fn granted(&self, message: &str) -> Option<StoreEvent> {
-        let (is_named, next, message) = match message.strip_prefix("turn ") {
-            Some(turn) => {
-                let mut words = turn.splitn(3, ' ');
-                let is_named = match words.next()? {
-                    "n" => true,
-                    "-" => false,
-                    _ => return None,
-                };
-                let next = match words.next()? {
-                    "-" => None,
-                    // A later version may describe it in another way.
-                    heir => self.heir(heir),
-                };
-                (is_named, next, words.next()?)
-            }
-            None => (false, None, message),
-        };
         let mut words = message.splitn(6, ' ');
         let mode = reply::mode(words.next()?)?;
         let token = Token::from_hex(words.next()?.rsplit(':').next()?)?;
         let fence = FencingToken::new(words.next()?.parse().ok()?)?;
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
-        let reserved = words.next()?.parse().ok().map(bounded)?;
+        let reserved: u32 = words.next()?.parse().ok()?;
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, mode.kind())?).ok()?;
         let hold = Hold::new(key, mode, token);
-        let grant = Grant::new(fence, ttl).reserved(reserved);
-        Some(StoreEvent::Granted {
-            hold,
-            grant,
-            is_named,
-            next,
-        })
+        let grant = Grant::new(fence, ttl).reserved(reserved.min(MOST_RESERVED));
+        Some(StoreEvent::granted(hold, grant))
     }
-
-    /// Parses `member:lease:reserved:name`, where the name is the random part of the channel.
-    fn heir(&self, text: &str) -> Option<Heir> {
-        let mut words = text.splitn(4, ':');
-        let token = Token::from_hex(words.next()?)?;
-        let lease = Duration::from_millis(words.next()?.parse().ok()?);
-        let reserved = words.next()?.parse().ok().map(bounded)?;
-        let channel = quorum_channel(&self.namespace, Token::from_hex(words.next()?)?);
-        let request = NextHolder::new(token, lease, reserved);
-        Some(Heir::new(request, Some(Arc::from(channel))))
-    }
-}
-
-fn bounded(reserved: u32) -> u32 {
-    reserved.min(MOST_RESERVED)
-}
-
-/// The channel of a quorum. Scripts recognise it by its end.
-fn quorum_channel(namespace: &str, name: Token) -> String {
-    let name = String::from_iter(name.to_hex().map(char::from));
-    format!("{namespace}:{name}:quorum")
 }
 
 #[cfg(test)]
@@ -223,96 +169,6 @@ mod tests {
             let fence = FencingToken::new(7).unwrap();
             let expected = Grant::new(fence, Duration::from_millis(250)).reserved(2);
             assert_eq!(grant, expected);
-        }
-    }
-
-    #[test]
-    fn a_message_to_a_quorum_names_the_next_waiter() {
-        let name = Token::from_hex(&HEX.replace('0', "f")).unwrap();
-        let pushes = Pushes::of_quorum("my app", Token::random());
-        let grant = format!("exclusive {HEX} 7 250 2 my app:a b");
-        let heir = format!("{HEX}:60000:4:{}", HEX.replace('0', "f"));
-        let request = NextHolder::new(Token::from_hex(HEX).unwrap(), Duration::from_secs(60), 4);
-        let channel = quorum_channel("my app", name);
-        let heir_of = Heir::new(request, Some(channel.into()));
-        for (turn, named, expected) in [
-            (String::new(), false, None),
-            ("turn - - ".to_owned(), false, None),
-            ("turn n - ".to_owned(), true, None),
-            (format!("turn - {heir} "), false, Some(heir_of.clone())),
-            (format!("turn n {heir} "), true, Some(heir_of)),
-        ] {
-            let message = format!("{turn}{grant}");
-            let Some(StoreEvent::Granted {
-                hold,
-                grant,
-                is_named,
-                next,
-            }) = pushes.granted(&message)
-            else {
-                panic!("{message}")
-            };
-            assert_eq!((hold.key, hold.mode), (key("a b"), Mode::Exclusive));
-            assert_eq!((grant.fence.number(), grant.reserved), (7, 2));
-            assert_eq!((is_named, next), (named, expected), "{message}");
-        }
-    }
-
-    #[test]
-    fn servers_of_a_quorum_have_one_channel() {
-        let name = Token::from_hex(HEX).unwrap();
-        let own = format!("my app:{HEX}:quorum");
-        for pushes in [(); 2].map(|()| Pushes::of_quorum("my app", name)) {
-            assert_eq!(pushes.channels(), [own.as_str(), "my app:revoked"]);
-        }
-    }
-
-    #[test]
-    fn a_message_to_a_quorum_of_another_format_is_ignored() {
-        let pushes = Pushes::of_quorum("lock", Token::random());
-        let grant = format!("exclusive {HEX} 7 250 0 lock:a");
-        let heir = format!("{HEX}:250:0:{HEX}");
-        assert!(pushes.granted(&format!("turn n {heir} {grant}")).is_some());
-        let shouted = HEX.to_uppercase();
-        for turn in [
-            "turn",
-            "turn ",
-            "turn n",
-            "turn n -",
-            "turn - -",
-            "turn x - ",
-            "turn  - ",
-            "turn n - - ",
-            "turn n - turn n - ",
-            &format!("turn {heir} n "),
-        ] {
-            let message = format!("{turn}{grant}");
-            assert!(pushes.granted(&message).is_none(), "{message}");
-            assert!(pushes.granted(turn).is_none(), "{turn}");
-        }
-        // The grant counts even if the next waiter is described in another way.
-        for turn in [
-            "turn n  ",
-            "turn n : ",
-            "turn n ::: ",
-            "turn n -:-:-:- ",
-            &format!("turn n {HEX} "),
-            &format!("turn n {HEX}:250:0 "),
-            &format!("turn n {HEX}:250:0:lock:{HEX}:quorum "),
-            &format!("turn n {HEX}:250:0:{HEX}: "),
-            &format!("turn n {HEX}:250:0:{shouted} "),
-            &format!("turn n {HEX}:250:0:* "),
-            &format!("turn n {HEX}:-1:0:{HEX} "),
-            &format!("turn n {HEX}:99999999999999999999:0:{HEX} "),
-            &format!("turn n {HEX}:250:4294967296:{HEX} "),
-            &format!("turn n {HEX}:2.5:0:{HEX} "),
-            &format!("turn n {}:250:0:{HEX} ", &HEX[1..]),
-        ] {
-            let event = pushes.granted(&format!("{turn}{grant}"));
-            let Some(StoreEvent::Granted { next: None, .. }) = event else {
-                panic!("{turn}: {event:?}")
-            };
-            assert!(pushes.granted(turn).is_none(), "{turn}");
         }
     }
 
@@ -372,11 +228,10 @@ mod tests {
     proptest::proptest! {
         /// Any program with the right may publish on the channels.
         #[test]
-        fn no_message_causes_a_panic(message in "(kept |turn n |turn - )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
-            for pushes in [Pushes::new("my app"), Pushes::of_quorum("my app", Token::random())] {
-                for event in pushes.kept(&message).into_iter().chain(pushes.granted(&message)) {
-                    let _ = event.announced(0, false);
-                }
+        fn no_message_causes_a_panic(message in "(kept )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
+            let pushes = Pushes::new("my app");
+            for event in pushes.kept(&message).into_iter().chain(pushes.granted(&message)) {
+                let _ = event.announced(0, false);
             }
         }
     }

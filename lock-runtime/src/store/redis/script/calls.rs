@@ -34,10 +34,10 @@ use crate::{
     },
     shell::call::within,
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Grant, HandOff, Hold,
-        Holder, HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply,
-        QuorumMember, RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies,
-        RevokeReply, RevokeScope, Store, StoreError,
+        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Grant, Hold, Holder,
+        HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
+        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply,
+        RevokeScope, Store, StoreError,
     },
 };
 
@@ -260,21 +260,6 @@ impl QuorumMember for RedisStore {
             }
         })
     }
-
-    fn hand_off<'a>(
-        &'a self,
-        release: &'a Release,
-        hand_off: &'a HandOff,
-    ) -> Replied<'a, ReleaseReply> {
-        Box::pin(async move {
-            match &hand_off.heir.channel {
-                Some(channel) if self.can_hand_off(release) => {
-                    self.release_to(&release.hold, hand_off, channel).await
-                }
-                _ => self.release_one(release).await,
-            }
-        })
-    }
 }
 
 impl RedisStore {
@@ -399,62 +384,6 @@ impl RedisStore {
         match at_most {
             Some(at_most) => call.mark(Field::AtMost).millis(*at_most),
             None => call,
-        }
-    }
-
-    /// Returns whether the lock can be handed off to a named heir: it becomes free at once, and the
-    /// server is one of a quorum and was connected.
-    fn can_hand_off(&self, release: &Release) -> bool {
-        release.hold.mode == Mode::Exclusive
-            && release.keep_for.is_none()
-            && release.next.is_none()
-            && self.servers.marker().is_some()
-    }
-
-    /// Releases an exclusive lock to an heir, or just releases it if the server may not vote.
-    async fn release_to(
-        &self,
-        hold: &Hold,
-        hand_off: &HandOff,
-        channel: &str,
-    ) -> Result<ReleaseReply, StoreError> {
-        let heir = hand_off.heir.request;
-        let plain = self.plain_release(&Release::new(hold.clone()));
-        let write = |deadline: u64| {
-            // Never newer than the connection on which the call is sent. If it is older, the
-            // server has other data, and the script is a plain release.
-            let Some(marker) = self.servers.marker() else {
-                return plain.clone();
-            };
-            Call::new(&script::HAND_OFF, 4)
-                .names(&Names::new(&self.namespace, &hold.key, LockKind::Lock))
-                .arg(marker_name(&self.namespace))
-                .token(hold.token)
-                .token(heir.token)
-                .millis(heir.lease)
-                .number(heir.reserved.into())
-                .arg(channel)
-                .number(hand_off.proposal.number())
-                .number(deadline)
-                .arg(marker)
-                .number(hand_off.is_coordinator.into())
-        };
-        self.servers.leaves(hold);
-        let errand = Errand::By {
-            deadline: hand_off.deadline,
-            write: &write,
-            slot: self.servers.place(hold),
-            in_outage: InOutage::Try,
-        };
-        let mut answer = self.servers.run_or(errand, &plain).await?;
-        match answer.reply()?.word() {
-            "released" => Ok(ReleaseReply::Released),
-            "handed_over" => {
-                tokio::task::yield_now().await;
-                Ok(ReleaseReply::Released)
-            }
-            "not_held" => Ok(ReleaseReply::NotHeld),
-            _ => Err(unexpected()),
         }
     }
 

@@ -94,8 +94,6 @@ scripts! {
     RENEW_SHARE(Votes, "renew_share") = "clock" "holders" "standing" "renew_share";
     /// Releases a writer's lock, and hands it off or reserves it.
     RELEASE(Harmless, "release") = "refusal" "done" "release" "clock" "fence" "holders" "standing" "line" "hand_over";
-    /// Releases a writer's lock on a server of a quorum, and hands it off to a named heir.
-    HAND_OFF(Votes, "hand_off") = "refusal" "hand_off_free" "clock" "fence" "holders" "standing" "line" "hand_off";
     /// Releases a share, and may reserve it.
     RELEASE_SHARE(Harmless, "release_share") = "release_share_free" "clock" "fence" "holders" "standing" "line" "release_share";
     /// Releases a lock and acquires it under another token, or queues that token.
@@ -374,12 +372,11 @@ mod tests {
     #[test]
     fn fencing_tokens_are_kept_for_another_time() {
         let minute = Duration::from_secs(60);
-        let scripts: [&LazyLock<Script>; 11] = [
+        let scripts: [&LazyLock<Script>; 10] = [
             &super::ACQUIRE,
             &super::ACQUIRE_GROUP,
             &super::POLL,
             &super::RELEASE,
-            &super::HAND_OFF,
             &super::RELEASE_SHARE,
             &super::PASS,
             &super::CONVERT,
@@ -415,13 +412,12 @@ mod tests {
         for line in [times, poll_interval, reserved] {
             assert!(include_str!("lua/line.lua").contains(&line), "{line}");
         }
-        let heir = include_str!("lua/hand_off_free.lua");
-        for (argument, most) in [(3, handoff), (4, MOST_RESERVED.into())] {
-            let bounded = format!("math.min(tonumber(ARGV[{argument}]), {most})");
-            assert!(heir.contains(&bounded), "{bounded}");
-        }
         let skew = format!("micros + {})", MAX_PROPOSAL_SKEW.as_micros());
-        for script in [heir, include_str!("lua/hand_off.lua")] {
+        for script in [
+            include_str!("lua/acquire.lua"),
+            include_str!("lua/acquire_free.lua"),
+            include_str!("lua/acquire_group.lua"),
+        ] {
             assert!(script.contains(&skew), "{skew}");
         }
     }

@@ -21,7 +21,7 @@ use crate::{
         time::{Instant, sleep_until},
     },
     store::{
-        QuorumMember, QuorumStore, StoreError, StoreErrorKind, Token, check_count, majority,
+        QuorumMember, QuorumStore, StoreError, StoreErrorKind, check_count, majority,
         namespace::check_namespace,
         remote::{Connecting, cannot_keep_locks},
     },
@@ -79,9 +79,9 @@ pub(crate) fn open(
         }
         endpoints.push((name, server));
     }
-    let (channel, runs) = (Token::random(), Runs::default());
+    let runs = Runs::default();
     let connection = |server, place| {
-        let pushes = Pushes::of_quorum(namespace, channel).confirming(settings.confirms());
+        let pushes = Pushes::new(namespace).confirming(settings.confirms());
         Connection::member(server, pushes, place, &runs, settings)
     };
     let servers = (1..)

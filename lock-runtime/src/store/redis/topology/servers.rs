@@ -201,23 +201,6 @@ impl Servers {
         }
     }
 
-    /// Runs a script of a server of a quorum, or the release `instead` if it must not grant a lock.
-    pub(crate) async fn run_or(
-        &self,
-        errand: Errand<'_>,
-        instead: &Call,
-    ) -> Result<Answer, StoreError> {
-        match self {
-            Self::One(connection) => {
-                let value = connection.here().answer_or(errand, instead).await?;
-                connection.settle(value).map(Answer::of_one)
-            }
-            Self::Cluster(_) => self.run(Errand::Call(instead, Repeat::Never)).await,
-            #[cfg(all(test, feature = "records"))]
-            Self::Simulated(scripts) => Ok(scripts.run(errand)),
-        }
-    }
-
     /// Runs a script that releases a lock, or `alone` if that script cannot be run.
     pub(crate) async fn free(
         &self,

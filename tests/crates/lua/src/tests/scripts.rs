@@ -20,7 +20,7 @@ const TOKENS: [&str; 4] = [
     "cccccccccccccccccccccccccccccccc",
 ];
 /// The first two have a subscriber.
-const CHANNELS: [&str; 4] = ["lock:1", "lock:2:quorum", "lock:3", "lock:4:quorum"];
+const CHANNELS: [&str; 4] = ["lock:1", "lock:2", "lock:3", "lock:4"];
 const MARKER: &str = "1799000000000000 marker";
 
 /// Reads the scripts: each is put together from several parts.
@@ -131,7 +131,7 @@ impl Calls {
 
     /// The name, the keys and the other arguments of a call.
     fn next(&mut self) -> (&'static str, Vec<String>, Vec<String>) {
-        const NAMES: [&str; 29] = [
+        const NAMES: [&str; 28] = [
             "ACQUIRE",
             "ACQUIRE",
             "ACQUIRE",
@@ -149,7 +149,6 @@ impl Calls {
             "RENEW",
             "RENEW_SHARE",
             "RELEASE",
-            "HAND_OFF",
             "RELEASE_SHARE",
             "PASS",
             "CONVERT",
@@ -231,14 +230,6 @@ impl Calls {
                     self.may_record(&mut args);
                 }
                 (name, all, args)
-            }
-            "HAND_OFF" => {
-                let mut keys = all;
-                keys.push(marker_name);
-                let mut args = vec![member, self.token(), self.millis(), self.reserved()];
-                args.extend([self.one(&CHANNELS), self.proposal(), self.deadline()]);
-                args.extend([self.marker(), self.one(&["0", "1"])]);
-                (name, keys, args)
             }
             "PASS" => {
                 let args = [self.token(), self.token(), self.millis(), self.reserved()];

@@ -183,27 +183,6 @@ local function enqueue(line, member, mode, lease, reserved, channel)
   return true
 end
 
--- The message to a waiter that was granted the lock. For the client of a quorum it begins with
--- whether the releaser has named this waiter to all servers, and with the next live waiter, if that
--- is a writer of such a client: 'turn n|- member:lease:reserved:name|- ...'. The name is the random
--- part of the channel.
-local function grant_message(line, place, channel, member, grant)
-  if string.sub(channel, -7) ~= ':quorum' then
-    return grant
-  end
-  local heir = '-'
-  for behind = place + 1, line.last do
-    local entry = redis.call('HGET', line.queue, behind) or ''
-    local seen, mode, lease, reserved, member, channel = string.match(entry, '^(%d+) (%w+) (%d+) (%d+) (%S+) (.+)$')
-    if seen and silence(seen) < ENTRY_STALE_AFTER then
-      local name = mode == 'exclusive' and string.match(channel, ':(%x+):quorum$')
-      heir = name and table.concat({member, lease, reserved, name}, ':') or '-'
-      break
-    end
-  end
-  return table.concat({'turn', member == line.heir and 'n' or '-', heir, grant}, ' ')
-end
-
 -- Grants the lock to the waiters whose turn it is, as long as the holders admit them. `kind` is
 -- the type of the data under the lock's key (see `look`). Afterwards `line` has: whether a live
 -- waiter is left (`waits`), and the time after which that waiter is skipped unless it polls
@@ -251,7 +230,7 @@ local function advance(line, lock, fence, kind, own)
           line.latest, line.lease = latest, lease
           if member ~= own then
             local grant = table.concat({mode, member, whole(number), lease, reserved, lock}, ' ')
-            table.insert(line.news, {channel, grant_message(line, place, channel, member, grant)})
+            table.insert(line.news, {channel, grant})
           end
           -- A short lease, which a dead process does not renew, may end before the
           -- next waiter polls.
