@@ -128,12 +128,15 @@ where
                             && is_out_of_reach(&error) =>
                     {
                         let (code, policy) = (error.code(), this.watch.policy().name());
-                        log::summarise("served without its lock", code, Some(policy), || {
-                            let (policy, error) = (policy.to_owned(), error.clone());
-                            move |left_out| {
-                                let cause = format!("{error:#}");
-                                tracing::warn!(code, policy, left_out, error = %cause, "served without its lock");
-                            }
+                        log::summarise("served without its lock", code, Some(policy), |left_out| {
+                            let error = format_args!("{error:#}");
+                            tracing::warn!(
+                                code,
+                                policy,
+                                left_out,
+                                error,
+                                "served without its lock"
+                            );
                         });
                         this.watch.refused(&error, true);
                         let Some((inner, mut req)) = call.take() else {

@@ -241,12 +241,15 @@ fn log_unconfirmed(error: &LockError) {
         || error.code(),
         |cause| LockErrorKind::from(cause.kind()).code(),
     );
-    log::summarise("release not confirmed", code, error.name(), || {
-        let error = error.clone();
-        move |left_out| {
-            let (name, key) = (error.name(), error.key().map(tracing::field::display));
-            let cause = format!("{error:#}");
-            tracing::warn!(name, key, left_out, error = %cause, "release not confirmed; continuing in the background");
-        }
+    log::summarise("release not confirmed", code, error.name(), |left_out| {
+        let (name, key) = (error.name(), error.key().map(tracing::field::display));
+        let error = format_args!("{error:#}");
+        tracing::warn!(
+            name,
+            key,
+            left_out,
+            error,
+            "release not confirmed; continuing in the background"
+        );
     });
 }

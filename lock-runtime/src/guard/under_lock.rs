@@ -75,13 +75,10 @@ impl LockGuard {
         let mut views = self.views().iter();
         let (view, (loss, at)) = views.find_map(|view| Some((view, view.loss_by(now)?)))?;
         let error = view.lost_error(loss);
-        log::summarise(OUTLIVED, error.code(), error.name(), || {
-            let (key, name, fence) = (view.key.clone(), view.name.clone(), view.fence);
+        log::summarise(OUTLIVED, error.code(), error.name(), |left_out| {
+            let (name, fence) = (view.name.as_deref(), view.fence);
             let after = now.saturating_duration_since(at);
-            move |left_out| {
-                let name = name.as_deref();
-                tracing::warn!(name, key = %key.shown(), %fence, ?loss, ?after, left_out, "{OUTLIVED}");
-            }
+            tracing::warn!(name, key = %view.key.shown(), %fence, ?loss, ?after, left_out, "{OUTLIVED}");
         });
         self.on_lost().replaces_output(error, is_failure)
     }

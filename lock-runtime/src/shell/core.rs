@@ -430,10 +430,8 @@ fn write(note: Note, name: Option<&str>) {
         Note::Released(key) => tracing::debug!(key = %key.shown(), "released"),
         Note::GaveUp(hold, error) => {
             let code = LockErrorKind::from(error.kind()).code();
-            log::summarise("gave up releasing", code, None, || {
-                move |left_out| {
-                    tracing::warn!(key = %hold.key.shown(), left_out, %error, "gave up releasing a lock; it ends with its lease");
-                }
+            log::summarise("gave up releasing", code, None, |left_out| {
+                tracing::warn!(key = %hold.key.shown(), left_out, %error, "gave up releasing a lock; it ends with its lease");
             });
         }
     }
@@ -448,10 +446,14 @@ pub(crate) fn log_loss(
     fence: FencingToken,
     loss: Loss,
 ) {
-    log::summarise(message, LockErrorKind::Lost(loss).code(), name, || {
-        let (key, name) = (key.clone(), name.map(str::to_owned));
-        move |left_out| tracing::warn!(name, key = %key.shown(), %fence, ?loss, left_out, "{message}")
-    });
+    log::summarise(
+        message,
+        LockErrorKind::Lost(loss).code(),
+        name,
+        |left_out| {
+            tracing::warn!(name, key = %key.shown(), %fence, ?loss, left_out, "{message}");
+        },
+    );
 }
 
 #[cfg(test)]

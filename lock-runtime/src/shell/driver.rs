@@ -115,13 +115,11 @@ async fn relieve(core: Arc<Core>) {
     let makes_calls = core.store.serves_any_runtime();
     let overdue = core.visit(|state, cx| state.session.take_overdue(makes_calls, cx));
     if overdue.is_driver_late && core.with_state(|state| state.driver_runs) {
-        log::summarise("blocked", "blocked", None, || {
-            move |left_out| {
-                tracing::warn!(
-                    left_out,
-                    "a task has blocked its runtime, so that a thread of its own renews the locks of this process; move the work to `spawn_blocking`"
-                );
-            }
+        log::summarise("blocked", "blocked", None, |left_out| {
+            tracing::warn!(
+                left_out,
+                "a task has blocked its runtime, so that a thread of its own renews the locks of this process; move the work to `spawn_blocking`"
+            );
         });
     }
     let mut calls = Calls::new(core);
@@ -432,10 +430,8 @@ async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration)
     // One message for the batch: an outage would fill the log.
     if let Some(error) = failed {
         let code = LockErrorKind::from(error.kind()).code();
-        log::summarise("renewal failed", code, None, || {
-            move |left_out| {
-                tracing::warn!(leases, left_out, %error, "renewal failed; trying again until validity ends");
-            }
+        log::summarise("renewal failed", code, None, |left_out| {
+            tracing::warn!(leases, left_out, %error, "renewal failed; trying again until validity ends");
         });
     }
 }

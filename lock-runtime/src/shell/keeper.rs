@@ -121,10 +121,8 @@ pub(crate) fn watch(client: Arc<dyn Watched>) {
         Err(error) => {
             drop(keeper);
             forget();
-            log::summarise("no keeper", "keeper", None, || {
-                move |left_out| {
-                    tracing::warn!(left_out, %error, "cannot start the thread that renews locks while tasks block their runtime");
-                }
+            log::summarise("no keeper", "keeper", None, |left_out| {
+                tracing::warn!(left_out, %error, "cannot start the thread that renews locks while tasks block their runtime");
             });
         }
     }

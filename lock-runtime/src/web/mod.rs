@@ -113,13 +113,13 @@ impl ErrorClass {
             );
             return;
         }
-        log::summarise("request refused", code, name, || {
-            let (error, name) = (format!("{error:#}"), name.map(str::to_owned));
-            move |left_out| match self {
+        log::summarise("request refused", code, name, |left_out| {
+            let error = format_args!("{error:#}");
+            match self {
                 Self::Internal => {
-                    tracing::error!(code, name, left_out, %error, "request refused")
+                    tracing::error!(code, name, left_out, error, "request refused")
                 }
-                _ => tracing::warn!(code, name, left_out, %error, "request refused"),
+                _ => tracing::warn!(code, name, left_out, error, "request refused"),
             }
         });
     }

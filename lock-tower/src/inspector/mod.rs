@@ -239,17 +239,14 @@ impl Inspector {
 
     /// Logs a refused request. Others of the same kind are summarised.
     fn warn(&self, code: &'static str, message: &'static str, parts: &Parts) {
-        log::summarise(message, code, None, || {
+        log::summarise(message, code, None, |left_out| {
             let caller = self.caller_of(parts);
-            let [host, origin] =
-                [header::HOST, header::ORIGIN].map(|name| parts.headers.get(name).cloned());
+            let [host, origin] = [header::HOST, header::ORIGIN].map(|name| parts.headers.get(name));
             let authority = parts
                 .uri
                 .authority()
                 .map(|authority| visible(authority.as_str()));
-            move |left_out| {
-                tracing::warn!(caller, ?host, authority, ?origin, left_out, "{message}");
-            }
+            tracing::warn!(caller, ?host, authority, ?origin, left_out, "{message}");
         });
     }
 

@@ -285,7 +285,7 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return PerServer::new();
         };
-        let proposal = self.proposals.beside(round.drawn(), cx.micros);
+        let proposal = self.proposals.beside(round.drawn(), cx.micros, round.lease);
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.servers.iter().filter(|server| server.is_well(now));
         let spares = well.count() >= majority;

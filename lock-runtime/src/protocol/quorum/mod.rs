@@ -272,7 +272,7 @@ impl Session {
         // If it is not known, it belongs to another client, or has ended.
         let round = self.rounds.get_mut(&hold.token.stem());
         let round = round.filter(|round| round.hold.key == hold.key);
-        round.is_some_and(|round| round.pushed(server, hold.token, *grant))
+        round.is_some_and(|round| round.pushed(server, hold.token, grant.fence))
     }
 
     /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.

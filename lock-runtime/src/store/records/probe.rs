@@ -149,8 +149,8 @@ impl Shared {
         }
         let restored = self.presence.outage.end(0, Instant::now());
         if let Some(Restored::After(outage)) = restored {
-            log::summarise("connection restored", "restored", None, || {
-                move |left_out| tracing::info!(?outage, left_out, "connection restored")
+            log::summarise("connection restored", "restored", None, |left_out| {
+                tracing::info!(?outage, left_out, "connection restored");
             });
             self.listeners.notify(&StoreEvent::Reconnected);
         }
@@ -158,11 +158,9 @@ impl Shared {
 
     fn failed(&self, error: &StoreError) {
         if self.presence.outage.failed(0, error, Instant::now()) {
-            let (code, error) = (LockErrorKind::from(error.kind()).code(), error.clone());
-            log::summarise("no answer of the database", code, None, || {
-                move |left_out| {
-                    tracing::warn!(left_out, %error, "no answer of the database; trying again in the background");
-                }
+            let code = LockErrorKind::from(error.kind()).code();
+            log::summarise("no answer of the database", code, None, |left_out| {
+                tracing::warn!(left_out, %error, "no answer of the database; trying again in the background");
             });
         }
     }

@@ -161,13 +161,15 @@ async fn a_message_with_a_token_of_the_far_future_is_no_grant() {
     .await;
 }
 
-/// Without the option it does, until the first renewal: SECURITY.md names that.
+/// Without the option it does, until the first renewal: SECURITY.md names that. A client of several
+/// servers asks them.
 #[tokio::test]
 async fn a_forged_message_deceives_a_client_that_does_not_confirm_grants() {
     in_time(async {
-        let (single, ..) = places().await;
+        let (single, _, majority, _servers) = places().await;
         for min_hold in [0, 200, 20_000].map(Duration::from_millis) {
             assert!(is_deceived_for(min_hold, &single, LockClient::builder(), 0).await);
+            assert!(!is_deceived_for(min_hold, &majority, LockClient::builder(), 0).await);
         }
     })
     .await;

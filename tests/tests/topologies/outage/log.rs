@@ -152,9 +152,14 @@ async fn an_outage_under_load_writes_few_lines() {
     };
     assert_eq!(count(unavailable), 0);
     drop(held);
-    drop(app);
-    // Until the last lines are due.
+    // The next line of a cause has the number of those that were left out before it.
     sleep(Duration::from_millis(10_500)).await;
+    server.kill();
+    until_refused_at_once(&locks, "k").await;
+    for path in ["pay", "view"] {
+        let request = Request::post(format!("/{path}/0")).body(Body::empty());
+        let _ = app.clone().oneshot(request.unwrap()).await.unwrap();
+    }
     let events = seen(&traces);
     let lines: Vec<_> = events
         .iter()
@@ -179,11 +184,11 @@ async fn an_outage_under_load_writes_few_lines() {
             })
             .sum()
     };
-    assert_eq!(told("request refused", ("name", "pay")), refused as u64);
+    assert_eq!(told("request refused", ("name", "pay")), refused as u64 + 1);
     assert!(told("served without its lock", ("policy", "view")) > number / 3);
+    // A hundred losses are a line. Those that a busy runtime is late for are reported by a thread
+    // of the library, which writes nothing for the subscriber of this thread.
     let lost = told("lost", ("loss", "Expired")) + told("lost", ("loss", "Taken"));
-    // Those that a busy runtime is late for are reported by a thread of the library, which writes
-    // nothing for the subscriber of this thread.
     let is_busy = late.allows(Duration::ZERO) > Duration::from_millis(500);
-    assert!(lost == 100 || is_busy && lost < 100, "{lost}");
+    assert!((1..5).contains(&lost) || is_busy, "{lost}");
 }

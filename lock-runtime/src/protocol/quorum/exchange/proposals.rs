@@ -4,10 +4,6 @@ use std::time::Duration;
 
 use crate::guard::fence::FencingToken;
 
-/// The number of microseconds by which a number that is proposed may lag behind the clock: a push
-/// message from the wait queue has arrived within that time.
-const RECENT: u64 = 1_000_000;
-
 /// A clock that never goes back and is ahead of every fencing token that its client has seen:
 /// max(last seen + 1, microseconds since 1970), a [hybrid logical clock]. Its numbers are usually
 /// larger than any that a server has given out, so all servers reply with the same number.
@@ -24,17 +20,20 @@ impl Proposals {
         next
     }
 
-    /// The next proposal of an acquisition that has `drawn` this number at a server. If it is about
-    /// as large as the clock or larger, it is proposed, so that the other servers reply with the
-    /// same one and no write-back is needed. Servers that have lost their data may have given
-    /// numbers up to their clocks to other acquisitions.
+    /// The next proposal of an acquisition that has `drawn` this number at a server. It is proposed
+    /// unless it lags behind the clock, so that the other servers reply with the same one and no
+    /// write-back is needed. A server that has lost its data may have given numbers up to its clock
+    /// to other acquisitions, and votes again after a longest lease: a tenth of the `lease` is left
+    /// for the message from the wait queue.
     pub(in crate::protocol::quorum) fn beside(
         &mut self,
         drawn: Option<FencingToken>,
         micros: u64,
+        lease: Duration,
     ) -> FencingToken {
         let next = self.next(micros);
-        let is_recent = |drawn: &FencingToken| drawn.number().saturating_add(RECENT) >= micros;
+        let lag = (lease / 10).as_micros() as u64;
+        let is_recent = |drawn: &FencingToken| drawn.number().saturating_add(lag) >= micros;
         drawn.filter(is_recent).unwrap_or(next)
     }
 
@@ -75,6 +74,21 @@ mod tests {
         proposals.seen(first);
         let second = proposals.next(2);
         assert!(far < second && second < proposals.next(2));
+    }
+
+    #[test]
+    fn a_number_that_lags_is_not_proposed() {
+        const NOON: u64 = 1_800_000_000_000_000;
+        let lease = Duration::from_secs(1);
+        for (drawn, proposed) in [
+            (NOON + 5, NOON + 5),
+            (NOON - 100_000, NOON - 100_000),
+            (NOON - 100_001, NOON),
+        ] {
+            let drawn = FencingToken::new(drawn);
+            let proposal = Proposals::default().beside(drawn, NOON, lease);
+            assert_eq!(proposal.number(), proposed);
+        }
     }
 
     #[test]

@@ -87,19 +87,14 @@ impl Round {
     pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         let state = &mut self.states[server];
         let ask = match state.standing {
-            Standing::Holds(_) => Ask::Renew(state.token),
-            // A reader draws another number. The reply to a writer's poll states the number that
-            // the server has given, which that of a message may hide.
-            Standing::Queued if self.hold.mode == Mode::Shared && state.pushed.is_some() => {
+            Standing::Holds(_) => {
+                self.redraws |= self.hold.mode == Mode::Shared;
                 Ask::Renew(state.token)
             }
             Standing::Queued => Ask::Poll(state.token),
             Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
         };
         state.status = Status::Awaited;
-        if matches!(ask, Ask::Renew(_)) {
-            self.redraws |= self.hold.mode == Mode::Shared;
-        }
         ask
     }
 

@@ -188,11 +188,6 @@ impl Round {
     ) -> Next {
         let agreed = self.votes().filter(|vote| self.is_for(vote, fence, cx));
         let (agreed, awaited) = (agreed.count(), self.awaited());
-        if let Some(largest) = self.shown_by_polls(fence)
-            && self.votes().count() >= self.majority(cx)
-        {
-            return self.agree(largest, cx);
-        }
         if agreed >= self.majority(cx) {
             return self.agree(fence, cx);
         }
@@ -209,19 +204,6 @@ impl Round {
             }
             _ => self.give_up(Outcome::Unreachable),
         }
-    }
-
-    /// Returns the number for a writer to agree on, if a poll has shown that of a vote in place of
-    /// the one in a message: it is larger than `fence`, or its server is yet to be raised.
-    fn shown_by_polls(&self, fence: FencingToken) -> Option<FencingToken> {
-        let end = fence.later(self.reserved_left());
-        let is_shown = |vote: &Vote| vote.fence > fence || vote.is_proven && vote.end < end;
-        let is_any = self.hold.mode == Mode::Exclusive && self.votes().any(|vote| is_shown(&vote));
-        is_any.then(|| {
-            self.votes()
-                .map(|vote| vote.fence)
-                .fold(fence, FencingToken::max)
-        })
     }
 
     /// Continues after a majority has voted.
@@ -251,11 +233,10 @@ impl Round {
     /// and knows the token. The same is true for any other grant when it has its token. One server
     /// is in both majorities and holds the lock for one of the two at a time. The later one drew
     /// its number at this server after the other had its token, which the server knew; so the later
-    /// token is larger. This needs the number that the server has drawn, not one in a message: a
-    /// vote that is not proven is polled.
+    /// token is larger.
     fn is_for(&self, vote: &Vote, fence: FencingToken, cx: &Cx<'_>) -> bool {
         // A majority has to know every number that is handed out.
-        let is_known = vote.is_proven && vote.end >= fence.later(self.reserved_left());
+        let is_known = vote.end >= fence.later(self.reserved_left());
         let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
         is_known && (is_given || cx.breaks(Mutation::CountsWhatOthersHave))
             || cx.breaks(Mutation::NoWriteBack)
@@ -279,19 +260,13 @@ impl Round {
         }
         self.phase = Phase::Writing(fence);
         let end = fence.later(self.reserved_left());
-        let is_exclusive = self.hold.mode == Mode::Exclusive;
         Next::Send(self.ask_each(|round, server| {
             let vote = round.states[server].vote()?;
             if round.is_for(&vote, fence, cx) {
                 return None;
             }
-            let state = &mut round.states[server];
-            state.status = Status::Awaited;
-            // A message may have stated a smaller number than the server has given.
-            Some(match is_exclusive && !vote.is_proven {
-                true => Ask::Poll(state.token),
-                false => Ask::Raise(end),
-            })
+            round.states[server].status = Status::Awaited;
+            Some(Ask::Raise(end))
         }))
     }
 

@@ -170,10 +170,7 @@ impl Round {
 
     /// The largest number given to this acquisition, while it has no fencing token yet.
     pub(crate) fn drawn(&self) -> Option<FencingToken> {
-        let number_of = |state: &VoteState| {
-            let pushed = state.pushed.map(|grant| grant.fence);
-            state.held().map(|vote| vote.fence).or(pushed)
-        };
+        let number_of = |state: &VoteState| state.held().map(|vote| vote.fence).or(state.pushed);
         let drawn = self.states.iter().filter_map(number_of).max();
         drawn.filter(|_| self.fence.is_none())
     }
@@ -308,19 +305,15 @@ impl Round {
                 (Standing::Queued, Status::Denied(reply))
             }
             Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
-            Answer::Renew(RenewReply::Renewed { ttl }) => match (state.standing, state.pushed) {
-                (Standing::Holds(vote), _) => {
+            Answer::Renew(RenewReply::Renewed { ttl }) => match state.standing {
+                Standing::Holds(vote) => {
                     // No renewal shortens the lease, but the reply to an early one may come late.
                     let until = vote.until.max(sent + ttl);
                     (Standing::Holds(Vote { until, ..vote }), Status::Voted)
                 }
-                // The renewal proves the vote, and not the number in the message.
-                (_, Some(pushed)) => {
-                    let vote = Vote::new(Grant { ttl, ..pushed }, sent).unproven();
-                    (Standing::Holds(vote), Status::Voted)
-                }
-                // Without a fencing token it is not a grant yet. The next request obtains one.
-                (standing, None) => (standing, Status::None),
+                // Without a fencing token it is not a grant yet. The next request obtains one. That
+                // of a message may be forged.
+                standing => (standing, Status::None),
             },
             Answer::Raise(number, reply) => {
                 let Standing::Holds(vote) = &mut state.standing else {
@@ -330,11 +323,7 @@ impl Round {
                     RaiseReply::Raised => number,
                     RaiseReply::NotRaised { latest } => latest,
                 };
-                if vote.is_proven {
-                    vote.end = vote.end.max(latest);
-                } else if latest >= vote.fence {
-                    (vote.end, vote.is_proven) = (latest, true);
-                }
+                vote.end = vote.end.max(latest);
                 // A writer's own number begins its block; the raised number ends it.
                 if reply == RaiseReply::Raised && self.hold.mode != Mode::Exclusive {
                     vote.fence = vote.fence.max(number);
@@ -377,13 +366,13 @@ impl Round {
 
     /// Records a grant that a server has pushed. Returns whether the acquisition is to poll: it
     /// waits for the grant, and the other servers do not grant it on their own.
-    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
+    pub(crate) fn pushed(&mut self, server: usize, token: Token, fence: FencingToken) -> bool {
         let state = &mut self.states[server];
         let awaits = matches!(state.standing, Standing::Asked | Standing::Queued);
         if self.closed || state.token != token || !awaits {
             return false;
         }
-        state.pushed = Some(grant);
+        state.pushed = Some(fence);
         self.fence.is_none()
     }
 

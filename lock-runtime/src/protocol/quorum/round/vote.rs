@@ -20,8 +20,8 @@ pub(super) struct VoteState {
     pub(super) standing: Standing,
     /// The server has renewed the lock, so it holds it although its grant has not arrived.
     pub(super) renewed: bool,
-    /// A grant that the server has pushed and that is not verified yet.
-    pub(super) pushed: Option<Grant>,
+    /// The number of a grant that the server has pushed. It may be forged, so the server is polled.
+    pub(super) pushed: Option<FencingToken>,
     /// The deadline of an acquire whose reply is outstanding.
     pub(super) straggler_until: Option<Instant>,
     /// When the request was sent whose reply set `standing`.
@@ -93,8 +93,6 @@ pub(crate) struct Vote {
     /// The server's next number is larger than this. It is the last of the numbers that the server
     /// has reserved, or the one that it was raised to.
     pub(super) end: FencingToken,
-    /// The server is known to have this number. One from a single message may be forged.
-    pub(super) is_proven: bool,
     pub(super) until: Instant,
 }
 
@@ -103,16 +101,7 @@ impl Vote {
         Self {
             fence: grant.fence,
             end: grant.fence.later(grant.reserved),
-            is_proven: true,
             until: sent + grant.ttl,
-        }
-    }
-
-    /// The vote of a server that may not know the number.
-    pub(super) fn unproven(self) -> Self {
-        Self {
-            is_proven: false,
-            ..self
         }
     }
 }

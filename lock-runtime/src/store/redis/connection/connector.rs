@@ -407,8 +407,8 @@ impl Connector {
         if let Some(left) = tenure.keeps_away(greeting.received) {
             let server = self.target.to_string();
             let message = "the server may have forgotten a lock, and does not vote yet";
-            log::summarise(message, "quarantine", Some(&server.clone()), || {
-                move |left_out| tracing::warn!(server, ?left, left_out, "{message}")
+            log::summarise(message, "quarantine", Some(&server), |left_out| {
+                tracing::warn!(server, ?left, left_out, "{message}");
             });
         }
         let tenure = Arc::new(tenure);

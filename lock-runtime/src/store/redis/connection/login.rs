@@ -86,8 +86,8 @@ impl Login {
         };
         let server = self.endpoint.to_string();
         let message = "the connection has no new credentials yet; it keeps its earlier ones";
-        log::summarise(message, "credentials", Some(&server.clone()), || {
-            move |left_out| tracing::warn!(server, left_out, %error, "{message}")
+        log::summarise(message, "credentials", Some(&server), |left_out| {
+            tracing::warn!(server, left_out, %error, "{message}");
         });
         let again_at = Instant::now() + PAUSE.mul_f64(0.5 + rand::random::<f64>());
         Some(Self { again_at, ..self })

@@ -105,11 +105,11 @@ impl Connection {
         &self,
         message: &'static str,
         code: &'static str,
-        write: impl FnOnce(&str, Option<u64>) + Send + 'static,
+        write: impl FnOnce(&str, Option<u64>),
     ) {
         let server = self.connector.target.to_string();
-        log::summarise(message, code, Some(&server.clone()), || {
-            move |left_out| write(&server, left_out)
+        log::summarise(message, code, Some(&server), |left_out| {
+            write(&server, left_out);
         });
     }
 

@@ -197,22 +197,10 @@ impl Cluster {
 
     fn log_change(&self, before: usize, after: usize) {
         let server = self.address();
-        log::summarise(
-            "the slot map has changed",
-            "map",
-            Some(&server.clone()),
-            || {
-                move |left_out| {
-                    tracing::info!(
-                        server,
-                        nodes = after,
-                        before,
-                        left_out,
-                        "the slot map has changed"
-                    );
-                }
-            },
-        );
+        let message = "the slot map has changed";
+        log::summarise(message, "map", Some(&server), |left_out| {
+            tracing::info!(server, nodes = after, before, left_out, "{message}");
+        });
     }
 
     /// Returns whether this is a new failover. While a cluster is partitioned its nodes name
