@@ -356,8 +356,8 @@ impl Client {
         net.say(|net| format!("{} receives {}", self.who, net.show_event(event)));
         let server = net.connections[conn].server;
         let server = self.here(server);
-        if let StoreEvent::Granted { hold, .. } = event
-            && self.session.pushed(server, event)
+        if let StoreEvent::Granted { hold, grant } = event
+            && self.session.pushed(server, hold, *grant)
         {
             self.free_in(net, Duration::ZERO, hold);
         }

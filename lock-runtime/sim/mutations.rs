@@ -39,6 +39,7 @@ found! {
     found_store_of_records_that_takes_a_bound_for_the_time: KnowsTheTime => TwoHolders,
     found_client_that_writes_no_number_back: Majority(Quorum::NoWriteBack) => Fence,
     found_reader_that_counts_a_number_which_others_may_have: Majority(Quorum::CountsWhatOthersHave) => Fence,
+    found_client_that_proposes_an_old_number: Majority(Quorum::ProposesOld) => Fence,
     found_client_that_is_content_with_half_of_the_servers: Majority(Quorum::MajorityOffByOne) => TwoHolders,
     found_client_content_with_half_of_the_renewals: Majority(Quorum::RenewsByHalf) => TwoHolders,
     found_client_that_adds_up_the_votes_of_several_rounds: Majority(Quorum::AddsUpExchanges) => TwoHolders,

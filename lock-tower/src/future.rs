@@ -129,12 +129,11 @@ where
                     {
                         let (code, policy) = (error.code(), this.watch.policy().name());
                         log::summarise("served without its lock", code, Some(policy), |left_out| {
-                            let error = format_args!("{error:#}");
                             tracing::warn!(
                                 code,
                                 policy,
                                 left_out,
-                                error,
+                                error = format_args!("{error:#}"),
                                 "served without its lock"
                             );
                         });

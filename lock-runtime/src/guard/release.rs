@@ -243,12 +243,11 @@ fn log_unconfirmed(error: &LockError) {
     );
     log::summarise("release not confirmed", code, error.name(), |left_out| {
         let (name, key) = (error.name(), error.key().map(tracing::field::display));
-        let error = format_args!("{error:#}");
         tracing::warn!(
             name,
             key,
             left_out,
-            error,
+            error = format_args!("{error:#}"),
             "release not confirmed; continuing in the background"
         );
     });

@@ -111,10 +111,8 @@ mod tests {
         assert_eq!(said("pay"), Some(Some(1)));
         advance(PERIOD).await;
         assert_eq!(said("pay"), Some(None), "the only one of its ten seconds");
-    }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_number_of_causes_is_bounded() {
+        // The number of causes is bounded.
         for number in 0..2 * MOST {
             said(&format!("many-{number}"));
         }

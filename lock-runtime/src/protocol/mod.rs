@@ -322,7 +322,7 @@ impl Session {
     /// Handles an event that the store has sent without a request.
     pub(crate) fn event(&mut self, event: &StoreEvent, cx: &mut Cx<'_>) {
         match event {
-            StoreEvent::Granted { hold, grant, .. } => {
+            StoreEvent::Granted { hold, grant } => {
                 if let Some(queue) = self.queue_of(hold.mode.kind(), &hold.key)
                     && let Some(entry) = queue.entry_of(hold.token)
                 {

@@ -91,7 +91,7 @@ impl ErrorClass {
     /// that operators should know about, and error for problems that have to be fixed.
     ///
     /// Of the events at level warn and error, the first of a `code` is emitted at once, then one
-    /// for ten seconds, with the number of the others as `left_out`.
+    /// for ten seconds, with the number of those left out before it as `left_out`.
     #[doc(hidden)]
     pub fn trace(self, code: &'static str, error: &dyn fmt::Display) {
         self.trace_of(None, code, error);
@@ -114,12 +114,12 @@ impl ErrorClass {
             return;
         }
         log::summarise("request refused", code, name, |left_out| {
-            let error = format_args!("{error:#}");
+            let error = format!("{error:#}");
             match self {
                 Self::Internal => {
-                    tracing::error!(code, name, left_out, error, "request refused")
+                    tracing::error!(code, name, left_out, %error, "request refused")
                 }
-                _ => tracing::warn!(code, name, left_out, error, "request refused"),
+                _ => tracing::warn!(code, name, left_out, %error, "request refused"),
             }
         });
     }

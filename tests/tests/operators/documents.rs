@@ -98,6 +98,7 @@ fn each_source_that_a_document_names_exists() {
         "CONTRIBUTING.md",
         "SECURITY.md",
         "docs/ARCHITECTURE.md",
+        "docs/MAP.md",
         "docs/PROTOCOL.md",
     ] {
         let text = read(document);

@@ -15,7 +15,7 @@ use std::{env, fmt::Write as _, panic::resume_unwind, sync::Arc, time::Duration}
 use futures_util::future::join_all;
 use lock_runtime::{
     Mode,
-    store::{MemoryStore, QuorumMember, Store, Waiter},
+    store::{MemoryStore, Store, Waiter},
     time::Instant,
 };
 use tokio::{

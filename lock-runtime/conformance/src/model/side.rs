@@ -5,9 +5,9 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use lock_runtime::{
     FencingToken, LockKey, LockKind, Mode,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, HandOff, Heir, Hold, Inspection,
-        KeyRequest, NextHolder, PollReply, QuorumMember, Release, ReleaseReply, RenewReply,
-        Renewal, RevokeScope, Store, StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest,
+        NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store,
+        StoreError, Token,
     },
     time::Instant,
 };

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Answer, Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
+    Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
+    Session,
     exchange::proposals::Proposals,
     exchange::server::coordinator,
     exchange::time_out::majority_timeout,
@@ -62,8 +63,6 @@ pub(super) struct Acquiring {
     begun: Instant,
     /// The start of the latest exchange.
     sent: Instant,
-    /// The latest exchange has made calls.
-    has_called: bool,
     /// The time within which a server must reply.
     timeout: Duration,
 }
@@ -85,7 +84,6 @@ impl Acquiring {
             kind,
             begun: now,
             sent: now,
-            has_called: true,
             timeout,
             terms,
         }
@@ -159,8 +157,7 @@ impl Session {
 
     /// Begins a request with its first exchange.
     fn begin_exchange(&mut self, first: (Acquiring, Calls), cx: &mut Cx<'_>) -> RequestId {
-        let ((mut acquiring, calls), id) = (first, self.next_id());
-        acquiring.has_called = !calls.is_empty();
+        let ((acquiring, calls), id) = (first, self.next_id());
         self.exchange(id, &acquiring, calls, cx);
         self.requests.insert(id, Request::Acquiring(acquiring));
         id
@@ -233,7 +230,7 @@ impl Session {
             self.abandon_unused(stem, cx);
             match next {
                 Next::Send(calls) => {
-                    (acquiring.sent, acquiring.has_called) = (cx.now, true);
+                    acquiring.sent = cx.now;
                     acquiring.terms.deadline = deadline;
                     self.exchange(id, &acquiring, calls, cx);
                 }
@@ -285,7 +282,11 @@ impl Session {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return PerServer::new();
         };
-        let proposal = self.proposals.beside(round.drawn(), cx.micros, round.lease);
+        let (drawn, lease) = (round.drawn(), round.lease);
+        let proposal = match drawn {
+            Some(drawn) if cx.breaks(Mutation::ProposesOld) => drawn,
+            drawn => self.proposals.beside(drawn, cx.micros, lease),
+        };
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
         let well = self.servers.iter().filter(|server| server.is_well(now));
         let spares = well.count() >= majority;
@@ -349,10 +350,8 @@ impl Session {
                     return over(Ok(Reply::Convert(ConvertReply::Converted(grant))));
                 }
                 // Only the last exchange is measured, as a pause between exchanges is no round
-                // trip. A conversion is not: it may have sent nothing, like an heir.
-                if acquiring.has_called {
-                    self.measured(cx.now - acquiring.sent);
-                }
+                // trip. A conversion is not: it may have sent nothing.
+                self.measured(cx.now - acquiring.sent);
                 AcquireReply::Granted(Grant::new(fence, ttl(acquiring.begun)).reserved(reserved))
             }
             Outcome::Unreachable => {

@@ -40,7 +40,7 @@ pub(crate) use self::{
 use super::Abandonment;
 use crate::{
     shell::time::Instant,
-    store::{Hold, StoreError, StoreErrorKind, StoreEvent, Token},
+    store::{Grant, Hold, StoreError, StoreErrorKind, Token},
 };
 
 /// The time after which the reply to a call of a request that is over is no longer awaited.
@@ -56,6 +56,8 @@ pub(crate) enum Mutation {
     NoWriteBack,
     /// Rule 28: a reader, like a writer, counts servers whose counters have passed the number.
     CountsWhatOthersHave,
+    /// Rule 28: a number that a server has drawn is proposed to the others however old it is.
+    ProposesOld,
     /// Half of the servers are enough.
     MajorityOffByOne,
     /// Half of the servers are enough for a renewal.
@@ -265,14 +267,11 @@ impl Session {
     }
 
     /// Applies a grant that a server has pushed. Returns whether its acquisition is to poll.
-    pub(crate) fn pushed(&mut self, server: usize, event: &StoreEvent) -> bool {
-        let StoreEvent::Granted { hold, grant } = event else {
-            return false;
-        };
+    pub(crate) fn pushed(&mut self, server: usize, hold: &Hold, grant: Grant) -> bool {
         // If it is not known, it belongs to another client, or has ended.
         let round = self.rounds.get_mut(&hold.token.stem());
         let round = round.filter(|round| round.hold.key == hold.key);
-        round.is_some_and(|round| round.pushed(server, hold.token, grant.fence))
+        round.is_some_and(|round| round.pushed(server, hold.token, grant))
     }
 
     /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.

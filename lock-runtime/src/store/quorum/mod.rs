@@ -7,7 +7,8 @@
 //! # Fencing tokens
 //!
 //! With every acquire attempt, the client proposes a number. It is larger than every fencing token
-//! that the client has seen, and not smaller than the client's clock in microseconds. Each server
+//! that the client has seen, and not smaller than the client's clock in microseconds; or it is the
+//! number that a server has just drawn for this acquisition. Each server
 //! computes max(its last number + 1, the proposal), stores the result and replies with it; a
 //! proposal counts as at most 60 s ahead of the server's clock. The fencing token of the grant is
 //! the largest number among the votes of the majority. If a majority replied with exactly this
@@ -220,10 +221,11 @@ pub(crate) fn check_count(servers: usize) -> Result<(), LockError> {
 
 impl Inner {
     /// Handles an event that a server has pushed.
-    fn on_event(self: &Arc<Self>, server: usize, event: &StoreEvent) {
+    fn on_event(&self, server: usize, event: &StoreEvent) {
         match event {
-            StoreEvent::Granted { hold, .. } => {
-                if lock(&self.session).pushed(server, event) {
+            StoreEvent::Granted { hold, grant } => {
+                let polls = lock(&self.session).pushed(server, hold, *grant);
+                if polls {
                     self.poll(hold);
                 }
             }

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::guard::fence::FencingToken;
 
+/// The most by which a number that is proposed may lag behind the clock.
+const MOST_LAG: Duration = Duration::from_secs(1);
+
 /// A clock that never goes back and is ahead of every fencing token that its client has seen:
 /// max(last seen + 1, microseconds since 1970), a [hybrid logical clock]. Its numbers are usually
 /// larger than any that a server has given out, so all servers reply with the same number.
@@ -23,8 +26,9 @@ impl Proposals {
     /// The next proposal of an acquisition that has `drawn` this number at a server. It is proposed
     /// unless it lags behind the clock, so that the other servers reply with the same one and no
     /// write-back is needed. A server that has lost its data may have given numbers up to its clock
-    /// to other acquisitions, and votes again after a longest lease: a tenth of the `lease` is left
-    /// for the message from the wait queue.
+    /// to other acquisitions, and votes again after a longest lease; one whose record has expired
+    /// has none. So a tenth of the `lease`, a second at most, is left for the message from the wait
+    /// queue.
     pub(in crate::protocol::quorum) fn beside(
         &mut self,
         drawn: Option<FencingToken>,
@@ -32,7 +36,7 @@ impl Proposals {
         lease: Duration,
     ) -> FencingToken {
         let next = self.next(micros);
-        let lag = (lease / 10).as_micros() as u64;
+        let lag = (lease / 10).min(MOST_LAG).as_micros() as u64;
         let is_recent = |drawn: &FencingToken| drawn.number().saturating_add(lag) >= micros;
         drawn.filter(is_recent).unwrap_or(next)
     }
@@ -79,11 +83,13 @@ mod tests {
     #[test]
     fn a_number_that_lags_is_not_proposed() {
         const NOON: u64 = 1_800_000_000_000_000;
-        let lease = Duration::from_secs(1);
-        for (drawn, proposed) in [
-            (NOON + 5, NOON + 5),
-            (NOON - 100_000, NOON - 100_000),
-            (NOON - 100_001, NOON),
+        let (second, day) = (Duration::from_secs(1), Duration::from_secs(86_400));
+        for (drawn, lease, proposed) in [
+            (NOON + 5, second, NOON + 5),
+            (NOON - 100_000, second, NOON - 100_000),
+            (NOON - 100_001, second, NOON),
+            (NOON - 1_000_000, day, NOON - 1_000_000),
+            (NOON - 1_000_001, day, NOON),
         ] {
             let drawn = FencingToken::new(drawn);
             let proposal = Proposals::default().beside(drawn, NOON, lease);

@@ -53,6 +53,8 @@ impl Round {
             && self.states[coordinator].pushed.is_none()
         {
             self.phase = Phase::Coordinator;
+            // It is not the head, or no longer.
+            self.headless_since = None;
             let ask = self.count(coordinator, IfBusy::Queue, deadline);
             return [(coordinator, ask)].into_iter().collect();
         }

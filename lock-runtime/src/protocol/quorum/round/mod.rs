@@ -139,6 +139,7 @@ impl Round {
                     VoteState::new(hold.token.alias(number))
                 })
                 .collect(),
+            // Each server knows the acquisition by an alias of its own, as in earlier versions.
             names: servers as u16,
             exchange: 0,
             hold,
@@ -366,13 +367,14 @@ impl Round {
 
     /// Records a grant that a server has pushed. Returns whether the acquisition is to poll: it
     /// waits for the grant, and the other servers do not grant it on their own.
-    pub(crate) fn pushed(&mut self, server: usize, token: Token, fence: FencingToken) -> bool {
+    pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
         let state = &mut self.states[server];
         let awaits = matches!(state.standing, Standing::Asked | Standing::Queued);
         if self.closed || state.token != token || !awaits {
             return false;
         }
-        state.pushed = Some(fence);
+        // The reply to a poll states the last of the numbers that the server has drawn.
+        state.pushed = Some(grant.fence.later(grant.reserved));
         self.fence.is_none()
     }
 

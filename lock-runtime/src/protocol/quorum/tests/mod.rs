@@ -11,7 +11,7 @@ use crate::{
     shell::time::Instant,
     store::{
         AcquireReply, ConvertReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply,
-        RenewReply, Renewal, StoreError, StoreEvent, Token,
+        RenewReply, Renewal, StoreError, Token,
     },
 };
 
@@ -102,8 +102,8 @@ impl Client {
 
     /// Applies a push message. Returns whether the acquisition polls.
     fn is_polled_after(&mut self, server: usize, token: Token, grant: Grant) -> bool {
-        let event = StoreEvent::granted(self.hold.alias(token), grant);
-        self.session.pushed(server, &event)
+        let hold = self.hold.alias(token);
+        self.session.pushed(server, &hold, grant)
     }
 
     fn reply(&mut self, send: Send, reply: Reply) -> Output {

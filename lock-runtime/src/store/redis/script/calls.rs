@@ -424,7 +424,7 @@ impl RedisStore {
             Freed::HalfWay => return Ok(ReleaseReply::Released),
         };
         let mut reply = answer.reply()?;
-        let heir = || Some(Hold::new(hold.key.clone(), hold.mode, next.as_ref()?.token));
+        let next_holder = || Some(Hold::new(hold.key.clone(), hold.mode, next.as_ref()?.token));
         match reply.word() {
             "released" => Ok(ReleaseReply::Released),
             "handed_over" => {
@@ -434,12 +434,12 @@ impl RedisStore {
                 Ok(ReleaseReply::Released)
             }
             "passed" => {
-                let heir = heir().ok_or_else(unexpected)?;
-                Box::pin(self.passed(heir, reply.grant()?)).await
+                let next_holder = next_holder().ok_or_else(unexpected)?;
+                Box::pin(self.passed(next_holder, reply.grant()?)).await
             }
             "queued" => {
-                if let Some(heir) = heir() {
-                    self.servers.waits(&heir, &answer);
+                if let Some(next_holder) = next_holder() {
+                    self.servers.waits(&next_holder, &answer);
                 }
                 Ok(ReleaseReply::Queued {
                     counter: reply.counter()?,
@@ -452,13 +452,13 @@ impl RedisStore {
     }
 
     /// Handles a release that granted the lock to the next token.
-    async fn passed(&self, heir: Hold, grant: Grant) -> Result<ReleaseReply, StoreError> {
-        let Err(error) = self.settle([&heir]).await else {
+    async fn passed(&self, next_holder: Hold, grant: Grant) -> Result<ReleaseReply, StoreError> {
+        let Err(error) = self.settle([&next_holder]).await else {
             return Ok(ReleaseReply::Passed(grant));
         };
         // The release has succeeded in any case, and the next holder makes a new request.
-        tracing::debug!(key = %heir.key.shown(), %error, "the lock was released, but the next holder did not get it");
-        self.abandon_one(&heir).await?;
+        tracing::debug!(key = %next_holder.key.shown(), %error, "the lock was released, but the next holder did not get it");
+        self.abandon_one(&next_holder).await?;
         Ok(ReleaseReply::Released)
     }
 

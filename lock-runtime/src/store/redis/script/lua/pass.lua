@@ -4,21 +4,21 @@
 -- reserve, channel for a grant.
 -- Returns {'passed', fence, ttl, reserved} | {'queued', counter, ttl} | {'released'} | {'not_held'}
 -- | {'foreign fence'}
-local lock, fence, queue, member, heir = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+local lock, fence, queue, member, next_holder = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
 local lease, reserved, channel = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local kind, holder = look(lock, 'exclusive')
 -- For a set this would be only one of several members.
 holder = kind == 'string' and holder
 -- Foreign data in place of the queue does not prevent the release.
-local line = line_of(queue, heir) or line_by(queue, false)
+local line = line_of(queue, next_holder) or line_by(queue, false)
 
-if holder == heir or line.own then
+if holder == next_holder or line.own then
   -- The reply to an earlier request may have been lost.
   if holder == member then
     redis.call('DEL', lock)
   end
-  refresh(line, heir)
-  local standing, ttl = approach(line, lock, fence, 'exclusive', heir)
+  refresh(line, next_holder)
+  local standing, ttl = approach(line, lock, fence, 'exclusive', next_holder)
   local reply = {'not_held'}
   if standing == 'held' or line.own then
     local latest = counter(fence)
@@ -56,11 +56,11 @@ local reply
 advance(line, lock, fence, 'none')
 if line.latest then
   -- The queue is ours, so `enqueue` does not refuse.
-  enqueue(line, heir, 'exclusive', lease, reserved, channel)
+  enqueue(line, next_holder, 'exclusive', lease, reserved, channel)
   reply = {'queued', line.latest, line.lease}
 else
   reply = {'passed', draw(fence, latest, reserved), lease, reserved}
-  hold(lock, 'exclusive', heir, lease)
+  hold(lock, 'exclusive', next_holder, lease)
 end
 finish(line, lock)
 return reply
