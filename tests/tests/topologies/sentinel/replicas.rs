@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use lock_runtime::{LockClient, LockErrorKind, LockRequest, RedisOptions};
+use lock_runtime::{LockClient, LockError, LockErrorKind, LockGuard, LockRequest, RedisOptions};
 use lock_tests::{
     Captured, RedisServer, SentinelSet,
     place::{LONG, all_free, eventually, in_time, no_key_left},
@@ -36,18 +36,11 @@ impl Pair {
         let primary = RedisServer::start().await;
         let replica = RedisServer::builder().replica_of(&primary).start().await;
         let namespace = namespace();
-        let builder =
-            builder(&namespace).redis(RedisOptions::new().min_replicas(count(1), REPLICATED));
+        let options = RedisOptions::new().min_replicas(count(1), REPLICATED);
+        let builder = builder(&namespace).redis(options);
         let locks = builder.connect(&primary.url()).await.unwrap();
         // The scripts are loaded from now on.
-        locks
-            .exclusive("warm")
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        once(locks.exclusive("warm")).await;
         Self {
             primary,
             replica,
@@ -58,19 +51,46 @@ impl Pair {
 
     /// A client of another process, which does not wait for replicas.
     async fn careless(&self) -> LockClient {
-        builder(&self.namespace)
-            .connect(&self.primary.url())
-            .await
-            .unwrap()
+        let builder = builder(&self.namespace);
+        builder.connect(&self.primary.url()).await.unwrap()
     }
 
     /// Returns whether the replica has the lock.
     async fn copied(&self, key: &str) -> bool {
-        self.replica
-            .query::<i64>(&["EXISTS", &format!("{}:{key}", self.namespace)])
-            .await
-            == 1
+        let key = format!("{}:{key}", self.namespace);
+        self.replica.query::<i64>(&["EXISTS", &key]).await == 1
     }
+
+    /// Resumes the stopped replica once a request has waited for it in vain.
+    async fn resume_for(&self, waiting: &mut (impl Future<Output = Granted> + Unpin)) {
+        let early = timeout(WHILE, waiting).await;
+        early.expect_err("the replica does not have it");
+        self.replica.resume();
+    }
+
+    async fn no_key_left(&self) {
+        no_key_left(&self.primary, &self.namespace).await;
+    }
+}
+
+type Granted = Result<LockGuard, LockError>;
+
+/// Runs a test on a pair of its own.
+async fn on_a_pair(test: impl AsyncFnOnce(Pair)) {
+    in_time(async { test(Pair::start().await).await }).await;
+}
+
+async fn once(request: LockRequest) {
+    let guard = request.acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// Waits until a request for the lock is in the wait queue.
+async fn someone_waits(locks: &LockClient) {
+    eventually("it is in the wait queue", async || {
+        !locks.inspect("k").await.unwrap().waiters.is_empty()
+    })
+    .await;
 }
 
 /// The number of `WAIT` calls.
@@ -96,45 +116,30 @@ fn each_way(locks: &LockClient) -> [LockRequest; 5] {
 #[tokio::test]
 async fn a_grant_is_on_its_replica_when_it_is_told() {
     // Rule 32.
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         for request in each_way(&pair.locks) {
             let guard = request.acquire().await.unwrap();
             assert!(pair.copied("k").await || pair.copied("permits:k").await);
             guard.release().await.unwrap();
         }
-        let reader = pair
-            .locks
-            .exclusive("k")
-            .acquire()
-            .await
-            .unwrap()
-            .downgrade()
-            .await
-            .unwrap();
-        let kind: String = pair
-            .replica
-            .query(&["TYPE", &format!("{}:k", pair.namespace)])
-            .await;
-        assert_eq!(kind, "zset");
+        let writer = pair.locks.exclusive("k").acquire().await.unwrap();
+        let reader = writer.downgrade().await.unwrap();
+        let key = format!("{}:k", pair.namespace);
+        assert_eq!(pair.replica.query::<String>(&["TYPE", &key]).await, "zset");
         reader.release().await.unwrap();
-        no_key_left(&pair.primary, &pair.namespace).await;
+        pair.no_key_left().await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn without_replicas_nothing_is_granted_and_nothing_is_left() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         pair.replica.stop();
         for request in each_way(&pair.locks) {
             let error = request.no_wait().acquire().await.unwrap_err();
-            assert_says(
-                &error,
-                LockErrorKind::Unavailable,
-                &["lock k: ", "0 of 1 replicas", "100ms"],
-            );
+            let words = ["lock k: ", "0 of 1 replicas", "100ms"];
+            assert_says(&error, LockErrorKind::Unavailable, &words);
         }
         let wait = Duration::from_millis(300);
         for request in [pair.locks.exclusive("k"), pair.locks.shared("k")] {
@@ -143,80 +148,61 @@ async fn without_replicas_nothing_is_granted_and_nothing_is_left() {
             assert_says(&error, LockErrorKind::Unavailable, &["lock k: "]);
             assert!(since.elapsed() >= wait, "it goes on waiting");
         }
-        no_key_left(&pair.primary, &pair.namespace).await;
+        pair.no_key_left().await;
         all_free(&pair.careless().await, &["k", "l"]).await;
         pair.replica.resume();
-        pair.locks
-            .exclusive("k")
-            .wait(LONG)
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        once(pair.locks.exclusive("k").wait(LONG)).await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn who_waits_has_the_lock_when_the_replicas_are_back() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         pair.replica.stop();
         let mut waiting = pair.locks.exclusive("k").wait(LONG).acquire();
-        timeout(WHILE, &mut waiting)
-            .await
-            .expect_err("the replica does not have it");
-        pair.replica.resume();
+        pair.resume_for(&mut waiting).await;
         let guard = waiting.await.unwrap();
         assert!(pair.copied("k").await);
         guard.release().await.unwrap();
-        no_key_left(&pair.primary, &pair.namespace).await;
+        pair.no_key_left().await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_lock_that_is_handed_over_waits_for_its_replicas_as_well() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         let others = pair.careless().await;
         for request in [pair.locks.exclusive("k"), pair.locks.shared("k")] {
             let guard = others.exclusive("k").acquire().await.unwrap();
             let mut waiting = request.wait(LONG).acquire();
-            let waits = || async { !others.inspect("k").await.unwrap().waiters.is_empty() };
             tokio::select! {
                 early = &mut waiting => panic!("it is still held: {early:?}"),
-                () = eventually("it is in the wait queue", waits) => {}
+                () = someone_waits(&others) => {}
             }
             pair.replica.stop();
             guard.release().await.unwrap();
-            timeout(WHILE, &mut waiting)
-                .await
-                .expect_err("the replica does not have it");
-            pair.replica.resume();
+            pair.resume_for(&mut waiting).await;
             let guard = waiting.await.unwrap();
             eventually("it is on the replica", || pair.copied("k")).await;
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
         }
-        no_key_left(&pair.primary, &pair.namespace).await;
+        pair.no_key_left().await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_lock_is_handed_over_at_once_where_the_replicas_are_there() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         let others = pair.careless().await;
         let mut fastest = Duration::MAX;
         for _ in 0..5 {
             let guard = others.exclusive("k").acquire().await.unwrap();
             let waiting = tokio::spawn(pair.locks.exclusive("k").wait(LONG).acquire());
-            let waits = || async { !others.inspect("k").await.unwrap().waiters.is_empty() };
-            eventually("it is in the wait queue", waits).await;
+            someone_waits(&others).await;
             let since = Instant::now();
             guard.release().await.unwrap();
             let guard = waiting.await.unwrap().unwrap();
@@ -233,44 +219,35 @@ async fn a_lock_is_handed_over_at_once_where_the_replicas_are_there() {
 /// waits. The lock is not handed off locally, as the time for local hand-offs is over.
 #[tokio::test]
 async fn a_lock_that_is_taken_up_again_waits_for_its_replicas_as_well() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         let guard = pair.locks.exclusive("k").acquire().await.unwrap();
         let mut waiting = Box::pin(pair.locks.exclusive("k").wait(LONG).acquire());
         // The release comes after the time for local hand-offs, and before the head of the local
         // queue has called the store.
         sleep(Duration::from_millis(45)).await;
-        timeout(Duration::from_millis(1), &mut waiting)
-            .await
-            .expect_err("it is held");
+        let early = timeout(Duration::from_millis(1), &mut waiting).await;
+        early.expect_err("it is held");
         sleep(Duration::from_millis(10)).await;
         pair.replica.stop();
         let since = Instant::now();
         guard.release().await.expect("it was given back");
         assert!(since.elapsed() < WHILE);
-        timeout(WHILE, &mut waiting)
-            .await
-            .expect_err("the replica does not have it");
-        pair.replica.resume();
+        pair.resume_for(&mut waiting).await;
         waiting.await.unwrap().release().await.unwrap();
-        no_key_left(&pair.primary, &pair.namespace).await;
+        pair.no_key_left().await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn downgrade_that_no_replica_acknowledges_frees_the_lock() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         let guard = pair.locks.exclusive("k").acquire().await.unwrap();
         pair.replica.stop();
         let error = guard.downgrade().await.unwrap_err();
-        assert_says(
-            &error,
-            LockErrorKind::Unavailable,
-            &["lock k: ", "0 of 1 replicas"],
-        );
-        no_key_left(&pair.primary, &pair.namespace).await;
+        let words = ["lock k: ", "0 of 1 replicas"];
+        assert_says(&error, LockErrorKind::Unavailable, &words);
+        pair.no_key_left().await;
         pair.replica.resume();
     })
     .await;
@@ -278,9 +255,8 @@ async fn downgrade_that_no_replica_acknowledges_frees_the_lock() {
 
 #[tokio::test]
 async fn a_lock_that_is_passed_on_in_this_process_asks_no_replicas() {
-    in_time(async {
+    on_a_pair(async |pair| {
         const MANY: usize = 100;
-        let pair = Pair::start().await;
         let before = waits(&pair.primary).await;
         let mut passing: JoinSet<_> = (0..MANY)
             .map(|_| pair.locks.exclusive("k").wait(LONG).acquire())
@@ -299,20 +275,13 @@ async fn a_lock_that_is_passed_on_in_this_process_asks_no_replicas() {
 
 #[tokio::test]
 async fn renewals_wait_for_no_replica() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         let lease = Duration::from_millis(600);
-        let guard = pair
-            .locks
-            .exclusive("k")
-            .lease(lease)
-            .acquire()
-            .await
-            .unwrap();
+        let request = pair.locks.exclusive("k").lease(lease);
+        let guard = request.acquire().await.unwrap();
         pair.replica.stop();
-        timeout(lease * 3, guard.held().lost())
-            .await
-            .expect_err("it is renewed");
+        let lost = timeout(lease * 3, guard.held().lost()).await;
+        lost.expect_err("it is renewed");
         guard.release().await.unwrap();
         pair.replica.resume();
     })
@@ -321,9 +290,8 @@ async fn renewals_wait_for_no_replica() {
 
 #[tokio::test]
 async fn many_grants_share_one_more_connection_and_few_waits() {
-    in_time(async {
+    on_a_pair(async |pair| {
         const MANY: usize = 300;
-        let pair = Pair::start().await;
         let connections = pair.primary.clients().await.len();
         let before = waits(&pair.primary).await;
         let mut acquiring: JoinSet<_> = (0..MANY)
@@ -345,32 +313,15 @@ async fn many_grants_share_one_more_connection_and_few_waits() {
 
 #[tokio::test]
 async fn a_lost_connection_for_waiting_is_made_again() {
-    in_time(async {
-        let pair = Pair::start().await;
+    on_a_pair(async |pair| {
         for _ in 0..3 {
-            pair.primary
-                .command(&["CLIENT", "KILL", "TYPE", "normal"])
-                .await;
+            let kill = ["CLIENT", "KILL", "TYPE", "normal"];
+            pair.primary.command(&kill).await;
             pair.primary.command(&["SCRIPT", "FLUSH"]).await;
-            pair.locks
-                .exclusive("k")
-                .acquire()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
+            once(pair.locks.exclusive("k")).await;
         }
         pair.primary.restart_empty().await;
-        pair.locks
-            .exclusive("k")
-            .wait(LONG)
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        once(pair.locks.exclusive("k").wait(LONG)).await;
     })
     .await;
 }
@@ -381,15 +332,11 @@ async fn too_few_replicas_are_warned_of_when_connecting() {
         let server = RedisServer::start().await;
         let traces = Captured::new();
         let _guard = traces.set_default();
-        let builder =
-            LockClient::builder().redis(RedisOptions::new().min_replicas(count(1), REPLICATED));
+        let options = RedisOptions::new().min_replicas(count(1), REPLICATED);
+        let builder = LockClient::builder().redis(options);
         let locks = builder.connect(&server.url()).await.unwrap();
-        assert!(
-            traces
-                .events()
-                .iter()
-                .any(|event| event.message.contains("too few replicas"))
-        );
+        let mut said = traces.events().into_iter();
+        assert!(said.any(|event| event.message.contains("too few replicas")));
         let error = locks.exclusive("k").no_wait().acquire().await.unwrap_err();
         assert_says(&error, LockErrorKind::Unavailable, &["0 of 1 replicas"]);
         no_key_left(&server, "lock").await;
@@ -402,9 +349,8 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
     in_time(async {
         let set = SentinelSet::start().await;
         let connect = async |behind: &str| {
-            LockClient::connect(&url_with(set.sentinels(), "", behind))
-                .await
-                .unwrap()
+            let url = url_with(set.sentinels(), "", behind);
+            LockClient::connect(&url).await.unwrap()
         };
         let two = connect("?min_replicas=2&replica_timeout=200ms").await;
         let guard = two.exclusive("k").acquire().await.unwrap();
@@ -415,20 +361,10 @@ async fn the_url_of_sentinels_says_how_many_replicas() {
         // A stopped replica is missing. The Sentinels keep the primary.
         set.replicas().await[0].stop();
         let error = two.exclusive("k").no_wait().acquire().await.unwrap_err();
-        assert_says(
-            &error,
-            LockErrorKind::Unavailable,
-            &["1 of 2 replicas", "200ms"],
-        );
+        let words = ["1 of 2 replicas", "200ms"];
+        assert_says(&error, LockErrorKind::Unavailable, &words);
         let one = connect("?min_replicas=1").await;
-        one.exclusive("k")
-            .wait(LONG)
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        once(one.exclusive("k").wait(LONG)).await;
     })
     .await;
 }
@@ -438,20 +374,12 @@ async fn connect_refuses_min_replicas_that_cannot_be_waited_for() {
     let waiting =
         |timeout| LockClient::builder().redis(RedisOptions::new().min_replicas(count(1), timeout));
     let error = waiting(REPLICATED).build_in_memory().unwrap_err();
-    assert_says(
-        &error,
-        LockErrorKind::InvalidSpec,
-        &["min_replicas", "replicas"],
-    );
+    let words = ["min_replicas", "replicas"];
+    assert_says(&error, LockErrorKind::InvalidSpec, &words);
     for timeout in [Duration::ZERO, Duration::from_secs(1)] {
-        let error = waiting(timeout)
-            .connect("redis://127.0.0.1:1")
-            .await
-            .unwrap_err();
-        assert_says(
-            &error,
-            LockErrorKind::InvalidSpec,
-            &["min_replicas", "1 ms to 400 ms"],
-        );
+        let connecting = waiting(timeout).connect("redis://127.0.0.1:1");
+        let error = connecting.await.unwrap_err();
+        let words = ["min_replicas", "1 ms to 400 ms"];
+        assert_says(&error, LockErrorKind::InvalidSpec, &words);
     }
 }

@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    LockClient, LockError, LockErrorKind,
+    LockClient, LockClientBuilder, LockError, LockErrorKind,
     health::Verdict,
     store::postgres::{MIGRATION, PostgresOptions},
 };
@@ -40,100 +40,84 @@ fn assert_says(error: &LockError, kind: LockErrorKind, words: &[&str]) {
     assert!(!message.contains("hunter2"), "{message}");
 }
 
-async fn refused(url: &str) -> LockError {
-    in_time(LockClient::connect(url)).await.unwrap_err()
+async fn assert_refused(url: &str, kind: LockErrorKind, words: &[&str]) {
+    let error = in_time(LockClient::connect(url)).await.unwrap_err();
+    assert_says(&error, kind, words);
+}
+
+/// The settings of a client that trusts this certificate.
+fn trusting(pem: &str) -> LockClientBuilder {
+    LockClient::builder().postgres(PostgresOptions::new().root_certificate(pem))
 }
 
 #[tokio::test]
 async fn a_wrong_password_and_an_unknown_user_are_refused() {
     let server = PostgresServer::builder().password("secret").start().await;
+    let address = format!("127.0.0.1:{}", server.port());
     for user in ["postgres", "ann"] {
-        let error = refused(&server.url_as(user, "hunter2", "postgres")).await;
-        let address = format!("127.0.0.1:{}", server.port());
-        let words = [address.as_str(), "password authentication failed", user];
-        assert_says(&error, LockErrorKind::Unauthenticated, &words);
+        let url = server.url_as(user, "hunter2", "postgres");
+        let words = [&address, "password authentication failed", user];
+        assert_refused(&url, LockErrorKind::Unauthenticated, &words).await;
     }
-    let error = refused(&format!(
-        "postgres://postgres@127.0.0.1:{}/a",
-        server.port()
-    ))
-    .await;
-    assert_says(&error, LockErrorKind::Unavailable, &["password missing"]);
+    let url = format!("postgres://postgres@{address}/a");
+    assert_refused(&url, LockErrorKind::Unavailable, &["password missing"]).await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     once(locks.exclusive("a")).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_missing_database_is_named() {
-    let error = refused(&shared_postgres().await.url_of("shopp")).await;
+    let url = shared_postgres().await.url_of("shopp");
     let words = ["/shopp", "\"shopp\" does not exist", "3D000"];
-    assert_says(&error, LockErrorKind::InvalidUrl, &words);
+    assert_refused(&url, LockErrorKind::InvalidUrl, &words).await;
 }
 
 #[tokio::test]
 async fn urls_are_checked_before_the_server() {
-    for (url, word) in [
-        ("postgres://", "no host"),
-        ("postgres:///shop", "no host"),
-        ("postgres://127.0.0.1:port/shop", "port"),
-        ("postgres://app:hunter2@127.0.0.1/shop?lease=3", "lease"),
+    // What follows the scheme.
+    for (rest, word) in [
+        ("", "no host"),
+        ("/shop", "no host"),
+        ("127.0.0.1:port/shop", "port"),
+        ("app:hunter2@127.0.0.1/shop?lease=3", "lease"),
         // The driver takes the text after the first `@` for the host.
-        ("postgres://app:top@hunter2@127.0.0.1:1/shop", "%40"),
+        ("app:top@hunter2@127.0.0.1:1/shop", "%40"),
+        ("127.0.0.1:1/shop?user=app&password=top@hunter2", "%40"),
+        ("app@127.0.0.1:1/shop?password=top@hunter2", "%40"),
+        ("app:a?b=hunter2@127.0.0.1/shop", "%3F"),
+        ("app%3Atop%40hunter2/shop", "a host contains"),
+        ("127.0.0.1/shop?host=top%40hunter2", "a host contains"),
+        ("app%3Ahunter2@127.0.0.1/shop", "the user contains"),
+        ("127.0.0.1/shop?password=top&hunter2=", "unknown parameter"),
+        ("127.0.0.1/shop?sslrootcert=/no/such/file", "/no/such/file"),
         (
-            "postgresql://127.0.0.1:1/shop?user=app&password=top@hunter2",
-            "%40",
-        ),
-        (
-            "postgres://app@127.0.0.1:1/shop?password=top@hunter2",
-            "%40",
-        ),
-        ("postgres://app:a?b=hunter2@127.0.0.1/shop", "%3F"),
-        ("postgres://app%3Atop%40hunter2/shop", "a host contains"),
-        (
-            "postgres://127.0.0.1/shop?host=top%40hunter2",
-            "a host contains",
-        ),
-        (
-            "postgres://app%3Ahunter2@127.0.0.1/shop",
-            "the user contains",
-        ),
-        (
-            "postgres://127.0.0.1/shop?password=top&hunter2=",
-            "unknown parameter",
-        ),
-        (
-            "postgres://127.0.0.1/shop?sslrootcert=/no/such/file",
-            "/no/such/file",
-        ),
-        (
-            "postgres://127.0.0.1/shop?target_session_attrs=primary",
+            "127.0.0.1/shop?target_session_attrs=primary",
             "target_session_attrs",
         ),
     ] {
-        for error in [
-            refused(url).await,
-            LockClient::connect_lazy(url).unwrap_err(),
-        ] {
+        for scheme in ["postgres", "postgresql"] {
+            let url = format!("{scheme}://{rest}");
+            println!("{url}");
+            assert_refused(&url, LockErrorKind::InvalidUrl, &[word]).await;
+            let error = LockClient::connect_lazy(&url).unwrap_err();
             assert_says(&error, LockErrorKind::InvalidUrl, &[word]);
         }
     }
     let builder = LockClient::builder().namespace("a:b");
-    let error = builder
-        .connect_lazy("postgres://127.0.0.1/shop")
-        .unwrap_err();
+    let connected = builder.connect_lazy("postgres://127.0.0.1/shop");
+    let error = connected.unwrap_err();
     assert_says(&error, LockErrorKind::InvalidSpec, &["namespace"]);
 }
 
 #[tokio::test]
 async fn another_server_is_no_postgresql() {
     let redis = shared_server().await;
-    let url = format!("postgres://app:hunter2@127.0.0.1:{}/shop", redis.port());
     let address = format!("127.0.0.1:{}/shop", redis.port());
-    let error = refused(&url).await;
-    assert_says(&error, LockErrorKind::Unavailable, &[&address]);
+    let url = format!("postgres://app:hunter2@{address}");
+    assert_refused(&url, LockErrorKind::Unavailable, &[&address]).await;
     // And the other way round.
     let url = format!("redis://127.0.0.1:{}", shared_postgres().await.port());
-    refused(&url).await;
+    in_time(LockClient::connect(&url)).await.unwrap_err();
 }
 
 #[tokio::test]
@@ -147,8 +131,8 @@ async fn a_server_that_is_away_or_silent_is_unavailable_in_time() {
         (silent.to_string(), 8),
     ] {
         let begun = Stopwatch::start();
-        let error = refused(&format!("postgres://app:hunter2@{address}/shop")).await;
-        assert_says(&error, LockErrorKind::Unavailable, &[&address]);
+        let url = format!("postgres://app:hunter2@{address}/shop");
+        assert_refused(&url, LockErrorKind::Unavailable, &[&address]).await;
         let most = Duration::from_secs(most);
         assert!(begun.elapsed() < most, "{:?}", begun.elapsed());
     }
@@ -181,25 +165,20 @@ async fn a_client_may_start_before_its_server() {
 async fn a_user_without_rights_gets_the_statements_to_execute() {
     in_time(async {
         let (url, owner, role) = stranger().await;
-        let error = refused(&url).await;
         let words = ["cannot be created", "MIGRATION", "as the owner"];
-        assert_says(&error, LockErrorKind::Forbidden, &words);
+        assert_refused(&url, LockErrorKind::Forbidden, &words).await;
 
         owner.batch_execute(MIGRATION).await.unwrap();
-        let error = refused(&url).await;
+        let error = LockClient::connect(&url).await.unwrap_err();
         assert_says(&error, LockErrorKind::Forbidden, &["grant usage on schema"]);
         // The rights are those of the error, of the file and of the guide.
         let mut grants = 0;
         let shown = chain(&error);
-        for line in MIGRATION
-            .lines()
-            .filter(|line| line.starts_with("--   grant ") && line.ends_with(" to app;"))
-        {
+        let is_grant = |line: &&str| line.starts_with("--   grant ") && line.ends_with(" to app;");
+        for line in MIGRATION.lines().filter(is_grant) {
             let grant = line.trim_start_matches(['-', ' ']).trim_end_matches(';');
-            assert!(
-                shown.contains(&grant.replace(" to app", " to <user>")),
-                "{shown}"
-            );
+            let to_user = grant.replace(" to app", " to <user>");
+            assert!(shown.contains(&to_user), "{to_user}: {shown}");
             assert!(GUIDE.contains(&format!("{grant};")), "{grant}");
             let grant = grant.replace(" to app", &format!(" to {role}"));
             owner.batch_execute(&grant).await.unwrap();
@@ -254,26 +233,22 @@ async fn a_schema_of_another_user_is_not_changed() {
     lock_runtime::fencing::install(&owner).await.unwrap();
     let grant = format!("grant usage on schema lock_runtime to {role}");
     owner.batch_execute(&grant).await.unwrap();
-    let error = refused(&url).await;
     let words = ["permission denied for schema", "MIGRATION", "as the owner"];
-    assert_says(&error, LockErrorKind::Forbidden, &words);
+    assert_refused(&url, LockErrorKind::Forbidden, &words).await;
     owner.batch_execute(MIGRATION).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_without_connections_is_named_and_used_again() {
     in_time(async {
-        let server = PostgresServer::builder()
+        let builder = PostgresServer::builder()
             .in_memory()
-            .setting("max_connections", "6")
-            .setting("superuser_reserved_connections", "1")
-            .start()
-            .await;
+            .setting("max_connections", "6");
+        let builder = builder.setting("superuser_reserved_connections", "1");
+        let server = builder.start().await;
         let admin = server.connect().await;
-        admin
-            .batch_execute("create role app login; grant create on database postgres to app")
-            .await
-            .unwrap();
+        let app = "create role app login; grant create on database postgres to app";
+        admin.batch_execute(app).await.unwrap();
         let url = server.url_as("app", "", "postgres");
         let locks = LockClient::connect(&url).await.unwrap();
         let guard = held(&locks, "a").await;
@@ -281,9 +256,8 @@ async fn a_server_without_connections_is_named_and_used_again() {
         while let Ok(other) = postgres::try_connect(&url).await {
             others.push(other);
         }
-        let error = refused(&url).await;
         let words = ["53300", "max_connections", "fewer connections"];
-        assert_says(&error, LockErrorKind::Unavailable, &words);
+        assert_refused(&url, LockErrorKind::Unavailable, &words).await;
         // The client shares the connections that it has.
         let request = |number: usize| locks.exclusive(format!("k{number}"));
         for result in join_all((0..50).map(|number| once(request(number)))).await {
@@ -307,8 +281,8 @@ async fn a_database_of_another_encoding_is_refused() {
     let name = unique("latin").replace('-', "_");
     let create = format!("create database {name} encoding 'LATIN1' locale 'C' template template0");
     admin.batch_execute(&create).await.unwrap();
-    let error = refused(&server.url_of(&name)).await;
-    assert_says(&error, LockErrorKind::WrongServer, &["LATIN1", "UTF8"]);
+    let url = server.url_of(&name);
+    assert_refused(&url, LockErrorKind::WrongServer, &["LATIN1", "UTF8"]).await;
 }
 
 #[tokio::test]
@@ -321,19 +295,14 @@ async fn a_client_with_an_authority_of_its_own_locks_over_tls() {
         let trusted = file_of(server.ca_pem());
         let with = |parameters: &str| format!("{}?{parameters}", server.url());
         let file = format!("sslrootcert={}", trusted.path().display());
-        let own = PostgresOptions::new().root_certificate(server.ca_pem());
+        let full = format!("sslmode=verify-full&{file}");
+        let own = || trusting(server.ca_pem());
         let mut clients = Vec::new();
         for (builder, url) in [
             (LockClient::builder(), with(&file)),
-            (
-                LockClient::builder(),
-                with(&format!("sslmode=verify-full&{file}")),
-            ),
-            (
-                LockClient::builder().postgres(own.clone()),
-                with("sslmode=require"),
-            ),
-            (LockClient::builder().postgres(own), server.url()),
+            (LockClient::builder(), with(&full)),
+            (own(), with("sslmode=require")),
+            (own(), server.url()),
         ] {
             clients.push(builder.connect(&url).await.unwrap());
         }
@@ -355,14 +324,9 @@ async fn a_certificate_that_no_chain_can_verify_is_pinned() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = || PostgresServer::builder().in_memory().tls_self_signed();
         let (server, stranger) = (builder().start().await, builder().start().await);
-        let connect = async |pem: &str| {
-            let options = PostgresOptions::new().root_certificate(pem);
-            let builder = LockClient::builder().postgres(options);
-            builder.connect(&server.url()).await
-        };
-        once(connect(server.ca_pem()).await.unwrap().exclusive("a"))
-            .await
-            .unwrap();
+        let connect = async |pem: &str| trusting(pem).connect(&server.url()).await;
+        let locks = connect(server.ca_pem()).await.unwrap();
+        once(locks.exclusive("a")).await.unwrap();
         let error = connect(stranger.ca_pem()).await.unwrap_err();
         assert_says(&error, LockErrorKind::Unavailable, &["certificate"]);
     })
@@ -408,8 +372,8 @@ async fn tls_is_preferred_where_the_server_offers_it() {
         assert_uses_tls(&server, "", true).await;
         assert_uses_tls(&server, "?sslmode=prefer", true).await;
         assert_uses_tls(&server, "?sslmode=disable", false).await;
-        let error = refused(&format!("{}?sslmode=require", server.url())).await;
-        assert_says(&error, LockErrorKind::Unavailable, &["certificate"]);
+        let url = format!("{}?sslmode=require", server.url());
+        assert_refused(&url, LockErrorKind::Unavailable, &["certificate"]).await;
         // The server does not offer it, its versions of TLS are too old, and it refuses clients
         // that use it.
         assert_uses_tls(&builder().start().await, "", false).await;
@@ -435,18 +399,17 @@ async fn certificates_are_verified() {
         (&elsewhere, elsewhere.ca_pem(), "elsewhere.example"),
         (plain, server.ca_pem(), "does not support TLS"),
     ] {
-        let options = PostgresOptions::new().root_certificate(authority);
-        let builder = LockClient::builder().postgres(options);
-        let error = in_time(builder.connect(&server.url())).await.unwrap_err();
+        let url = server.url();
+        let connecting = trusting(authority).connect(&url);
+        let error = in_time(connecting).await.unwrap_err();
         assert_says(&error, LockErrorKind::Unavailable, &[word]);
     }
     for pem in [
         "hunter2",
         "-----BEGIN CERTIFICATE-----\nhunter2\n-----END CERTIFICATE-----\n",
     ] {
-        let options = PostgresOptions::new().root_certificate(pem);
-        let builder = LockClient::builder().postgres(options);
-        let error = builder.connect_lazy(&server.url()).unwrap_err();
+        let connected = trusting(pem).connect_lazy(&server.url());
+        let error = connected.unwrap_err();
         assert_says(&error, LockErrorKind::InvalidUrl, &["root certificate"]);
     }
 }

@@ -30,10 +30,6 @@ struct Case {
 }
 
 impl Case {
-    async fn new() -> Self {
-        Self::of(PostgresServer::builder()).await
-    }
-
     async fn of(builder: lock_tests::postgres::Builder) -> Self {
         let server = builder
             .in_memory()
@@ -54,24 +50,32 @@ impl Case {
         self.store = store(&self.server).await;
     }
 
-    async fn acquire(&self, hold: &Hold) -> AcquireReply {
-        self.acquire_for(hold, LEASE).await
-    }
-
-    async fn acquire_for(&self, hold: &Hold, lease: Duration) -> AcquireReply {
+    async fn acquire(&self, hold: &Hold, lease: Duration) -> AcquireReply {
         let request = KeyRequest::new(hold.clone(), lease, Instant::now() + LONG);
         self.store.acquire(&request.queued()).await.unwrap()
     }
 
     async fn granted(&self, hold: &Hold) -> Grant {
-        match self.acquire(hold).await {
+        self.granted_for(hold, LEASE).await
+    }
+
+    async fn granted_for(&self, hold: &Hold, lease: Duration) -> Grant {
+        match self.acquire(hold, lease).await {
             AcquireReply::Granted(grant) => grant,
             reply => panic!("{reply:?}"),
         }
     }
 
+    /// The holder of a lock, and a client that waits for it.
+    async fn held_and_awaited(&self) -> (Hold, Hold) {
+        let (holder, waiter) = (hold(), hold());
+        self.granted(&holder).await;
+        self.queued(&waiter).await;
+        (holder, waiter)
+    }
+
     async fn queued(&self, hold: &Hold) {
-        let reply = self.acquire(hold).await;
+        let reply = self.acquire(hold, LEASE).await;
         assert!(matches!(reply, AcquireReply::Queued { .. }), "{reply:?}");
     }
 
@@ -84,6 +88,16 @@ impl Case {
     async fn poll(&self, hold: &Hold) -> PollReply {
         let mut replies = self.store.poll(slice::from_ref(hold)).await;
         replies.pop().unwrap().unwrap()
+    }
+
+    /// Polls until the lock is granted.
+    async fn next_grant(&self, hold: &Hold) -> Grant {
+        loop {
+            if let PollReply::Granted(grant) = self.poll(hold).await {
+                return grant;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 
     async fn release(&self, hold: &Hold) -> ReleaseReply {
@@ -134,6 +148,11 @@ fn reader() -> Hold {
     Hold::new(hold().key, Mode::Shared, Token::random())
 }
 
+/// Runs a test on a server of its own.
+async fn on_a_server(test: impl AsyncFnOnce(Case)) {
+    in_time(async { test(Case::of(PostgresServer::builder()).await).await }).await;
+}
+
 /// The promise of the lost commits: after the crash the lock is held by none or by its previous
 /// holder, whose lease ends, and the next client gets it then.
 async fn ends(case: &Case, hold: &Hold) {
@@ -147,11 +166,8 @@ mod lost {
 
     #[tokio::test]
     async fn a_queue_entry() {
-        in_time(async {
-            let mut case = Case::new().await;
-            let (holder, waiter) = (hold(), hold());
-            case.granted(&holder).await;
-            case.queued(&waiter).await;
+        on_a_server(async |mut case| {
+            let (holder, waiter) = case.held_and_awaited().await;
             assert_eq!(case.waiters(&holder).await, 1);
             case.crash().await;
             assert_eq!(case.waiters(&holder).await, 0, "the commit was not lost");
@@ -167,11 +183,8 @@ mod lost {
 
     #[tokio::test]
     async fn the_call_of_a_waiter() {
-        in_time(async {
-            let mut case = Case::new().await;
-            let (holder, waiter) = (hold(), hold());
-            case.granted(&holder).await;
-            case.queued(&waiter).await;
+        on_a_server(async |mut case| {
+            let (holder, waiter) = case.held_and_awaited().await;
             case.write_log().await;
             let before = case.version(&holder).await;
             // Too early calls are not written.
@@ -192,11 +205,8 @@ mod lost {
     /// The queue entry is back, and gets the lock for a moment.
     #[tokio::test]
     async fn the_abandonment_of_a_queue_entry() {
-        in_time(async {
-            let mut case = Case::new().await;
-            let (holder, waiter) = (hold(), hold());
-            case.granted(&holder).await;
-            case.queued(&waiter).await;
+        on_a_server(async |mut case| {
+            let (holder, waiter) = case.held_and_awaited().await;
             case.write_log().await;
             case.store.abandon(&waiter).await.unwrap();
             assert_eq!(case.waiters(&holder).await, 0);
@@ -206,12 +216,7 @@ mod lost {
             let next = hold();
             let queued = Instant::now();
             case.queued(&next).await;
-            loop {
-                if let PollReply::Granted(_) = case.poll(&next).await {
-                    break;
-                }
-                sleep(Duration::from_millis(100)).await;
-            }
+            case.next_grant(&next).await;
             assert!(queued.elapsed() < Duration::from_secs(10));
         })
         .await;
@@ -220,26 +225,16 @@ mod lost {
     /// The previous holder is there again until the end of its lease. No client believes to be it.
     #[tokio::test]
     async fn a_release_without_waiters() {
-        in_time(async {
-            let mut case = Case::new().await;
+        on_a_server(async |mut case| {
             let (holder, next) = (hold(), hold());
             let lease = Duration::from_secs(4);
-            let reply = case.acquire_for(&holder, lease).await;
-            let AcquireReply::Granted(grant) = reply else {
-                panic!("{reply:?}")
-            };
+            let grant = case.granted_for(&holder, lease).await;
             assert_eq!(case.release(&holder).await, ReleaseReply::Released);
             assert_eq!(case.holders(&holder).await, 0);
             case.crash().await;
             assert_eq!(case.holders(&holder).await, 1, "the commit was not lost");
             case.queued(&next).await;
-            let fence = loop {
-                if let PollReply::Granted(grant) = case.poll(&next).await {
-                    break grant.fence;
-                }
-                sleep(Duration::from_millis(50)).await;
-            };
-            assert!(fence > grant.fence);
+            assert!(case.next_grant(&next).await.fence > grant.fence);
             ends(&case, &next).await;
         })
         .await;
@@ -247,8 +242,7 @@ mod lost {
 
     #[tokio::test]
     async fn the_release_of_one_reader_and_of_one_permit() {
-        in_time(async {
-            let mut case = Case::new().await;
+        on_a_server(async |mut case| {
             let permit = || {
                 let of = NonZeroU32::new(2).unwrap();
                 Hold::new(hold().key, Mode::Permits(of), Token::random())
@@ -279,8 +273,7 @@ mod lost {
 
     #[tokio::test]
     async fn the_abandonment_of_a_lock() {
-        in_time(async {
-            let mut case = Case::new().await;
+        on_a_server(async |mut case| {
             let holder = hold();
             case.granted(&holder).await;
             case.store.abandon(&holder).await.unwrap();
@@ -293,12 +286,10 @@ mod lost {
 
     #[tokio::test]
     async fn the_name_of_a_client() {
-        in_time(async {
-            let mut case = Case::new().await;
+        on_a_server(async |mut case| {
             let client = ClientId::random();
-            let introduced = case
-                .store
-                .introduce(client, "somewhere", &[], Identity::TTL);
+            let store = &case.store;
+            let introduced = store.introduce(client, "somewhere", &[], Identity::TTL);
             introduced.await.unwrap();
             let named = async |case: &Case| {
                 let names = case.store.names_of(&[client]).await.unwrap();
@@ -315,42 +306,45 @@ mod lost {
 mod kept {
     use super::*;
 
-    /// Also where commits are asynchronous by default.
-    async fn everywhere() -> [Case; 2] {
-        let off = PostgresServer::builder().setting("synchronous_commit", "off");
-        [Case::new().await, Case::of(off).await]
+    /// Runs a test also where commits are asynchronous by default.
+    async fn everywhere(test: impl AsyncFn(Case)) {
+        for commits in ["on", "off"] {
+            println!("synchronous_commit = {commits}");
+            let builder = PostgresServer::builder().setting("synchronous_commit", commits);
+            in_time(async { test(Case::of(builder).await).await }).await;
+        }
+    }
+
+    /// The locks of several keys.
+    fn several() -> [Hold; 3] {
+        ["a", "b", "c"].map(|key| hold_of(&LockKey::new(key).unwrap()))
     }
 
     #[tokio::test]
     async fn a_grant() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let (holder, next) = (hold(), hold());
-                let grant = case.granted(&holder).await;
-                case.crash().await;
-                case.queued(&next).await;
-                assert_eq!(case.inspect(&holder).await.fence, Some(grant.fence));
-                case.store.abandon(&next).await.unwrap();
-                ends(&case, &holder).await;
-            }
+        everywhere(async |mut case| {
+            let (holder, next) = (hold(), hold());
+            let grant = case.granted(&holder).await;
+            case.crash().await;
+            case.queued(&next).await;
+            assert_eq!(case.inspect(&holder).await.fence, Some(grant.fence));
+            case.store.abandon(&next).await.unwrap();
+            ends(&case, &holder).await;
         })
         .await;
     }
 
     #[tokio::test]
     async fn a_grant_of_several_locks() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let keys = ["a", "b", "c"].map(|key| LockKey::new(key).unwrap());
-                let holds = keys.map(|key| hold_of(&key));
-                let request =
-                    |hold: &Hold| KeyRequest::new(hold.clone(), LEASE, Instant::now() + LONG);
-                let requests = holds.each_ref().map(request);
-                case.store.acquire_all(&requests).await.unwrap();
-                case.crash().await;
-                for hold in &holds {
-                    assert_eq!(case.holders(hold).await, 1);
-                }
+        everywhere(async |mut case| {
+            let holds = several();
+            let until = Instant::now() + LONG;
+            let request = |hold| KeyRequest::new(hold, LEASE, until);
+            let requests = holds.clone().map(request);
+            case.store.acquire_all(&requests).await.unwrap();
+            case.crash().await;
+            for hold in &holds {
+                assert_eq!(case.holders(hold).await, 1);
             }
         })
         .await;
@@ -360,17 +354,13 @@ mod kept {
     /// the next one.
     #[tokio::test]
     async fn a_hand_off() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let (holder, waiter) = (hold(), hold());
-                case.granted(&holder).await;
-                case.queued(&waiter).await;
-                assert_eq!(case.release(&holder).await, ReleaseReply::Released);
-                case.crash().await;
-                case.release(&holder).await;
-                assert!(matches!(case.poll(&waiter).await, PollReply::Granted(_)));
-                ends(&case, &waiter).await;
-            }
+        everywhere(async |mut case| {
+            let (holder, waiter) = case.held_and_awaited().await;
+            assert_eq!(case.release(&holder).await, ReleaseReply::Released);
+            case.crash().await;
+            case.release(&holder).await;
+            assert!(matches!(case.poll(&waiter).await, PollReply::Granted(_)));
+            ends(&case, &waiter).await;
         })
         .await;
     }
@@ -378,43 +368,37 @@ mod kept {
     /// As after an expiry: the caller relies on its grant, not on an earlier one.
     #[tokio::test]
     async fn a_grant_by_a_poll() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let (holder, waiter) = (hold(), hold());
-                let lease = Duration::from_secs(1);
-                case.acquire_for(&holder, lease).await;
-                case.queued(&waiter).await;
-                sleep(lease).await;
-                let PollReply::Granted(grant) = case.poll(&waiter).await else {
-                    panic!("the lease has ended")
-                };
-                case.crash().await;
-                assert_eq!(case.inspect(&waiter).await.fence, Some(grant.fence));
-                assert_eq!(case.holders(&waiter).await, 1);
-            }
+        everywhere(async |mut case| {
+            let (holder, waiter) = (hold(), hold());
+            let lease = Duration::from_secs(1);
+            case.granted_for(&holder, lease).await;
+            case.queued(&waiter).await;
+            sleep(lease).await;
+            let PollReply::Granted(grant) = case.poll(&waiter).await else {
+                panic!("the lease has ended")
+            };
+            case.crash().await;
+            assert_eq!(case.inspect(&waiter).await.fence, Some(grant.fence));
+            assert_eq!(case.holders(&waiter).await, 1);
         })
         .await;
     }
 
     #[tokio::test]
     async fn renewals() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let holds = ["a", "b", "c"].map(|key| hold_of(&LockKey::new(key).unwrap()));
-                for hold in &holds {
-                    case.acquire_for(hold, Duration::from_secs(10)).await;
-                }
-                let renewals = holds
-                    .each_ref()
-                    .map(|hold| Renewal::new(hold.clone(), LEASE * 2));
-                for reply in case.store.renew(&renewals).await {
-                    assert!(matches!(reply, Ok(RenewReply::Renewed { .. })));
-                }
-                case.crash().await;
-                for hold in &holds {
-                    let found = case.inspect(hold).await;
-                    assert!(found.holders[0].ttl > Some(LEASE), "{found:?}");
-                }
+        everywhere(async |mut case| {
+            let holds = several();
+            for hold in &holds {
+                case.granted_for(hold, Duration::from_secs(10)).await;
+            }
+            let renewals = holds.clone().map(|hold| Renewal::new(hold, LEASE * 2));
+            for reply in case.store.renew(&renewals).await {
+                assert!(matches!(reply, Ok(RenewReply::Renewed { .. })));
+            }
+            case.crash().await;
+            for hold in &holds {
+                let found = case.inspect(hold).await;
+                assert!(found.holders[0].ttl > Some(LEASE), "{found:?}");
             }
         })
         .await;
@@ -422,32 +406,28 @@ mod kept {
 
     #[tokio::test]
     async fn a_revocation() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let holder = hold();
-                case.granted(&holder).await;
-                let kind = LockKind::Lock;
-                let revoked = case.store.revoke(&holder.key, kind, RevokeScope::Leased);
-                revoked.await.unwrap();
-                case.crash().await;
-                assert_eq!(case.holders(&holder).await, 0);
-            }
+        everywhere(async |mut case| {
+            let holder = hold();
+            case.granted(&holder).await;
+            let kind = LockKind::Lock;
+            let revoked = case.store.revoke(&holder.key, kind, RevokeScope::Leased);
+            revoked.await.unwrap();
+            case.crash().await;
+            assert_eq!(case.holders(&holder).await, 0);
         })
         .await;
     }
 
     #[tokio::test]
     async fn a_downgrade() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let holder = hold();
-                case.granted(&holder).await;
-                case.store.convert(&holder).await.unwrap();
-                case.crash().await;
-                // Readers are admitted, so the writer must not be one again.
-                case.granted(&reader()).await;
-                assert_eq!(case.holders(&holder).await, 2);
-            }
+        everywhere(async |mut case| {
+            let holder = hold();
+            case.granted(&holder).await;
+            case.store.convert(&holder).await.unwrap();
+            case.crash().await;
+            // Readers are admitted, so the writer must not be one again.
+            case.granted(&reader()).await;
+            assert_eq!(case.holders(&holder).await, 2);
         })
         .await;
     }
@@ -455,15 +435,13 @@ mod kept {
     /// A reader that asks again, as its first reply was lost, gets a new token.
     #[tokio::test]
     async fn the_token_of_a_repeated_request() {
-        in_time(async {
-            for mut case in everywhere().await {
-                let holder = reader();
-                let first = case.granted(&holder).await;
-                let again = case.granted(&holder).await;
-                assert!(again.fence >= first.fence);
-                case.crash().await;
-                assert_eq!(case.inspect(&holder).await.fence, Some(again.fence));
-            }
+        everywhere(async |mut case| {
+            let holder = reader();
+            let first = case.granted(&holder).await;
+            let again = case.granted(&holder).await;
+            assert!(again.fence >= first.fence);
+            case.crash().await;
+            assert_eq!(case.inspect(&holder).await.fence, Some(again.fence));
         })
         .await;
     }
@@ -472,8 +450,7 @@ mod kept {
 /// Clients go on after a crash that undoes as much as possible.
 #[tokio::test]
 async fn clients_go_on_after_a_crash() {
-    in_time(async {
-        let case = Case::new().await;
+    on_a_server(async |case| {
         let connect = async || {
             let builder = LockClient::builder().namespace("crash");
             builder.connect(&case.server.url()).await.unwrap()
@@ -487,17 +464,11 @@ async fn clients_go_on_after_a_crash() {
 /// The client notices the crash when it makes its next call.
 #[tokio::test]
 async fn a_release_that_a_crash_has_undone_is_repeated() {
-    in_time(async {
-        let mut case = Case::new().await;
+    on_a_server(async |mut case| {
         let client = || LockClient::builder().namespace("crash");
         let locks = client().connect(&case.server.url()).await.unwrap();
-        let guard = locks
-            .exclusive("a")
-            .lease(LEASE * 2)
-            .acquire()
-            .await
-            .unwrap();
-        guard.release().await.unwrap();
+        let request = locks.exclusive("a").lease(LEASE * 2);
+        super::once(request).await.unwrap();
         case.crash().await;
         let other = locks.exclusive("b").wait(LONG).acquire().await.unwrap();
         let others = client().connect(&case.server.url()).await.unwrap();

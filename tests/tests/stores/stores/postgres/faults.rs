@@ -1,10 +1,12 @@
 //! Faults of the server and of the network: every request gets a reply, no lock has two holders,
 //! and service recovers by itself.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use futures_util::future::{join, join_all};
-use lock_runtime::{FencingToken, LockClient, LockErrorKind, LockGuard, LockSpec, Loss};
+use lock_runtime::{
+    LockClient, LockErrorKind, LockGuard, LockSpec, Loss, store::postgres::PostgresOptions,
+};
 use lock_tests::{
     FencedResource, PostgresServer, Proxy, chain,
     place::{HANGS, LONG, Stopwatch, begun, eventually, in_time},
@@ -15,6 +17,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
+use tokio_postgres::Client;
 
 use super::{client_of_new_database, held, once, one_waits, outlive, server, waiters};
 
@@ -22,22 +25,47 @@ use super::{client_of_new_database, held, once, one_waits, outlive, server, wait
 const SOON: Duration = Duration::from_secs(10);
 const EXPIRED: LockErrorKind = LockErrorKind::Lost(Loss::Expired);
 
+async fn connect(url: &str) -> LockClient {
+    LockClient::connect(url).await.unwrap()
+}
+
+async fn clients(url: &str, count: usize) -> Vec<LockClient> {
+    join_all((0..count).map(|_| connect(url))).await
+}
+
+async fn held_for(locks: &LockClient, key: &str, lease: Duration) -> LockGuard {
+    locks.exclusive(key).lease(lease).acquire().await.unwrap()
+}
+
+async fn is_free(locks: &LockClient, key: &str) -> bool {
+    locks.exclusive(key).try_acquire().await.unwrap().is_some()
+}
+
+/// Changes a setting for the new connections to the database.
+async fn set(admin: &Client, url: &str, setting: &str) {
+    let (_, database) = url.rsplit_once('/').unwrap();
+    let set = format!("alter database \"{database}\" set {setting}");
+    admin.batch_execute(&set).await.unwrap();
+}
+
+/// Asserts that no two holders were in the resource at once.
+#[track_caller]
+fn assert_clean(resource: &FencedResource) {
+    let report = resource.report();
+    assert!(report.is_clean(), "{report}");
+}
+
 #[tokio::test]
 async fn the_time_limit_of_the_server_is_an_outage() {
     in_time(async {
         let (url, _, admin) = client_of_new_database().await;
-        let (_, database) = url.rsplit_once('/').unwrap();
-        let limit = format!("alter database \"{database}\" set statement_timeout = '100ms'");
-        admin.batch_execute(&limit).await.unwrap();
-        let locks = LockClient::connect(&url).await.unwrap();
-        let guard = held(&locks, "a").await;
-        guard.release().await.unwrap();
+        set(&admin, &url, "statement_timeout = '100ms'").await;
+        let locks = connect(&url).await;
+        once(locks.exclusive("a")).await.unwrap();
 
         // An operator looks at the lock, and forgets to end the transaction.
-        admin
-            .batch_execute("begin; select from lock_runtime.record for update")
-            .await
-            .unwrap();
+        let look = "begin; select from lock_runtime.record for update";
+        admin.batch_execute(look).await.unwrap();
         for wait in [Duration::ZERO, Duration::from_secs(1)] {
             let error = once(locks.exclusive("a").wait(wait)).await.unwrap_err();
             assert_eq!(error.kind(), LockErrorKind::Unavailable);
@@ -72,40 +100,27 @@ async fn contend(clients: &[LockClient], turns: usize) {
                     None => locks.all(keys).wait(LONG).acquire().await,
                 };
                 let guard = guard.unwrap();
-                let fences: Vec<(String, FencingToken)> = guard
-                    .fences()
-                    .map(|(key, fence)| (key.as_str().to_owned(), fence))
-                    .collect();
-                for (key, fence) in fences {
-                    let index = keys.iter().position(|it| *it == key).unwrap();
+                for (key, fence) in guard.fences() {
+                    let index = keys.iter().position(|it| *it == key.as_str()).unwrap();
                     resources[index].increment(fence).await.unwrap();
                 }
                 guard.release().await.unwrap();
             }
         });
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
-    }
-    for resource in resources.iter() {
-        let report = resource.report();
-        assert!(report.is_clean(), "{report}");
-    }
+    tasks.join_all().await;
+    resources.iter().for_each(assert_clean);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serialization_failures_are_no_errors() {
     in_time(async {
         for isolation in ["read committed", "repeatable read", "serializable"] {
+            println!("{isolation}");
             let (url, _, admin) = client_of_new_database().await;
-            let (_, database) = url.rsplit_once('/').unwrap();
-            let isolate = format!(
-                "alter database \"{database}\" set default_transaction_isolation = '{isolation}'"
-            );
-            admin.batch_execute(&isolate).await.unwrap();
-            let clients = join_all((0..6).map(|_| LockClient::connect(&url))).await;
-            let clients: Vec<_> = clients.into_iter().map(Result::unwrap).collect();
-            contend(&clients, 15).await;
+            let setting = format!("default_transaction_isolation = '{isolation}'");
+            set(&admin, &url, &setting).await;
+            contend(&clients(&url, 6).await, 15).await;
         }
     })
     .await;
@@ -122,13 +137,12 @@ async fn a_full_disk_refuses_new_locks_and_keeps_the_others() {
             select 'lock:fill:' || i, 1, 0, 0, 9e15, decode(repeat(md5(i::text), 58), 'hex') \
             from generate_series(1, 10000) i";
         admin.batch_execute(fill).await.unwrap();
-        let full = admin
-            .query_one("select pg_relation_size('lock_runtime.record') >= 18 << 20", &[])
-            .await;
-        assert!(full.unwrap().get::<_, bool>(0), "the table is too small");
+        let size = "select pg_relation_size('lock_runtime.record')";
+        let size = super::number(&admin, size).await;
+        assert!(size >= 18 << 20, "the table is too small: {size}");
         let limit = async |bytes: Option<u64>| {
-            let backends = "select pid from pg_stat_activity where application_name = 'lock-runtime' \
-                and datname = current_database()";
+            let backends = "select pid from pg_stat_activity \
+                where application_name = 'lock-runtime' and datname = current_database()";
             for row in admin.query(backends, &[]).await.unwrap() {
                 lock_tests::postgres::limit_files(row.get(0), bytes);
             }
@@ -151,8 +165,7 @@ async fn a_full_disk_refuses_new_locks_and_keeps_the_others() {
         guard.verify().await.unwrap();
         limit(None).await;
         once(locks.exclusive("new")).await.unwrap();
-        let other = LockClient::connect(&url).await.unwrap();
-        assert!(other.exclusive("a").try_acquire().await.unwrap().is_none());
+        assert!(!is_free(&connect(&url).await, "a").await);
         guard.release().await.unwrap();
     })
     .await;
@@ -162,21 +175,16 @@ async fn a_full_disk_refuses_new_locks_and_keeps_the_others() {
 async fn a_stopped_server_is_noticed_and_used_again() {
     in_time(async {
         let server = server().await;
-        let (locks, others) = (
-            LockClient::connect(&server.url()).await.unwrap(),
-            LockClient::connect(&server.url()).await.unwrap(),
-        );
+        let url = server.url();
+        let (locks, others) = (connect(&url).await, connect(&url).await);
         let short = held_for(&locks, "short", Duration::from_millis(600)).await;
         let long = held(&locks, "long").await;
         server.stop();
         let began = Stopwatch::start();
         let error = once(locks.exclusive("b").no_wait()).await.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::Unavailable);
-        assert!(
-            began.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            began.elapsed()
-        );
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(2), "{took:?}");
         let health = locks.health().await;
         assert!(!health.servers()[0].reachable, "{health}");
         // By its own clock.
@@ -185,30 +193,20 @@ async fn a_stopped_server_is_noticed_and_used_again() {
         server.resume();
         waiting.await.unwrap().unwrap().release().await.unwrap();
         long.verify().await.unwrap();
-        assert!(
-            others
-                .exclusive("long")
-                .try_acquire()
-                .await
-                .unwrap()
-                .is_none()
-        );
+        assert!(!is_free(&others, "long").await);
         once(others.exclusive("short").wait(SOON)).await.unwrap();
         long.release().await.unwrap();
     })
     .await;
 }
 
-async fn held_for(locks: &LockClient, key: &str, lease: Duration) -> LockGuard {
-    locks.exclusive(key).lease(lease).acquire().await.unwrap()
-}
-
 #[tokio::test]
 async fn a_killed_server_loses_no_lock_and_no_waiter() {
     in_time(async {
         let server = server().await;
-        let connect = async || LockClient::connect(&server.url()).await.unwrap();
-        let (one, other, third) = (connect().await, connect().await, connect().await);
+        let url = server.url();
+        let (one, other) = (connect(&url).await, connect(&url).await);
+        let third = connect(&url).await;
         let failures = async || {
             for _ in 0..2 {
                 server.kill();
@@ -229,32 +227,35 @@ async fn a_lost_reply_leaves_one_holder() {
     in_time(async {
         let (url, others, _) = client_of_new_database().await;
         let proxy = Proxy::to_url(&url).await;
-        let locks = LockClient::connect(&proxy.url()).await.unwrap();
+        let locks = connect(&proxy.url()).await;
         once(locks.exclusive("warm")).await.unwrap();
-        for silently in [false, true] {
-            for operation in ["acquire", "release"] {
-                let drop_reply = match silently {
-                    true => DropReply::next().silently(),
-                    false => DropReply::next(),
-                };
-                if operation == "acquire" {
-                    proxy.drop_reply(drop_reply);
-                    let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
-                    assert_eq!(others.inspect("a").await.unwrap().holders.len(), 1);
-                    // A new connection may take longer than one call waits.
-                    eventually("it is still held", async || guard.verify().await.is_ok()).await;
-                    guard.release().await.unwrap();
-                } else {
-                    let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
-                    // Some of them may be those of background calls.
-                    proxy.drop_reply(drop_reply.times(1000));
-                    let error = guard.release().await.unwrap_err();
-                    assert_eq!(error.kind(), LockErrorKind::ReleaseUnknown, "{error:#}");
-                    proxy.let_through().await;
-                }
-                once(others.exclusive("a").wait(SOON)).await.unwrap();
+        for (operation, with, lost) in [
+            ("acquire", "with its connection", DropReply::next()),
+            ("release", "with its connection", DropReply::next()),
+            ("acquire", "without", DropReply::next().silently()),
+            ("release", "without", DropReply::next().silently()),
+        ] {
+            let what = format!("the reply to {operation}, {with}");
+            println!("{what}");
+            if operation == "acquire" {
+                proxy.drop_reply(lost);
+                let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
+                let found = others.inspect("a").await.unwrap();
+                assert_eq!(found.holders.len(), 1, "{what}");
+                // A new connection may take longer than one call waits.
+                eventually("it is still held", async || guard.verify().await.is_ok()).await;
+                guard.release().await.unwrap();
+            } else {
+                let guard = locks.exclusive("a").wait(SOON).acquire().await.unwrap();
+                // Some of them may be those of background calls.
+                proxy.drop_reply(lost.times(1000));
+                let error = guard.release().await.unwrap_err();
+                let kind = error.kind();
+                assert_eq!(kind, LockErrorKind::ReleaseUnknown, "{what}: {error:#}");
                 proxy.let_through().await;
             }
+            once(others.exclusive("a").wait(SOON)).await.unwrap();
+            proxy.let_through().await;
         }
     })
     .await;
@@ -266,7 +267,7 @@ async fn a_holder_behind_a_black_hole_notices_its_loss_and_the_next_one_is_serve
     in_time(async {
         let (url, others, _) = client_of_new_database().await;
         let proxy = Proxy::to_url(&url).await;
-        let locks = LockClient::connect(&proxy.url()).await.unwrap();
+        let locks = connect(&proxy.url()).await;
         let lease = Duration::from_secs(1);
         let guard = held_for(&locks, "a", lease).await;
         let waiting = tokio::spawn(begun(others.exclusive("a").wait(LONG).acquire()).await);
@@ -288,8 +289,7 @@ async fn connections_that_are_cut_during_hand_offs_cost_no_lock() {
     in_time(async {
         let (url, ..) = client_of_new_database().await;
         let proxy = Proxy::to_url(&url).await;
-        let clients = join_all((0..4).map(|_| LockClient::connect(proxy.url().leak()))).await;
-        let clients: Vec<_> = clients.into_iter().map(Result::unwrap).collect();
+        let clients = clients(&proxy.url(), 4).await;
         let until = Instant::now() + Duration::from_secs(4);
         let cutting = async {
             while Instant::now() < until {
@@ -313,8 +313,7 @@ async fn connections_that_are_cut_during_hand_offs_cost_no_lock() {
             }
         });
         join(join_all(turns), cutting).await;
-        let report = resource.report();
-        assert!(report.is_clean(), "{report}");
+        assert_clean(&resource);
     })
     .await;
 }
@@ -340,9 +339,8 @@ async fn a_client_that_is_paused_within_a_change_delays_the_others_for_a_second(
         again.batch_execute("begin").await.unwrap();
         again.execute(lock, &[]).await.unwrap();
         let mut waiting = std::pin::pin!(once(locks.exclusive("a").wait(SOON)));
-        timeout(Duration::from_millis(50), &mut waiting)
-            .await
-            .expect_err("the row is locked");
+        let early = timeout(Duration::from_millis(50), &mut waiting).await;
+        early.expect_err("the row is locked");
         one_waits(&again).await;
         for number in 0..20 {
             once(locks.exclusive(format!("b{number}"))).await.unwrap();
@@ -358,20 +356,16 @@ async fn a_client_that_is_paused_within_a_change_delays_the_others_for_a_second(
 async fn a_locked_record_delays_no_other_lock() {
     in_time(async {
         let (url, holder, admin) = client_of_new_database().await;
-        let locks = LockClient::connect(&url).await.unwrap();
+        let locks = connect(&url).await;
         let lease = Duration::from_secs(3);
         let mut held = Vec::new();
         for number in 0..20 {
             held.push(held_for(&holder, &format!("held:{number}"), lease).await);
         }
         once(locks.exclusive("locked")).await.unwrap();
-        admin
-            .batch_execute(
-                "begin; select from lock_runtime.record \
-                 where name in ('lock:locked', 'lock:held:7') for update",
-            )
-            .await
-            .unwrap();
+        let lock = "begin; select from lock_runtime.record \
+            where name in ('lock:locked', 'lock:held:7') for update";
+        admin.batch_execute(lock).await.unwrap();
         let locked = tokio::spawn(begun(locks.exclusive("locked").wait(LONG).acquire()).await);
         let began = Instant::now();
         while began.elapsed() < lease * 2 {
@@ -395,7 +389,7 @@ async fn a_locked_record_delays_no_other_lock() {
 async fn many_locked_records_take_no_other_lock() {
     in_time(async {
         let (url, holder, admin) = client_of_new_database().await;
-        let locks = LockClient::connect(&url).await.unwrap();
+        let locks = connect(&url).await;
         let lease = Duration::from_secs(3);
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
         for kind in ["held", "locked"] {
@@ -425,10 +419,7 @@ async fn many_locked_records_take_no_other_lock() {
 async fn ten_thousand_waiters_are_served() {
     in_time(async {
         let (url, locks, _) = client_of_new_database().await;
-        let mut clients = Vec::new();
-        for _ in 0..10 {
-            clients.push(LockClient::connect(&url).await.unwrap());
-        }
+        let clients = clients(&url, 10).await;
         let guard = held(&locks, "a").await;
         let resource = Arc::new(FencedResource::new());
         let mut tasks = JoinSet::new();
@@ -442,9 +433,7 @@ async fn ten_thousand_waiters_are_served() {
         }
         waiters(&locks, "a", 10).await;
         guard.release().await.unwrap();
-        while let Some(ended) = tasks.join_next().await {
-            ended.unwrap();
-        }
+        tasks.join_all().await;
         let report = resource.report();
         assert!(report.is_clean() && report.value == 10_000, "{report}");
     })
@@ -455,19 +444,13 @@ async fn ten_thousand_waiters_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_processes_take_turns_also_while_the_server_is_killed() {
     in_time(async {
-        let server = PostgresServer::builder()
-            .in_memory()
-            .setting("max_connections", "600")
-            .start()
-            .await;
+        let builder = PostgresServer::builder().in_memory();
+        let server = builder.setting("max_connections", "600").start().await;
         let url = server.url();
-        let clients = join_all((0..100).map(|_| async {
-            let one = std::num::NonZeroUsize::MIN;
-            let options = lock_runtime::store::postgres::PostgresOptions::new().connections(one);
-            let builder = LockClient::builder().postgres(options);
-            builder.connect(&url).await.unwrap()
-        }))
-        .await;
+        let options = PostgresOptions::new().connections(NonZeroUsize::MIN);
+        let builder = LockClient::builder().postgres(options);
+        let clients = join_all((0..100).map(|_| builder.clone().connect(&url))).await;
+        let clients: Vec<_> = clients.into_iter().map(Result::unwrap).collect();
         let guard = held(&clients[0], "a").await;
         let resource = Arc::new(FencedResource::new());
         let mut tasks = JoinSet::new();
@@ -486,9 +469,7 @@ async fn a_hundred_processes_take_turns_also_while_the_server_is_killed() {
             sleep(LockSpec::MIN_LEASE / 10).await;
         }
         server.restart().await;
-        while let Some(ended) = tasks.join_next().await {
-            ended.unwrap();
-        }
+        tasks.join_all().await;
         let report = resource.report();
         assert!(report.is_clean() && report.value == 99, "{report}");
     })

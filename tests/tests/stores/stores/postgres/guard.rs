@@ -1,14 +1,22 @@
 //! `lock_runtime.guard`: the lock lasts as long as the transaction of its holder.
 
-use std::{num::NonZeroU32, pin::pin, time::Duration};
+use std::{fmt::Debug, num::NonZeroU32, pin::pin, time::Duration};
 
-use lock_runtime::{FencingToken, LockClient, LockGuard, LockSpec, fencing, operator::RevokeReply};
+use lock_runtime::{
+    FencingToken, LockClient, LockGuard, LockSpec,
+    fencing::{self, FencingError},
+    operator::RevokeReply,
+};
 use lock_tests::{
     place::{LONG, Stopwatch, begun, eventually, in_time},
     postgres,
 };
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{Client, IsolationLevel, Transaction};
+use tokio_postgres::{
+    Client,
+    IsolationLevel::{self, ReadCommitted, RepeatableRead, Serializable},
+    Transaction,
+};
 
 use super::{client_of_new_database, held, one_waits, waiters};
 
@@ -20,6 +28,11 @@ const QUIET: Duration = Duration::from_millis(1500);
 
 /// A lease with room for a few calls, on a busy machine as well.
 const BRIEF: Duration = Duration::from_secs(2);
+
+const ISOLATIONS: [IsolationLevel; 3] = [ReadCommitted, RepeatableRead, Serializable];
+
+/// The SQLSTATE of a transaction whose snapshot is older than a change.
+const OLD_SNAPSHOT: &str = "40001";
 
 /// Two clients and the connection of the first one.
 async fn two() -> (LockClient, LockClient, Client) {
@@ -39,10 +52,46 @@ async fn for_a_moment(locks: &LockClient) -> LockGuard {
 
 async fn guarded<'a>(db: &'a mut Client, name: &str, token: FencingToken) -> Transaction<'a> {
     let transaction = db.transaction().await.unwrap();
-    fencing::guard_named(&transaction, name, token)
-        .await
-        .unwrap();
+    guard(&transaction, name, token).await;
     transaction
+}
+
+async fn guard(transaction: &Transaction<'_>, name: &str, token: FencingToken) {
+    let guarded = fencing::guard_named(transaction, name, token).await;
+    guarded.unwrap();
+}
+
+async fn begin(db: &mut Client, isolation: IsolationLevel) -> Transaction<'_> {
+    let transaction = db.build_transaction().isolation_level(isolation);
+    transaction.start().await.unwrap()
+}
+
+/// The error of a transaction that asks for the lock with a token that is no longer valid.
+async fn refused(transaction: &Transaction<'_>, token: FencingToken) -> FencingError {
+    let refused = fencing::guard_named(transaction, NAME, token).await;
+    refused.unwrap_err()
+}
+
+/// The SQLSTATE of the error, if it is one.
+fn code(guarded: Result<(), FencingError>) -> Option<String> {
+    let error = tokio_postgres::Error::from(guarded.err()?);
+    Some(error.code().unwrap().code().to_owned())
+}
+
+/// Asserts that a request waits for the end of an open transaction.
+async fn still_waits(waiting: &mut (impl Future<Output: Debug> + Unpin)) {
+    let early = timeout(QUIET, waiting).await;
+    early.expect_err("the transaction is open");
+}
+
+/// Asserts that a lock is renewed after the end of its first lease.
+async fn assert_renewed(guard: &LockGuard, lease: Duration) {
+    let lost = timeout(lease * 3 / 2, guard.lost()).await;
+    lost.expect_err("it is renewed");
+}
+
+async fn is_free(locks: &LockClient, key: &str) -> bool {
+    locks.exclusive(key).try_acquire().await.unwrap().is_some()
 }
 
 async fn set_state(db: &impl tokio_postgres::GenericClient, state: &str) {
@@ -66,8 +115,7 @@ async fn a_held_lock_is_guarded_under_its_own_names() {
         guard.lost().await;
         sleep(LockSpec::MIN_LEASE).await;
         for key in ["a", "b"] {
-            let granted = other.exclusive(key).try_acquire().await.unwrap();
-            assert!(granted.is_none(), "{key}");
+            assert!(!is_free(&other, key).await, "{key}");
         }
         transaction.rollback().await.unwrap();
         for key in ["a", "b"] {
@@ -95,10 +143,8 @@ async fn an_open_transaction_keeps_the_lock_after_its_lease() {
         let transaction = guarded(&mut db, NAME, late.fence()).await;
         late.lost().await;
         let mut waiting = pin!(other.exclusive(KEY).wait(LONG).acquire());
-        timeout(QUIET, &mut waiting)
-            .await
-            .expect_err("the transaction is open");
-        assert!(other.exclusive(KEY).try_acquire().await.unwrap().is_none());
+        still_waits(&mut waiting).await;
+        assert!(!is_free(&other, KEY).await);
         let both = other.all([KEY, "order:43"]).try_acquire().await;
         assert!(both.unwrap().is_none());
         assert!(other.shared(KEY).try_acquire().await.unwrap().is_none());
@@ -135,35 +181,24 @@ async fn a_lost_connection_ends_the_transaction() {
 async fn a_paused_holder_cannot_commit_after_the_next_grant() {
     in_time(async {
         let (one, other, mut db) = two().await;
-        for isolation in [
-            IsolationLevel::ReadCommitted,
-            IsolationLevel::RepeatableRead,
-            IsolationLevel::Serializable,
-        ] {
+        for isolation in ISOLATIONS {
             let late = for_a_moment(&one).await;
             // Its transaction has begun before the lock is lost, and has read and written.
-            let begin = db.build_transaction().isolation_level(isolation);
-            let transaction = begin.start().await.unwrap();
+            let transaction = begin(&mut db, isolation).await;
             set_state(&transaction, "late").await;
             late.lost().await;
             let next = other.exclusive(KEY).wait(LONG).acquire().await.unwrap();
-            let refused = fencing::guard_named(&transaction, NAME, late.fence()).await;
-            let refused = refused.unwrap_err();
-            let is_refused = match isolation {
-                IsolationLevel::ReadCommitted => refused.is_stale(),
+            let expected = match isolation {
+                ReadCommitted => fencing::STALE,
                 // The snapshot is older than the grant.
-                _ => {
-                    let error = tokio_postgres::Error::from(refused);
-                    error.code().is_some_and(|code| code.code() == "40001")
-                }
+                _ => OLD_SNAPSHOT,
             };
-            assert!(is_refused, "{isolation:?}");
+            let found = code(Err(refused(&transaction, late.fence()).await));
+            assert_eq!(found.as_deref(), Some(expected), "{isolation:?}");
             transaction.rollback().await.unwrap();
 
-            let again = db.build_transaction().isolation_level(isolation);
-            let transaction = again.start().await.unwrap();
-            let refused = fencing::guard_named(&transaction, NAME, late.fence()).await;
-            let refused = refused.unwrap_err();
+            let transaction = begin(&mut db, isolation).await;
+            let refused = refused(&transaction, late.fence()).await;
             assert!(refused.is_stale(), "{isolation:?}: {refused:?}");
             let message = format!("{refused:#}");
             for part in [
@@ -189,25 +224,16 @@ async fn a_lock_is_renewed_during_the_transaction() {
     in_time(async {
         let (one, other, mut db) = two().await;
         let lease = BRIEF;
-        let guard = one.exclusive(KEY).lease(lease).acquire().await.unwrap();
-        for isolation in [
-            IsolationLevel::ReadCommitted,
-            IsolationLevel::RepeatableRead,
-            IsolationLevel::Serializable,
-        ] {
-            let begin = db.build_transaction().isolation_level(isolation);
-            let transaction = begin.start().await.unwrap();
-            fencing::guard_named(&transaction, NAME, guard.fence())
-                .await
-                .unwrap();
-            timeout(lease * 3 / 2, guard.lost())
-                .await
-                .expect_err("it is renewed");
+        let held = one.exclusive(KEY).lease(lease).acquire().await.unwrap();
+        for isolation in ISOLATIONS {
+            let transaction = begin(&mut db, isolation).await;
+            guard(&transaction, NAME, held.fence()).await;
+            assert_renewed(&held, lease).await;
             set_state(&transaction, "paid").await;
             transaction.commit().await.unwrap();
         }
-        assert!(other.exclusive(KEY).try_acquire().await.unwrap().is_none());
-        guard.release().await.unwrap();
+        assert!(!is_free(&other, KEY).await);
+        held.release().await.unwrap();
     })
     .await;
 }
@@ -217,11 +243,7 @@ async fn a_lock_is_renewed_during_the_transaction() {
 async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() {
     in_time(async {
         let (one, other, mut db) = two().await;
-        for isolation in [
-            IsolationLevel::ReadCommitted,
-            IsolationLevel::RepeatableRead,
-            IsolationLevel::Serializable,
-        ] {
+        for isolation in ISOLATIONS {
             let released = one.exclusive(KEY).acquire().await.unwrap();
             let fence = released.fence();
             released.release().await.unwrap();
@@ -232,12 +254,8 @@ async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() 
             reserved.release().await.unwrap();
             refused_as_not_held(&mut db, isolation, fence).await;
 
-            let late = other
-                .exclusive(KEY)
-                .wait(LONG)
-                .lease(LockSpec::MIN_LEASE)
-                .no_renew();
-            let late = late.acquire().await.unwrap();
+            let late = other.exclusive(KEY).lease(LockSpec::MIN_LEASE).no_renew();
+            let late = late.wait(LONG).acquire().await.unwrap();
             eventually("the lease has ended", async || {
                 one.inspect(KEY).await.unwrap().holders.is_empty()
             })
@@ -259,10 +277,8 @@ async fn a_holder_that_has_released_the_lock_or_outlived_its_lease_is_refused() 
 }
 
 async fn refused_as_not_held(db: &mut Client, isolation: IsolationLevel, fence: FencingToken) {
-    let transaction = db.build_transaction().isolation_level(isolation);
-    let transaction = transaction.start().await.unwrap();
-    let refused = fencing::guard_named(&transaction, NAME, fence).await;
-    let refused = refused.unwrap_err();
+    let transaction = begin(db, isolation).await;
+    let refused = refused(&transaction, fence).await;
     assert!(refused.is_stale(), "{isolation:?}: {refused:#}");
     let message = format!("{refused:#}");
     let said = "was released, or its lease has ended";
@@ -275,28 +291,17 @@ async fn a_renewal_after_the_snapshot_is_no_loss() {
     in_time(async {
         let (one, _other, mut db) = two().await;
         let lease = BRIEF;
-        for isolation in [
-            IsolationLevel::ReadCommitted,
-            IsolationLevel::RepeatableRead,
-            IsolationLevel::Serializable,
-        ] {
+        for isolation in ISOLATIONS {
             let guard = one.exclusive(KEY).lease(lease).acquire().await.unwrap();
-            let begin = db.build_transaction().isolation_level(isolation);
-            let transaction = begin.start().await.unwrap();
+            let transaction = begin(&mut db, isolation).await;
             transaction.query("select from orders", &[]).await.unwrap();
-            timeout(lease * 3 / 2, guard.lost())
-                .await
-                .expect_err("it is renewed");
+            assert_renewed(&guard, lease).await;
             let guarded = fencing::guard_named(&transaction, NAME, guard.fence()).await;
-            let code = guarded.err().map(|refused| {
-                let error = tokio_postgres::Error::from(refused);
-                error.code().unwrap().code().to_owned()
-            });
             let expected = match isolation {
-                IsolationLevel::ReadCommitted => None,
-                _ => Some("40001"),
+                ReadCommitted => None,
+                _ => Some(OLD_SNAPSHOT),
             };
-            assert_eq!(code.as_deref(), expected, "{isolation:?}");
+            assert_eq!(code(guarded).as_deref(), expected, "{isolation:?}");
             drop(transaction);
             guard.release().await.unwrap();
         }
@@ -358,10 +363,8 @@ async fn a_damaged_record_is_an_error_of_guard() {
             let fence = i64::from(guard.fence());
             let refused = db.execute(call, &[&NAME, &fence]).await.unwrap_err();
             let code = refused.code().unwrap().code();
-            assert!(
-                ["XX001", "2202E", "22003"].contains(&code),
-                "{body}: {refused:?}"
-            );
+            let is_told = ["XX001", "2202E", "22003"].contains(&code);
+            assert!(is_told, "{body}: {refused:?}");
         }
     })
     .await;
@@ -377,38 +380,27 @@ async fn a_grant_in_flight_is_awaited() {
     in_time(async {
         let (url, one, mut db) = client_of_new_database().await;
         for (isolation, end, refusal) in [
-            (
-                IsolationLevel::ReadCommitted,
-                "commit",
-                Some(fencing::STALE),
-            ),
-            (IsolationLevel::RepeatableRead, "commit", Some("40001")),
-            (IsolationLevel::Serializable, "commit", Some("40001")),
-            (IsolationLevel::ReadCommitted, "rollback", None),
-            (IsolationLevel::RepeatableRead, "rollback", None),
-            (IsolationLevel::Serializable, "rollback", None),
+            (ReadCommitted, "commit", Some(fencing::STALE)),
+            (RepeatableRead, "commit", Some(OLD_SNAPSHOT)),
+            (Serializable, "commit", Some(OLD_SNAPSHOT)),
+            (ReadCommitted, "rollback", None),
+            (RepeatableRead, "rollback", None),
+            (Serializable, "rollback", None),
         ] {
             let guard = held(&one, KEY).await;
             let granting = postgres::connect(&url).await;
             granting.batch_execute("begin").await.unwrap();
             assert_eq!(granting.query(GRANT, &[&NAME]).await.unwrap().len(), 1);
 
-            let begin = db.build_transaction().isolation_level(isolation);
-            let transaction = begin.start().await.unwrap();
-            let refused = {
-                let guarding = fencing::guard_named(&transaction, NAME, guard.fence());
-                let guarding = begun(guarding).await;
-                let ended = async {
-                    one_waits(&granting).await;
-                    granting.batch_execute(end).await.unwrap();
-                };
-                tokio::join!(guarding, ended).0
+            let transaction = begin(&mut db, isolation).await;
+            let guarding = fencing::guard_named(&transaction, NAME, guard.fence());
+            let guarding = begun(guarding).await;
+            let ended = async {
+                one_waits(&granting).await;
+                granting.batch_execute(end).await.unwrap();
             };
-            let code = refused.err().map(|refused| {
-                let error = tokio_postgres::Error::from(refused);
-                error.code().unwrap().code().to_owned()
-            });
-            assert_eq!(code.as_deref(), refusal, "{isolation:?} {end}");
+            let (guarded, ()) = tokio::join!(guarding, ended);
+            assert_eq!(code(guarded).as_deref(), refusal, "{isolation:?} {end}");
             drop(transaction);
             // The grant has no holder in its record.
             drop(guard.release().await);
@@ -419,45 +411,29 @@ async fn a_grant_in_flight_is_awaited() {
 
 /// A release during the transaction is a mistake of the caller, which delays the next holder.
 #[tokio::test]
-async fn a_release_waits_for_no_transaction_and_the_next_holder_does() {
+async fn a_release_or_revocation_waits_for_no_transaction_and_the_next_holder_does() {
     in_time(async {
         let (one, other, mut db) = two().await;
-        let guard = held(&one, KEY).await;
-        let transaction = guarded(&mut db, NAME, guard.fence()).await;
-        let waiting = begun(other.exclusive(KEY).wait(LONG).acquire()).await;
-        waiters(&one, KEY, 1).await;
-        let mut waiting = pin!(waiting);
-        let began = Stopwatch::start();
-        guard.release().await.unwrap();
-        assert!(began.elapsed() < QUIET, "{:?}", began.elapsed());
-        timeout(QUIET, &mut waiting)
-            .await
-            .expect_err("the transaction is open");
-        transaction.commit().await.unwrap();
-        let ended = Stopwatch::start();
-        waiting.await.unwrap().release().await.unwrap();
-        assert!(ended.elapsed() < QUIET, "{:?}", ended.elapsed());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_revocation_waits_for_no_transaction_and_the_next_holder_does() {
-    in_time(async {
-        let (one, other, mut db) = two().await;
-        let guard = held(&one, KEY).await;
-        let transaction = guarded(&mut db, NAME, guard.fence()).await;
-        let waiting = begun(other.exclusive(KEY).wait(LONG).acquire()).await;
-        waiters(&one, KEY, 1).await;
-        other.revoke(KEY).also_endless().await.unwrap();
-        guard.lost().await;
-        let mut waiting = pin!(waiting);
-        timeout(QUIET, &mut waiting)
-            .await
-            .expect_err("the transaction is open");
-        transaction.commit().await.unwrap();
-        waiting.await.unwrap().release().await.unwrap();
-        drop(guard);
+        for end in ["release", "revocation"] {
+            println!("{end}");
+            let guard = held(&one, KEY).await;
+            let transaction = guarded(&mut db, NAME, guard.fence()).await;
+            let mut waiting = begun(other.exclusive(KEY).wait(LONG).acquire()).await;
+            waiters(&one, KEY, 1).await;
+            let began = Stopwatch::start();
+            if end == "release" {
+                guard.release().await.expect(end);
+                assert!(began.elapsed() < QUIET, "{end}: {:?}", began.elapsed());
+            } else {
+                other.revoke(KEY).also_endless().await.expect(end);
+                guard.lost().await;
+            }
+            still_waits(&mut waiting).await;
+            transaction.commit().await.expect(end);
+            let ended = Stopwatch::start();
+            waiting.await.expect(end).release().await.expect(end);
+            assert!(ended.elapsed() < QUIET, "{end}: {:?}", ended.elapsed());
+        }
     })
     .await;
 }
@@ -470,19 +446,12 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
         let guard = held(&one, KEY).await;
         let revoked = other.revoke(KEY).also_endless().await;
         assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
-        for isolation in [
-            IsolationLevel::ReadCommitted,
-            IsolationLevel::RepeatableRead,
-        ] {
-            let transaction = db.build_transaction().isolation_level(isolation);
-            let transaction = transaction.start().await.unwrap();
-            let refused = fencing::guard_named(&transaction, NAME, guard.fence()).await;
-            let refused = refused.unwrap_err();
-            assert!(refused.is_stale(), "{refused:#}");
-            assert!(
-                format!("{refused:#}").contains("was revoked"),
-                "{refused:#}"
-            );
+        for isolation in [ReadCommitted, RepeatableRead] {
+            let transaction = begin(&mut db, isolation).await;
+            let refused = refused(&transaction, guard.fence()).await;
+            assert!(refused.is_stale(), "{isolation:?}: {refused:#}");
+            let message = format!("{refused:#}");
+            assert!(message.contains("was revoked"), "{isolation:?}: {message}");
         }
         let next = held(&other, KEY).await;
         guarded(&mut db, NAME, next.fence()).await;
@@ -503,37 +472,27 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
 async fn readers_guard_together_and_keep_a_writer_out() {
     in_time(async {
         let (one, other, mut db) = two().await;
-        let (first, second) = (
-            one.shared(KEY).lease(BRIEF).no_renew().acquire().await,
-            other.shared(KEY).lease(BRIEF).no_renew().acquire().await,
-        );
-        let (first, second) = (first.unwrap(), second.unwrap());
+        let brief = |locks: &LockClient| locks.shared(KEY).lease(BRIEF).no_renew().acquire();
+        let (first, second) = (brief(&one).await.unwrap(), brief(&other).await.unwrap());
         let transaction = guarded(&mut db, NAME, first.fence()).await;
-        fencing::guard_named(&transaction, NAME, second.fence())
-            .await
-            .unwrap();
+        guard(&transaction, NAME, second.fence()).await;
         first.lost().await;
         second.lost().await;
         let mut writer = pin!(other.exclusive(KEY).wait(LONG).acquire());
-        timeout(QUIET, &mut writer)
-            .await
-            .expect_err("readers have open transactions");
+        still_waits(&mut writer).await;
         transaction.commit().await.unwrap();
         let writer = writer.await.unwrap();
         for reader in [&first, &second] {
             let transaction = db.transaction().await.unwrap();
-            let refused = fencing::guard_named(&transaction, NAME, reader.fence()).await;
-            assert!(refused.unwrap_err().is_stale());
+            assert!(refused(&transaction, reader.fence()).await.is_stale());
         }
 
         // And the other way round.
         let reader = writer.downgrade().await.unwrap();
         let transaction = guarded(&mut db, NAME, reader.fence()).await;
-        assert!(one.exclusive(KEY).try_acquire().await.unwrap().is_none());
+        assert!(!is_free(&one, KEY).await);
         let another = one.shared(KEY).try_acquire().await.unwrap().unwrap();
-        fencing::guard_named(&transaction, NAME, another.fence())
-            .await
-            .unwrap();
+        guard(&transaction, NAME, another.fence()).await;
         transaction.commit().await.unwrap();
     })
     .await;
@@ -547,11 +506,8 @@ async fn each_holder_of_a_process_has_its_guard() {
         let mut last = held(&one, KEY).await;
         for _ in 0..20 {
             let next = begun(one.exclusive(KEY).wait(LONG).acquire()).await;
-            guarded(&mut db, NAME, last.fence())
-                .await
-                .commit()
-                .await
-                .unwrap();
+            let transaction = guarded(&mut db, NAME, last.fence()).await;
+            transaction.commit().await.unwrap();
             last.release().await.unwrap();
             last = next.await.unwrap();
         }
@@ -559,8 +515,7 @@ async fn each_holder_of_a_process_has_its_guard() {
         last.release().await.unwrap();
         let next = held(&other, KEY).await;
         let transaction = db.transaction().await.unwrap();
-        let refused = fencing::guard_named(&transaction, NAME, late).await;
-        assert!(refused.unwrap_err().is_stale());
+        assert!(refused(&transaction, late).await.is_stale());
         next.release().await.unwrap();
     })
     .await;
@@ -575,13 +530,11 @@ async fn a_transaction_may_guard_several_locks() {
         let all = one.all(&keys).acquire().await.unwrap();
         let transaction = db.transaction().await.unwrap();
         for (key, fence) in all.fences() {
-            fencing::guard_named(&transaction, &format!("lock:{key}"), fence)
-                .await
-                .unwrap();
+            guard(&transaction, &format!("lock:{key}"), fence).await;
         }
         all.release().await.unwrap();
         for key in [&keys[0], &keys[49]] {
-            assert!(other.exclusive(key).try_acquire().await.unwrap().is_none());
+            assert!(!is_free(&other, key).await);
         }
         transaction.commit().await.unwrap();
         drop(other.all(&keys).wait(LONG).acquire().await.unwrap());
@@ -595,23 +548,14 @@ async fn a_name_or_a_token_that_is_missing_is_no_success() {
     let guard = held(&one, KEY).await;
     let permit = one.permits("mailer", NonZeroU32::MIN);
     let permit = permit.acquire().await.unwrap();
+    let (fence, other) = (guard.fence().into(), permit.fence().into());
     for (name, token, code, word) in [
         (Some(NAME), None, "22004", "needs the name of a lock"),
         (None, Some(1), "22004", "needs the name of a lock"),
-        (
-            Some("order:42"),
-            Some(guard.fence().into()),
-            "LK001",
-            "not known here",
-        ),
+        (Some("order:42"), Some(fence), "LK001", "not known here"),
         (Some(NAME), Some(0), "22023", "not a fencing token"),
         (Some(NAME), Some(i64::MAX), "22023", "later than the clock"),
-        (
-            Some("lock:mailer"),
-            Some(permit.fence().into()),
-            "LK001",
-            "not known here",
-        ),
+        (Some("lock:mailer"), Some(other), "LK001", "not known here"),
     ] {
         let call = "select lock_runtime.guard($1, $2)";
         let refused = db.execute(call, &[&name, &token]).await.unwrap_err();
@@ -638,21 +582,18 @@ async fn a_counter_is_exact_while_leases_end_at_random() {
                 let mut db = postgres::connect(&url).await;
                 let mut counted = 0;
                 for _ in 0..15 {
-                    let request = locks
-                        .exclusive("counter")
-                        .lease(LockSpec::MIN_LEASE)
-                        .no_renew();
-                    let guard = request.wait(LONG).acquire().await.unwrap();
+                    let request = locks.exclusive("counter").lease(LockSpec::MIN_LEASE);
+                    let request = request.no_renew().wait(LONG);
+                    let guard = request.acquire().await.unwrap();
                     // Some holders are paused until their leases have ended.
                     let pause =
                         rand::random_range(0..3) * LockSpec::MIN_LEASE.as_millis() as u64 / 2;
                     let transaction = db.transaction().await.unwrap();
                     let half = rand::random_range(0..=pause);
                     sleep(Duration::from_millis(half)).await;
-                    if fencing::guard_named(&transaction, "lock:counter", guard.fence())
-                        .await
-                        .is_ok()
-                    {
+                    let name = "lock:counter";
+                    let guarded = fencing::guard_named(&transaction, name, guard.fence()).await;
+                    if guarded.is_ok() {
                         let read = "select value from counter";
                         let value: i64 = transaction.query_one(read, &[]).await.unwrap().get(0);
                         sleep(Duration::from_millis(pause - half)).await;
@@ -670,10 +611,8 @@ async fn a_counter_is_exact_while_leases_end_at_random() {
         for task in tasks.collect::<Vec<_>>() {
             counted += task.await.unwrap();
         }
-        assert_eq!(
-            super::number(&db, "select value from counter").await,
-            counted
-        );
+        let value = super::number(&db, "select value from counter").await;
+        assert_eq!(value, counted);
         assert!(counted >= 6, "{counted}");
     })
     .await;
