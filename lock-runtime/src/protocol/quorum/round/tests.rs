@@ -20,18 +20,31 @@ struct Case {
 }
 
 impl Case {
-    /// The coordinator, which is the first server, votes for the acquisition. Returns the requests
-    /// to the others.
-    fn at_the_head() -> (Self, Calls) {
+    /// Returns the request to the coordinator, which is the first server.
+    fn begun() -> (Self, Calls) {
         let now = Instant::now();
         let hold = Hold::new(LockKey::new("a").unwrap(), Mode::Exclusive, Token::random());
         let request = KeyRequest::new(hold, LEASE, now).queued();
         let round = Round::new(&request, 5, Some(0), TimeOuts::new(LEASE, 0.5), now);
         let mut case = Self { round, now };
         let calls = case.round.acquire(true, case.deadline(), now);
+        (case, calls)
+    }
+
+    /// The coordinator votes for the acquisition. Returns the requests to the others.
+    fn at_the_head() -> (Self, Calls) {
+        let (mut case, calls) = Self::begun();
         case.hears(calls, |_| granted());
         let others = case.asks();
         (case, others)
+    }
+
+    /// The coordinator's message says that it has voted. Returns the requests to all servers.
+    fn is_notified(&mut self) -> Calls {
+        let grant = Grant::new(FencingToken::new(7).unwrap(), LEASE);
+        let name = self.round.states[0].token;
+        assert!(self.round.pushed(0, name, grant));
+        self.polls()
     }
 
     fn deadline(&self) -> Instant {
@@ -151,6 +164,31 @@ fn the_head_of_the_line_asks_again_when_the_votes_of_others_end() {
         matches!(next, Next::Done(Outcome::Queued(ttl)) if ttl == soon),
         "{next:?}"
     );
+}
+
+/// A message that is forged or late has a waiter ask all servers out of turn. At its turn, the
+/// others hold the lock for the previous holder a moment longer.
+#[test]
+fn a_waiter_that_has_asked_out_of_turn_keeps_its_turn() {
+    let (mut case, calls) = Case::begun();
+    case.hears(calls, |_| queued());
+    case.waits();
+    let calls = case.is_notified();
+    case.hears(calls, |_| queued());
+    case.waits();
+    case.now += Duration::from_secs(10);
+    let calls = case.polls();
+    assert_eq!(calls.len(), 1);
+    case.hears(calls, |_| queued());
+    let calls = case.asks();
+    case.hears(calls, |_| queued());
+    case.waits();
+    let calls = case.is_notified();
+    case.hears(
+        calls,
+        |server| if server == 0 { granted() } else { queued() },
+    );
+    case.waits();
 }
 
 /// The head of the queue holds two of five servers and waits at the others. The coordinator
