@@ -145,7 +145,7 @@ impl Checker {
             self.kept.retain(|kept| (kept.who, kept.held) != taken);
         }
         self.left(net, clients, servers);
-        self.lost(net, clients, servers);
+        self.lost(net, servers);
         if let Some(token) = net.short.take() {
             self.report(Wrong::TooShort, || {
                 format!("{} is granted for too short a time", net.name(token))
@@ -278,7 +278,7 @@ impl Checker {
     }
 
     /// Checks that a fault explains each loss of a lock that is renewed.
-    fn lost(&mut self, net: &mut Network, clients: &[Client], servers: &[Server]) {
+    fn lost(&mut self, net: &mut Network, servers: &[Server]) {
         for (who, token, since) in take(&mut net.lost) {
             // A server of a majority may lose its vote while the others are yet to reply.
             let asked_by = since - net.schedule.longest_lease;
@@ -288,9 +288,6 @@ impl Checker {
                 || net.excused.contains(&token)
                 || was_lost(net, servers, token)
                 || !net.is_single && servers.iter().any(|it| it.has_lost_vote(token, asked_by))
-                || servers
-                    .iter()
-                    .any(|it| it.knows(net, token) && clients[who.process].is_kept_away(net, it))
                 || servers[0].has_undone(token);
             if !is_explained {
                 self.report(Wrong::Lost, || {

@@ -8,7 +8,6 @@ use super::{
     client::{Client, Input},
     message::{Call, Conditions, Greeted, Reply, Request, is_repeated, votes},
     network::{Conn, Event, Network},
-    server::Server,
 };
 use crate::{
     protocol::quorum::{self, Send, ServerRequest},
@@ -59,16 +58,6 @@ impl Link {
 
     fn is_up(&self, conn: Conn) -> bool {
         self.conn == Some(conn) && matches!(self.state, State::Up(_))
-    }
-}
-
-impl Client {
-    /// Whether it does not call a server that is in quarantine, so that it renews no vote there.
-    pub(super) fn is_kept_away(&self, net: &Network, server: &Server) -> bool {
-        match &self.links[server.number].state {
-            State::Up(tenure) => tenure.keeps_away(self.now(net)).is_some(),
-            _ => false,
-        }
     }
 }
 

@@ -150,11 +150,6 @@ impl Server {
         lost.any(|(vote, at)| vote.stem() == token.stem() && *at >= since)
     }
 
-    /// Whether it knows a vote for this acquisition.
-    pub(super) fn knows(&self, net: &Network, token: Token) -> bool {
-        self.tokens(net).any(|vote| vote.stem() == token.stem())
-    }
-
     /// The tokens of all holders and waiters.
     fn tokens(&self, net: &Network) -> impl Iterator<Item = Token> {
         let (table, now) = (&self.data.table, self.clock.at(net.now));

@@ -274,13 +274,6 @@ impl Session {
         round.is_some_and(|round| round.pushed(server, hold.token, grant))
     }
 
-    /// Applies a message that a server has revoked the lock of an alias. Returns its acquisition.
-    pub(crate) fn revoked(&mut self, server: usize, alias: Token) -> Option<Token> {
-        let round = self.rounds.get_mut(&alias.stem())?;
-        round.revoked(server, alias);
-        Some(round.hold.token)
-    }
-
     /// The acquisitions that wait in the queue of this server.
     pub(crate) fn waiting_at(&self, server: usize) -> Vec<Hold> {
         let rounds = self.rounds.values();

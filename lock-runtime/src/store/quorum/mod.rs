@@ -230,7 +230,9 @@ impl Inner {
                 }
             }
             StoreEvent::Revoked { token } => {
-                let acquisition = lock(&self.session).revoked(server, *token);
+                let session = lock(&self.session);
+                let acquisition = session.round(*token).map(|round| round.hold.token);
+                drop(session);
                 if let Some(token) = acquisition {
                     self.listeners.notify(&StoreEvent::Revoked { token });
                 }

@@ -378,14 +378,6 @@ impl Round {
         self.fence.is_none()
     }
 
-    /// Records that a lock was revoked at a server before this acquisition has won.
-    pub(crate) fn revoked(&mut self, server: usize, alias: Token) {
-        let state = &mut self.states[server];
-        if self.fence.is_none() && state.token == alias {
-            state.pushed = None;
-        }
-    }
-
     /// Stops waiting for the servers that have not replied yet, and returns them.
     pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
         let mut silent = PerServer::new();
