@@ -28,7 +28,7 @@ use super::{
         },
     },
     quarantine::lost_its_data,
-    servers::{Answer, Servers},
+    servers::{ScriptReply, Servers},
 };
 use crate::{
     guard::fence::FencingToken,
@@ -101,7 +101,7 @@ impl Scripts {
         lock(&self.terms).marker.clone()
     }
 
-    pub(super) fn run(&self, errand: Errand<'_>) -> Answer {
+    pub(super) fn run(&self, errand: Errand<'_>) -> ScriptReply {
         match errand {
             Errand::Call(call, _) => self.call(call),
             Errand::By {
@@ -114,14 +114,14 @@ impl Scripts {
         }
     }
 
-    pub(super) fn call(&self, call: &Call) -> Answer {
+    pub(super) fn call(&self, call: &Call) -> ScriptReply {
         let keys: Vec<_> = (0..call.keys()).map(|index| call.key(index)).collect();
         let (text, args) = call.parts();
         let value = lock(&self.keyspace).eval(text, self.edit, &keys, &args);
         if let Value::ServerError(error) = &value {
             panic!("a script failed: {error:?}");
         }
-        Answer::of_one(value)
+        ScriptReply::of_one(value)
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
     guard::owner::{Frame, ScopeFuture},
     guard::view::View,
     observe::text::Short,
-    observe::watch::{Attempt, Grant},
+    observe::watch::{Grant, WatchedRequest},
     protocol::ConvertError,
     request::key::LockKey,
     request::spec::{LockSpec, Mode, OnLost},
@@ -265,7 +265,7 @@ impl Entry {
     }
 
     /// Records that the hold begins, after the client's mutex is unlocked.
-    pub(crate) fn begun(&self, request: &Attempt) {
+    pub(crate) fn begun(&self, request: &WatchedRequest) {
         self.view.begun(Some(request));
     }
 

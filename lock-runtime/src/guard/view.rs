@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use crate::{
     error::{LockError, LockErrorKind, Loss},
     guard::fence::FencingToken,
-    observe::watch::{Attempt, Watch},
+    observe::watch::{Watch, WatchedRequest},
     protocol::{ExtendError, Granted, HeldId},
     request::key::LockKey,
     request::name::RequestName,
@@ -136,7 +136,7 @@ impl View {
     }
 
     /// Records that the hold begins, after the client's mutex is unlocked.
-    pub(crate) fn begun(&self, request: Option<&Attempt>) {
+    pub(crate) fn begun(&self, request: Option<&WatchedRequest>) {
         let name = self.name.as_ref();
         self.watch
             .begun(name, &self.key, self.mode, self.fence, request);

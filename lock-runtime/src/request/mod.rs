@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use crate::{
     error::{LockError, LockErrorKind},
     guard::{HeldLock, LockGuard},
-    observe::watch::{self, Attempt},
+    observe::watch::{self, WatchedRequest},
     request::key::IntoLockKey,
     request::name::RequestName,
     request::spec::{LockSpec, Terms},
@@ -256,7 +256,7 @@ pub(crate) fn granted(
                     terms,
                     name,
                 } = asked;
-                let attempt = Attempt::begin(name.as_ref(), keys, terms.mode);
+                let attempt = WatchedRequest::begin(name.as_ref(), keys, terms.mode);
                 let watched = (name.as_ref(), &attempt);
                 let outcome = attempt.within(acquire(core, keys, terms, watched)).await;
                 let recorded = outcome.as_ref().map(LockGuard::recorded);

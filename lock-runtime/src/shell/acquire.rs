@@ -22,13 +22,13 @@ use crate::{
     guard::owner,
     guard::view::View,
     guard::{Entries, Entry, LockGuard},
-    observe::watch::Attempt,
+    observe::watch::WatchedRequest,
     protocol::{AcquireId, AllStep, Call, Cx, Granted, Refusal, Refused, Step},
     request::key::LockKey,
     request::name::RequestName,
     request::spec::{LockKind, Terms, Wait},
     shell::call::{perform, within},
-    shell::core::{Core, State},
+    shell::core::{ClientState, Core},
     shell::runtime,
     shell::sync::OnDrop,
     shell::time::{Instant, sleep_until},
@@ -72,7 +72,7 @@ pub(crate) async fn acquire(
     core: &Arc<Core>,
     keys: &[LockKey],
     terms: &Terms,
-    (name, attempt): (Option<&RequestName>, &Attempt),
+    (name, attempt): (Option<&RequestName>, &WatchedRequest),
 ) -> Result<LockGuard, LockError> {
     // A request has at least one key.
     runtime::check().map_err(|error| error.with_key(&keys[0]))?;
@@ -101,7 +101,7 @@ struct Acquiring<'a> {
     core: &'a Arc<Core>,
     terms: &'a Terms,
     name: Option<&'a RequestName>,
-    attempt: &'a Attempt,
+    attempt: &'a WatchedRequest,
     since: Instant,
     attempts: AtomicU32,
 }
@@ -253,7 +253,7 @@ impl Acquiring<'_> {
     }
 
     /// Returns the step with the first guard of a lock that was granted.
-    fn with_guard(&self, state: &mut State, key: &LockKey, step: Step) -> Step<Entry> {
+    fn with_guard(&self, state: &mut ClientState, key: &LockKey, step: Step) -> Step<Entry> {
         match step {
             Step::Call(call) => Step::Call(call),
             Step::CallOrWake(call) => Step::CallOrWake(call),
@@ -264,7 +264,7 @@ impl Acquiring<'_> {
         }
     }
 
-    fn first_guard(&self, state: &mut State, key: &LockKey, granted: Granted) -> Entry {
+    fn first_guard(&self, state: &mut ClientState, key: &LockKey, granted: Granted) -> Entry {
         let watched = (self.name.cloned(), self.attempt.granted(granted.source));
         let view = View::new(self.core, key, self.terms.mode, &granted, watched);
         Entry::first(state.add_view(view), granted.contended)
@@ -342,7 +342,7 @@ struct Pending<'a> {
 
 impl Pending<'_> {
     /// Passes one input to the session.
-    fn input(&self, input: impl FnOnce(&mut State, &mut Cx<'_>) -> Step) -> Step<Entry> {
+    fn input(&self, input: impl FnOnce(&mut ClientState, &mut Cx<'_>) -> Step) -> Step<Entry> {
         self.acquiring.core.visit(|state, cx| {
             let step = input(state, cx);
             self.acquiring.with_guard(state, self.key, step)

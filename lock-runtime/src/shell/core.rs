@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) defaults: LockSpec,
     pub(crate) limits: Limits,
-    state: Mutex<State>,
+    state: Mutex<ClientState>,
     /// Notifies the driver of work.
     pub(crate) work: Notify,
     /// Notified of changes of the session after the shutdown, and when the driver has ended.
@@ -66,7 +66,7 @@ pub(crate) struct Core {
 
 /// The session, and the parts of its users that it refers to by number.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct ClientState {
     pub(crate) session: Session,
     /// The wakers of waiting requests.
     wakers: SecondaryMap<AcquireId, Waker>,
@@ -119,11 +119,11 @@ impl Core {
             limits: store.limits(),
             store,
             defaults,
-            state: Mutex::new(State {
+            state: Mutex::new(ClientState {
                 session: Session::new(waiters),
                 introduce_at,
                 is_introducing: false,
-                ..State::default()
+                ..ClientState::default()
             }),
             work: Notify::new(),
             changed: Notify::new(),
@@ -154,7 +154,7 @@ impl Core {
     /// Passes one input to the session, then performs its effects on other tasks.
     pub(crate) fn visit<T>(
         self: &Arc<Self>,
-        input: impl FnOnce(&mut State, &mut Cx<'_>) -> T,
+        input: impl FnOnce(&mut ClientState, &mut Cx<'_>) -> T,
     ) -> T {
         self.visit_at(Instant::now(), input)
     }
@@ -163,7 +163,7 @@ impl Core {
     pub(crate) fn visit_at<T>(
         self: &Arc<Self>,
         now: Instant,
-        input: impl FnOnce(&mut State, &mut Cx<'_>) -> T,
+        input: impl FnOnce(&mut ClientState, &mut Cx<'_>) -> T,
     ) -> T {
         let mut effects = Effects::new();
         let mut cx = Cx {
@@ -186,7 +186,7 @@ impl Core {
     }
 
     /// Performs the effects of an input.
-    fn perform(self: &Arc<Self>, effects: Effects, mut state: MutexGuard<'_, State>) {
+    fn perform(self: &Arc<Self>, effects: Effects, mut state: MutexGuard<'_, ClientState>) {
         let mut wakers = SmallVec::<[Waker; 2]>::new();
         let mut notes = SmallVec::<[Box<Note>; 2]>::new();
         // The holds that have ended, and the renewed ones. Their ends are recorded later, as
@@ -288,7 +288,7 @@ impl Core {
 
     /// Locks the state. Inputs take less than a microsecond, so a task spins for a few of them
     /// before its thread sleeps, which costs more.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ClientState> {
         for _ in 0..SPINS {
             match self.state.try_lock() {
                 Ok(state) => return state,
@@ -300,7 +300,7 @@ impl Core {
     }
 
     /// Calls `f` with the state, outside of any input.
-    pub(crate) fn with_state<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, f: impl FnOnce(&mut ClientState) -> T) -> T {
         f(&mut lock(&self.state))
     }
 
@@ -348,7 +348,7 @@ impl fmt::Debug for Core {
     }
 }
 
-impl State {
+impl ClientState {
     /// Adds the view of a lock that was just granted.
     pub(crate) fn add_view(&mut self, view: View) -> Arc<View> {
         let view = Arc::new(view);

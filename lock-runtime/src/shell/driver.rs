@@ -25,7 +25,7 @@ use crate::{
     protocol::{Call, DueRenewal, Job, Look},
     request::spec::{LockSpec, call_timeout},
     shell::call::{perform, within},
-    shell::core::{Core, State},
+    shell::core::{ClientState, Core},
     shell::keeper::{self, Watched},
     shell::runtime,
     shell::sync::OnDrop,
@@ -127,7 +127,7 @@ async fn relieve(core: Arc<Core>) {
     while calls.answered().await {}
 }
 
-impl State {
+impl ClientState {
     /// Returns whether the client's runtime has the time of the system, and not that of a test.
     fn has_system_time(&self) -> bool {
         let Some(runtime) = &self.runtime else {
@@ -167,7 +167,7 @@ struct Calls {
     /// The renewals to send, by server: a silent server must not delay the leases of the others.
     servers: BTreeMap<u64, Renewals>,
     jobs_in_flight: usize,
-    in_flight: FuturesUnordered<BoxFuture<'static, Done>>,
+    in_flight: FuturesUnordered<BoxFuture<'static, Finished>>,
 }
 
 /// The renewals for one server.
@@ -178,7 +178,7 @@ struct Renewals {
     batches_in_flight: usize,
 }
 
-enum Done {
+enum Finished {
     Introduction,
     Job,
     Batch(u64),
@@ -320,7 +320,7 @@ impl Calls {
                 let (core, server) = (self.core.clone(), *server);
                 self.in_flight.push(Box::pin(async move {
                     renew(&core, batch, timeout).await;
-                    Done::Batch(server)
+                    Finished::Batch(server)
                 }));
             }
         }
@@ -332,9 +332,9 @@ impl Calls {
             return false;
         };
         match done {
-            Done::Introduction => {}
-            Done::Job => self.jobs_in_flight -= 1,
-            Done::Batch(server) => {
+            Finished::Introduction => {}
+            Finished::Job => self.jobs_in_flight -= 1,
+            Finished::Batch(server) => {
                 #[cfg(test)]
                 if planted(Planted::CountsAnsweredBatch) {
                     return true;
@@ -354,7 +354,7 @@ impl Calls {
 
 /// Repeats to the store the name of the client, and since when it holds locks as a reader or with
 /// permits.
-async fn introduce(core: Arc<Core>) -> Done {
+async fn introduce(core: Arc<Core>) -> Finished {
     let own = core.clone();
     let _over = OnDrop::new(move || own.with_state(|state| state.is_introducing = false));
     if let Some(name) = &core.own_name {
@@ -368,14 +368,14 @@ async fn introduce(core: Arc<Core>) -> Done {
             }
         }
     }
-    Done::Introduction
+    Finished::Introduction
 }
 
 /// Removes the name of a client that is shut down, unless it still holds a lock.
 pub(crate) async fn dismiss(core: &Core) {
     let now = Instant::now();
     // Otherwise the store does not have it yet, or may have lost it.
-    let is_introduced = |state: &mut State| {
+    let is_introduced = |state: &mut ClientState| {
         let is_over = !state.session.holds_any();
         is_over && state.introduce_at.take().is_some_and(|at| at > now)
     };
@@ -392,10 +392,10 @@ pub(crate) async fn dismiss(core: &Core) {
     }
 }
 
-async fn run_job(core: Arc<Core>, job: Job, call: Call) -> Done {
+async fn run_job(core: Arc<Core>, job: Job, call: Call) -> Finished {
     let answer = perform(&*core.store, &call).await;
     core.visit(|state, cx| state.session.job_replied(job, answer, cx));
-    Done::Job
+    Finished::Job
 }
 
 /// Renews a batch in one round trip and records each reply.

@@ -58,17 +58,17 @@ pub fn readiness<S: Clone + Send + Sync + 'static>(locks: &LockClient) -> Method
 struct Probe {
     locks: LockClient,
     // A tokio mutex: it is held during a call, so that there is only one at a time.
-    latest: Arc<Mutex<Option<(Instant, Answer)>>>,
+    latest: Arc<Mutex<Option<(Instant, Readiness)>>>,
 }
 
 #[derive(Clone)]
-struct Answer {
+struct Readiness {
     verdict: Verdict,
     body: Arc<str>,
 }
 
 impl Probe {
-    async fn answer(&self) -> Answer {
+    async fn answer(&self) -> Readiness {
         let mut latest = self.latest.clone().lock_owned().await;
         if let Some((at, answer)) = &*latest
             && at.elapsed() < FRESH
@@ -81,12 +81,12 @@ impl Probe {
             let health = locks.health().await;
             let before = latest.as_ref().map(|(_, answer)| answer.verdict);
             log_change(before, &health);
-            let answer = Answer::from(&health);
+            let answer = Readiness::from(&health);
             *latest = Some((Instant::now(), answer.clone()));
             answer
         });
         // The runtime is ending, or the subscriber of the log has panicked.
-        asked.await.unwrap_or_else(|_| Answer {
+        asked.await.unwrap_or_else(|_| Readiness {
             verdict: Verdict::Unavailable,
             body: "{}".into(),
         })
@@ -106,7 +106,7 @@ fn log_change(before: Option<Verdict>, health: &Health) {
     }
 }
 
-impl From<&Health> for Answer {
+impl From<&Health> for Readiness {
     fn from(health: &Health) -> Self {
         let verdict = health.verdict();
         let mut codes: Vec<_> = health
@@ -128,7 +128,7 @@ impl From<&Health> for Answer {
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for Readiness {
     fn into_response(self) -> Response {
         let status = match self.verdict {
             Verdict::Unavailable => StatusCode::SERVICE_UNAVAILABLE,

@@ -236,9 +236,9 @@ impl Meters {
 }
 
 /// A request without an outcome so far. `None` if there was no recorder.
-pub(crate) struct Attempt(Option<(&'static Meters, Instant)>);
+pub(crate) struct WatchedRequest(Option<(&'static Meters, Instant)>);
 
-impl Attempt {
+impl WatchedRequest {
     pub(super) fn begin(name: Option<&RequestName>, mode: Mode) -> Self {
         let mut attempt = Self(None);
         recorded(|to| {
@@ -282,7 +282,7 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
+impl Drop for WatchedRequest {
     fn drop(&mut self) {
         self.end(|meters, to| meters.count_outcome(to, CANCELLED));
     }

@@ -38,15 +38,15 @@ pub(crate) struct Grant {
 
 /// A request, from the first poll of its future to its outcome. If it is dropped before, the
 /// request was cancelled.
-pub(crate) struct Attempt {
-    meter: meter::Attempt,
+pub(crate) struct WatchedRequest {
+    meter: meter::WatchedRequest,
     span: span::AttemptSpan,
 }
 
-impl Attempt {
+impl WatchedRequest {
     pub(crate) fn begin(name: Option<&RequestName>, keys: &[LockKey], mode: Mode) -> Self {
         Self {
-            meter: meter::Attempt::begin(name, mode),
+            meter: meter::WatchedRequest::begin(name, mode),
             span: span::AttemptSpan::begin(name, keys, mode),
         }
     }
@@ -138,7 +138,7 @@ impl Watch {
         key: &LockKey,
         mode: Mode,
         fence: FencingToken,
-        request: Option<&Attempt>,
+        request: Option<&WatchedRequest>,
     ) {
         self.meter.begun();
         let request = request.map(|request| &request.span);

@@ -8,9 +8,9 @@ use crate::{
     request::spec::Mode,
 };
 
-pub(crate) struct Attempt;
+pub(crate) struct WatchedRequest;
 
-impl Attempt {
+impl WatchedRequest {
     pub(super) fn begin(_name: Option<&RequestName>, _mode: Mode) -> Self {
         Self
     }

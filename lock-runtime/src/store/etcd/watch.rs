@@ -43,13 +43,13 @@ struct Shared {
     layout: Layout,
     clock: Arc<SharedClock>,
     inboxes: Inboxes,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     /// Notified when a watch has begun.
     begun: watch::Sender<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// The clients whose messages are expected: the number of the watch, and whether it has begun.
     clients: HashMap<ClientId, (i64, bool)>,
     /// The stream that is open.

@@ -31,9 +31,9 @@ pub(in crate::store) trait Grouping: Send + Sync + 'static {
 }
 
 /// Swaps that wait for a call.
-pub(in crate::store) struct Group(Mutex<State>);
+pub(in crate::store) struct Group(Mutex<GroupState>);
 
-struct State {
+struct GroupState {
     waiting: VecDeque<(Swap, oneshot::Sender<Reply>)>,
     /// The number of calls that may be in flight before swaps wait for each other.
     room: usize,
@@ -41,7 +41,7 @@ struct State {
 
 impl Group {
     pub(in crate::store) fn new(room: usize) -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(GroupState {
             waiting: VecDeque::new(),
             room,
         }))

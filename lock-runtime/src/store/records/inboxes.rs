@@ -9,10 +9,10 @@ use super::Inbox;
 use crate::shell::sync::lock;
 
 #[derive(Default)]
-pub(in crate::store) struct Inboxes(Mutex<State>);
+pub(in crate::store) struct Inboxes(Mutex<InboxState>);
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     inboxes: Vec<Weak<dyn Inbox>>,
     /// They know that messages may be lost.
     is_lost: bool,

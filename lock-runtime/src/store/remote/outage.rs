@@ -48,11 +48,11 @@ pub(crate) enum InOutage {
 pub(crate) struct Outage {
     /// The only part that is read while the server answers.
     lasts: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct OutageState {
     /// The time without an answer after which the circuit breaker opens.
     unavailable_after: Option<Duration>,
     /// Since when the server has not answered.
@@ -79,7 +79,7 @@ impl Outage {
     pub(crate) fn new(unavailable_after: Option<Duration>, now: Instant) -> Self {
         Self {
             lasts: AtomicBool::new(true),
-            state: Mutex::new(State {
+            state: Mutex::new(OutageState {
                 unavailable_after,
                 since: now,
                 stood: false,
@@ -251,7 +251,7 @@ impl Outage {
     }
 }
 
-impl State {
+impl OutageState {
     fn share(&self, now: Instant) -> Duration {
         (now.saturating_duration_since(self.since) / SHARE).min(LONG_PAUSE)
     }

@@ -50,7 +50,7 @@ pub(super) struct Mail(Arc<Shared>);
 struct Shared {
     calls: Arc<Calls>,
     inboxes: Inboxes,
-    state: Mutex<State>,
+    state: Mutex<MailState>,
     /// Notified when the nodes of a client are there.
     begun: watch::Sender<()>,
     /// Notified of a client whose messages are expected, and when the store is dropped.
@@ -58,7 +58,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct MailState {
     /// The clients whose messages are expected, and whether they have their nodes.
     clients: HashMap<ClientId, bool>,
     /// The time of the latest call.

@@ -52,19 +52,19 @@ pub(super) struct Session {
     pub(super) server: String,
     begun: Instant,
     calls: mpsc::UnboundedSender<(Request, oneshot::Sender<Answer>)>,
-    state: Arc<State>,
+    state: Arc<SessionState>,
     events: Mutex<Option<mpsc::UnboundedReceiver<String>>>,
     seen: Mutex<Seen>,
 }
 
-struct State {
+struct SessionState {
     begun: Instant,
     /// When the latest reply came, in microseconds since the beginning.
     heard: AtomicI64,
     pending: Pending,
 }
 
-impl State {
+impl SessionState {
     fn heard(&self) -> Instant {
         let micros = self.heard.load(Ordering::Relaxed);
         self.begun + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
@@ -108,7 +108,7 @@ impl Session {
         };
         let stream = timeout(limit, begun).await.unwrap_or_else(late)?;
         let begun = Instant::now();
-        let state = Arc::new(State {
+        let state = Arc::new(SessionState {
             begun,
             heard: AtomicI64::new(0),
             pending: Mutex::default(),
@@ -267,7 +267,7 @@ async fn frame(from: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Vec
 
 /// Sends requests until the session is dropped or the connection is broken.
 async fn send(
-    state: &State,
+    state: &SessionState,
     mut write: OwnedWriteHalf,
     mut requested: mpsc::UnboundedReceiver<(Request, oneshot::Sender<Answer>)>,
     user: Option<Request>,
@@ -301,7 +301,7 @@ async fn send(
 
 /// Passes replies on until the connection is broken.
 async fn receive(
-    state: &State,
+    state: &SessionState,
     mut read: OwnedReadHalf,
     events: &mpsc::UnboundedSender<String>,
 ) -> Result<(), StoreError> {

@@ -108,7 +108,7 @@ async fn created_by_another(
         ControlFlow::Break(checked) => Some(checked),
         ControlFlow::Continue(older) => {
             let usable = older.filter(|state| state.version >= OLDEST);
-            usable.map(State::checked)
+            usable.map(DatabaseState::checked)
         }
     }
 }
@@ -143,7 +143,9 @@ fn foreign(stranger: &str) -> StoreError {
 }
 
 /// Continues if the schema has to be created or brought up to date.
-async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError>, Option<State>> {
+async fn check_version(
+    client: &Client,
+) -> ControlFlow<Result<Server, StoreError>, Option<DatabaseState>> {
     const MISSING: [SqlState; 2] = [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
     let rows = match client.query_typed(CHECK, &[]).await {
         Err(error) if error.code().is_some_and(|code| MISSING.contains(code)) => {
@@ -151,7 +153,7 @@ async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError
         }
         rows => rows,
     };
-    let state = rows.and_then(|rows| rows.first().map(State::read).transpose());
+    let state = rows.and_then(|rows| rows.first().map(DatabaseState::read).transpose());
     match state {
         Ok(Some(state)) if state.version < VERSION && !state.is_read_only => {
             ControlFlow::Continue(Some(state))
@@ -162,7 +164,7 @@ async fn check_version(client: &Client) -> ControlFlow<Result<Server, StoreError
     }
 }
 
-struct State {
+struct DatabaseState {
     server: Server,
     encoding: String,
     is_read_only: bool,
@@ -170,7 +172,7 @@ struct State {
     since: i32,
 }
 
-impl State {
+impl DatabaseState {
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
             server: Server {

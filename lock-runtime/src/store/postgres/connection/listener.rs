@@ -45,13 +45,13 @@ pub(crate) struct Listening(Arc<Shared>);
 
 struct Shared {
     target: Target,
-    state: Mutex<State>,
+    state: Mutex<ListeningState>,
     /// Notified of each change of the clients, and of the channels that the connection listens to.
     changed: watch::Sender<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct ListeningState {
     /// Until when each client expects messages, and whether the connection listens to its channel.
     clients: HashMap<ClientId, (Instant, bool)>,
     inboxes: Vec<Weak<dyn Inbox>>,
@@ -77,7 +77,8 @@ impl Listening {
     pub(crate) async fn expect(&self, client: ClientId) {
         let mut changed = self.0.changed.subscribe();
         let until = Instant::now() + EXPECTED_FOR;
-        let is_listening = |state: &State| state.clients.get(&client).is_some_and(|(_, it)| *it);
+        let is_listening =
+            |state: &ListeningState| state.clients.get(&client).is_some_and(|(_, it)| *it);
         {
             let mut state = lock(&self.0.state);
             state.clients.entry(client).or_insert((until, false)).0 = until;
@@ -116,7 +117,7 @@ impl Shared {
         let mut state = lock(&self.state);
         let now = Instant::now();
         let mut plan = Plan::default();
-        let State {
+        let ListeningState {
             clients,
             is_running,
             ..

@@ -18,7 +18,7 @@ use super::{
         script,
         topology::{
             quarantine,
-            servers::{Answer, Freed, Servers},
+            servers::{Freed, ScriptReply, Servers},
         },
     },
     Call, Field, Script,
@@ -338,7 +338,7 @@ impl RedisStore {
         }
     }
 
-    async fn polled(&self, hold: &Hold, mut answer: Answer) -> Result<PollReply, StoreError> {
+    async fn polled(&self, hold: &Hold, mut answer: ScriptReply) -> Result<PollReply, StoreError> {
         let mut reply = answer.reply()?;
         match reply.word() {
             "granted" => {
@@ -516,7 +516,7 @@ fn kept(call: Call, release: &Release) -> Call {
     }
 }
 
-fn renewed(answer: Answer) -> Result<RenewReply, StoreError> {
+fn renewed(answer: ScriptReply) -> Result<RenewReply, StoreError> {
     match answer.value {
         Value::Int(-1) => Ok(RenewReply::Gone),
         Value::Int(ttl @ 0..) => {

@@ -64,7 +64,7 @@ pub(crate) struct Groups {
 /// release overtakes the acquire before it, which it would have to follow up.
 struct Group {
     connection: Weak<Connection>,
-    state: Mutex<State>,
+    state: Mutex<GroupsState>,
     /// Notifies the task that sends the groups.
     work: Notify,
 }
@@ -83,7 +83,7 @@ impl Purpose {
 }
 
 #[derive(Default)]
-struct State {
+struct GroupsState {
     /// The number of calls in flight that were sent by their callers.
     alone: usize,
     /// The latest turn of the task that sends the groups, if there is one.

@@ -24,7 +24,7 @@ pub(crate) enum Servers {
 }
 
 /// The result of a call.
-pub(crate) struct Answer {
+pub(crate) struct ScriptReply {
     pub(crate) value: Value,
     /// The node that serves the lock, in a cluster.
     pub(crate) node: Option<Arc<Node>>,
@@ -33,15 +33,15 @@ pub(crate) struct Answer {
 /// The result of a call that releases a lock.
 pub(crate) enum Freed {
     /// The script ran.
-    Wholly(Answer),
+    Wholly(ScriptReply),
     /// Only the single-key script ran, because the slot is migrating. The wait queue
     /// was not advanced.
-    LockAlone(Answer),
+    LockAlone(ScriptReply),
     /// As `LockAlone`, but the script had started, and stopped after the release.
     HalfWay,
 }
 
-impl Answer {
+impl ScriptReply {
     /// The reply of a server that stores all locks.
     pub(crate) fn of_one(value: Value) -> Self {
         Self { value, node: None }
@@ -145,7 +145,7 @@ impl Servers {
     }
 
     /// Registers `hold`, which is queued according to `answer`, for notifications.
-    pub(crate) fn waits(&self, hold: &Hold, answer: &Answer) {
+    pub(crate) fn waits(&self, hold: &Hold, answer: &ScriptReply) {
         if let (Self::Cluster(cluster), Some(node)) = (self, &answer.node) {
             cluster.waits(hold, node);
         }
@@ -188,11 +188,11 @@ impl Servers {
     }
 
     /// Runs a script.
-    pub(crate) async fn run(&self, errand: Errand<'_>) -> Result<Answer, StoreError> {
+    pub(crate) async fn run(&self, errand: Errand<'_>) -> Result<ScriptReply, StoreError> {
         match self {
             Self::One(connection) => {
                 let value = connection.here().answer(None, errand).await?;
-                connection.settle(value).map(Answer::of_one)
+                connection.settle(value).map(ScriptReply::of_one)
             }
             // Boxed: it is larger than that of a single server, which would reserve the space.
             Self::Cluster(cluster) => Ok(Box::pin(cluster.run(errand)).await?),
@@ -225,7 +225,7 @@ impl Servers {
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
         in_outage: InOutage,
-    ) -> Vec<Result<Answer, StoreError>> {
+    ) -> Vec<Result<ScriptReply, StoreError>> {
         match self {
             Self::One(connection) => {
                 let connection = connection.here();
@@ -233,7 +233,9 @@ impl Servers {
                     return (0..count).map(|_| Err(refused.error.clone())).collect();
                 }
                 let values = connection.call_all(count, write).await;
-                let answers = values.into_iter().map(|value| value.map(Answer::of_one));
+                let answers = values
+                    .into_iter()
+                    .map(|value| value.map(ScriptReply::of_one));
                 answers.collect()
             }
             Self::Cluster(cluster) => cluster.run_each(count, write, in_outage).await,

@@ -47,7 +47,7 @@ pub(super) struct Shared {
 
 /// The reply to a call. Without `changed`, the changes were left out.
 #[derive(Default)]
-struct Reply {
+struct SwapOutcome {
     changed: Option<Changed>,
     nodes: Vec<Option<Node>>,
 }
@@ -194,7 +194,7 @@ impl Calls {
         not_before: Timestamp,
         changes: &[Change],
         paths: &[String],
-    ) -> Result<Run<Reply>, StoreError> {
+    ) -> Result<Run<SwapOutcome>, StoreError> {
         let shared = &self.shared;
         let path = shared.layout.clock();
         let call = async |tick: Tick| {
@@ -280,7 +280,7 @@ impl Calls {
             let (value, nodes) =
                 (rest.await).map_err(|error: StoreError| error.with_unsent(is_unsent))?;
             let changed = (!is_required).then_some(changed);
-            Ok(Ticked::new(value, is_taken, Reply { changed, nodes }))
+            Ok(Ticked::new(value, is_taken, SwapOutcome { changed, nodes }))
         };
         shared.clock.run(not_before, call).await
     }

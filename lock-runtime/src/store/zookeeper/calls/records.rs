@@ -12,7 +12,7 @@ use super::{
         layout::Layout,
         session::Session,
     },
-    Calls, PART, Reply,
+    Calls, PART, SwapOutcome,
 };
 use crate::store::{
     StoreError,
@@ -104,7 +104,7 @@ impl Calls {
             let run = self
                 .run(&session, swap.not_before, &changes, &paths)
                 .await?;
-            let (now, latest, Reply { changed, nodes }) = match run {
+            let (now, latest, SwapOutcome { changed, nodes }) = match run {
                 Run::Early { now, latest } => {
                     return Ok(SwapReply::new(now, Swapped::Early).latest(latest));
                 }

@@ -53,7 +53,7 @@ use super::{
         settings::RedisOptions,
         sync::OnDrop,
     },
-    servers::{Answer, Freed},
+    servers::{Freed, ScriptReply},
     target::Target,
 };
 use crate::{
@@ -235,7 +235,7 @@ impl Cluster {
     }
 
     /// Runs a script on the node that serves its slot.
-    pub(crate) async fn run(&self, errand: Errand<'_>) -> Result<Answer, Failure> {
+    pub(crate) async fn run(&self, errand: Errand<'_>) -> Result<ScriptReply, Failure> {
         let slot = errand.slot();
         self.found(errand.in_outage()).await?;
         let mut owner = self.owner(slot)?;
@@ -276,7 +276,7 @@ impl Cluster {
             let refusal = match node.connection.settle(value) {
                 Ok(value) => {
                     let node = Some(owner);
-                    return Ok(Answer { value, node });
+                    return Ok(ScriptReply { value, node });
                 }
                 Err(refusal) => refusal,
             };
@@ -328,7 +328,7 @@ impl Cluster {
         count: usize,
         write: &(dyn Fn(usize) -> Call + Sync),
         in_outage: InOutage,
-    ) -> Vec<Result<Answer, StoreError>> {
+    ) -> Vec<Result<ScriptReply, StoreError>> {
         if let Err(error) = self.found(in_outage).await {
             return (0..count).map(|_| Err(error.clone())).collect();
         }
@@ -358,7 +358,7 @@ impl Cluster {
         batch: Vec<(usize, Call)>,
         write: &(dyn Fn(usize) -> Call + Sync),
         in_outage: InOutage,
-    ) -> Vec<(usize, Result<Answer, StoreError>)> {
+    ) -> Vec<(usize, Result<ScriptReply, StoreError>)> {
         let (indices, calls): (Vec<_>, Vec<Call>) = batch.into_iter().unzip();
         let fail = |indices: Vec<usize>, error: StoreError| {
             let failed = indices.into_iter().map(|index| (index, Err(error.clone())));
@@ -386,7 +386,7 @@ impl Cluster {
                         continue;
                     }
                     let (value, node) = (node.connection.settle(value), Some(node.clone()));
-                    results.push((index, value.map(|value| Answer { value, node })));
+                    results.push((index, value.map(|value| ScriptReply { value, node })));
                 }
             }
             Err(error) => {

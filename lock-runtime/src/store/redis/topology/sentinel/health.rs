@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use super::{Answer, Sentinels, ask};
+use super::{SentinelAnswer, Sentinels, ask};
 use crate::{
     observe::health::{Finding, ServerHealth, ServerRole, Severity, is_answer},
     shell::time::Instant,
@@ -17,9 +17,9 @@ impl Sentinels {
             (ask(sentinel, &self.name).await, since.elapsed())
         }));
         let answers = answers.await;
-        let named = |answer: &Answer| match answer {
-            Answer::Named(named) => Some(named.to_string()),
-            Answer::Unknown | Answer::Failed(_) => None,
+        let named = |answer: &SentinelAnswer| match answer {
+            SentinelAnswer::Named(named) => Some(named.to_string()),
+            SentinelAnswer::Unknown | SentinelAnswer::Failed(_) => None,
         };
         let names: Vec<_> = answers.iter().map(|(answer, _)| named(answer)).collect();
         let votes = |name: &&String| names.iter().flatten().filter(|other| other == name).count();
@@ -29,29 +29,29 @@ impl Sentinels {
             let mut server = ServerHealth::new(&name);
             server.role = Some(ServerRole::Sentinel);
             server.reachable = match answer {
-                Answer::Failed(error) => is_answer(error),
-                Answer::Named(_) | Answer::Unknown => true,
+                SentinelAnswer::Failed(error) => is_answer(error),
+                SentinelAnswer::Named(_) | SentinelAnswer::Unknown => true,
             };
             server.round_trip = server.reachable.then_some(*took);
             let finding = match answer {
-                Answer::Failed(error) => Some(Finding {
+                SentinelAnswer::Failed(error) => Some(Finding {
                     severity: Severity::Warning,
                     code: "sentinel_down",
                     ..Finding::failed(error)
                 }),
-                Answer::Unknown => Some(Finding::new(
+                SentinelAnswer::Unknown => Some(Finding::new(
                     Severity::Warning,
                     "sentinel_unknown_name",
                     format!("the Sentinel monitors no primary {:?}", self.name),
                     "configure it with `sentinel monitor`",
                 )),
-                Answer::Named(_) if *named != primary => Some(Finding::new(
+                SentinelAnswer::Named(_) if *named != primary => Some(Finding::new(
                     Severity::Warning,
                     "sentinel_disagrees",
                     "the Sentinel names another primary than most of them",
                     "wait for the end of a failover; otherwise: SENTINEL RESET",
                 )),
-                Answer::Named(_) => None,
+                SentinelAnswer::Named(_) => None,
             };
             findings.extend(finding.map(|finding| finding.about(name)));
             servers.push(server);

@@ -28,7 +28,7 @@ use redis::{
 use tokio::time::timeout;
 
 pub(crate) use self::votes::Named;
-use self::votes::{Answer, Votes};
+use self::votes::{SentinelAnswer, Votes};
 use super::super::{
     connection::endpoint::{Endpoint, is_tls},
     error,
@@ -106,10 +106,10 @@ impl Sentinels {
     }
 
     fn unknown(&self, votes: &Votes) -> StoreError {
-        let said = |(address, answer): (String, &Option<Answer>)| match answer {
-            Some(Answer::Failed(error)) => format!("{address}: {error}"),
-            Some(Answer::Unknown) => format!("{address}: no such primary"),
-            Some(Answer::Named(_)) | None => format!("{address}: no answer"),
+        let said = |(address, answer): (String, &Option<SentinelAnswer>)| match answer {
+            Some(SentinelAnswer::Failed(error)) => format!("{address}: {error}"),
+            Some(SentinelAnswer::Unknown) => format!("{address}: no such primary"),
+            Some(SentinelAnswer::Named(_)) | None => format!("{address}: no answer"),
         };
         let said: Vec<_> = self.addresses().zip(&votes.answers).map(said).collect();
         let (name, said) = (&self.name, said.join(" | "));
@@ -129,7 +129,7 @@ impl fmt::Display for Sentinels {
     }
 }
 
-async fn ask(sentinel: &Endpoint, name: &str) -> Answer {
+async fn ask(sentinel: &Endpoint, name: &str) -> SentinelAnswer {
     let tls = is_tls(sentinel.info.addr());
     let failed = |cause: RedisError| match cause.is_timeout() {
         true => StoreError::timed_out(PATIENCE),
@@ -154,35 +154,35 @@ async fn ask(sentinel: &Endpoint, name: &str) -> Answer {
     };
     match timeout(PATIENCE, questions).await {
         Ok(Ok(answers)) => answer(answers),
-        Ok(Err(error)) => Answer::Failed(error),
-        Err(_) => Answer::Failed(StoreError::timed_out(PATIENCE)),
+        Ok(Err(error)) => SentinelAnswer::Failed(error),
+        Err(_) => SentinelAnswer::Failed(StoreError::timed_out(PATIENCE)),
     }
 }
 
-fn answer(answers: Vec<Value>) -> Answer {
+fn answer(answers: Vec<Value>) -> SentinelAnswer {
     let (primary, address) = match <[Value; 2]>::try_from(answers) {
         Ok([Value::ServerError(refusal), _] | [_, Value::ServerError(refusal)]) => {
             return refused(&refusal);
         }
         Ok([primary, address]) => (primary, address),
-        Err(_) => return Answer::Failed(no_sentinel()),
+        Err(_) => return SentinelAnswer::Failed(no_sentinel()),
     };
     let fields: HashMap<String, String> = redis::from_redis_value(primary).unwrap_or_default();
     let epoch = fields.get("config-epoch").map(|epoch| epoch.parse());
     let named: Option<(String, u16)> = redis::from_redis_value(address).ok();
     match (named.filter(|(host, _)| is_host(host)), epoch) {
-        (Some((host, port)), Some(Ok(epoch))) => Answer::Named(Named { host, port, epoch }),
-        _ => Answer::Failed(no_sentinel()),
+        (Some((host, port)), Some(Ok(epoch))) => SentinelAnswer::Named(Named { host, port, epoch }),
+        _ => SentinelAnswer::Failed(no_sentinel()),
     }
 }
 
-fn refused(refusal: &ServerError) -> Answer {
+fn refused(refusal: &ServerError) -> SentinelAnswer {
     let details = refusal.details().unwrap_or_default();
     if details.starts_with("No such master") {
-        return Answer::Unknown;
+        return SentinelAnswer::Unknown;
     }
     let error = error::refused(refusal, &AclLine::new("", 0));
-    Answer::Failed(in_words_of_a_sentinel(error))
+    SentinelAnswer::Failed(in_words_of_a_sentinel(error))
 }
 
 /// Replaces the remedy of an error with that for a Sentinel.
@@ -223,7 +223,8 @@ mod tests {
             Value::Array(texts.collect())
         };
         let fields = |ip: &str| texts(&["ip", ip, "port", "1", "config-epoch", "5"]);
-        let Answer::Named(named) = answer(vec![fields("old"), texts(&["::1", "6380"])]) else {
+        let SentinelAnswer::Named(named) = answer(vec![fields("old"), texts(&["::1", "6380"])])
+        else {
             panic!("it is named")
         };
         let (host, port, epoch) = ("::1".into(), 6380, 5);
@@ -231,7 +232,7 @@ mod tests {
         let no_address = vec![fields("a"), Value::Nil];
         let no_host = vec![fields("a"), texts(&["a\u{1b}[2J", "6380"])];
         for other in [vec![], vec![Value::Okay, Value::Nil], no_address, no_host] {
-            let Answer::Failed(error) = answer(other) else {
+            let SentinelAnswer::Failed(error) = answer(other) else {
                 panic!("it is not a Sentinel")
             };
             assert_eq!(error.kind(), StoreErrorKind::WrongServer);

@@ -7,11 +7,11 @@ use crate::store::{StoreError, StoreErrorKind};
 /// The answers so far.
 pub(super) struct Votes {
     /// The answer of each Sentinel.
-    pub(super) answers: Vec<Option<Answer>>,
+    pub(super) answers: Vec<Option<SentinelAnswer>>,
 }
 
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum SentinelAnswer {
     Named(Named),
     /// The Sentinel monitors no primary of that name.
     Unknown,
@@ -46,14 +46,14 @@ impl Votes {
     }
 
     /// Records an answer. Returns whether it decides the vote, whatever the other answers are.
-    pub(super) fn take(&mut self, index: usize, answer: Answer) -> bool {
+    pub(super) fn take(&mut self, index: usize, answer: SentinelAnswer) -> bool {
         self.answers[index] = Some(answer);
         self.named().count() > self.answers.len() / 2
     }
 
     fn named(&self) -> impl Iterator<Item = &Named> {
         self.answers.iter().filter_map(|answer| match answer {
-            Some(Answer::Named(named)) => Some(named),
+            Some(SentinelAnswer::Named(named)) => Some(named),
             _ => None,
         })
     }
@@ -70,7 +70,7 @@ impl Votes {
     /// The kind of the error if no Sentinel names a primary.
     pub(super) fn failure(&self) -> StoreErrorKind {
         let mut kinds = self.answers.iter().map(|answer| match answer {
-            Some(Answer::Failed(error)) => error.kind(),
+            Some(SentinelAnswer::Failed(error)) => error.kind(),
             _ => StoreErrorKind::Unavailable,
         });
         let first = kinds.next();
@@ -88,12 +88,12 @@ mod tests {
         Named { host, port, epoch }
     }
 
-    fn named(host: &str, epoch: u64) -> Answer {
-        Answer::Named(primary(host, epoch))
+    fn named(host: &str, epoch: u64) -> SentinelAnswer {
+        SentinelAnswer::Named(primary(host, epoch))
     }
 
-    fn failed(kind: StoreErrorKind) -> Answer {
-        Answer::Failed(StoreError::new(kind, "no"))
+    fn failed(kind: StoreErrorKind) -> SentinelAnswer {
+        SentinelAnswer::Failed(StoreError::new(kind, "no"))
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn who_names_nobody_has_no_vote() {
         let mut votes = Votes::new(5);
-        assert!(!votes.take(0, Answer::Unknown));
+        assert!(!votes.take(0, SentinelAnswer::Unknown));
         assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
         assert!(!votes.take(2, named("a", 1)));
         assert!(!votes.take(3, named("a", 1)));
@@ -156,10 +156,13 @@ mod tests {
         use StoreErrorKind::*;
         let unauthenticated = || failed(Unauthenticated);
         for (answers, kind) in [
-            ([Answer::Unknown, Answer::Unknown], Unavailable),
+            (
+                [SentinelAnswer::Unknown, SentinelAnswer::Unknown],
+                Unavailable,
+            ),
             ([unauthenticated(), unauthenticated()], Unauthenticated),
             ([unauthenticated(), failed(Unavailable)], Unavailable),
-            ([failed(Forbidden), Answer::Unknown], Unavailable),
+            ([failed(Forbidden), SentinelAnswer::Unknown], Unavailable),
         ] {
             let mut votes = Votes::new(2);
             for (index, answer) in answers.into_iter().enumerate() {

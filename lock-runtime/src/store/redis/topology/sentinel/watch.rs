@@ -14,7 +14,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Answer, Named, PATIENCE, Sentinels, ask};
+use super::{Named, PATIENCE, SentinelAnswer, Sentinels, ask};
 use crate::{
     shell::{
         sync::lock,
@@ -94,9 +94,9 @@ impl Sentinels {
             // Query after the subscription and after each message, so that nothing is missed and
             // the epoch is known.
             match ask(sentinel, &self.name).await {
-                Answer::Named(named) if named.replaces(current) => return Some(named),
-                Answer::Named(_) => {}
-                Answer::Unknown | Answer::Failed(_) => return None,
+                SentinelAnswer::Named(named) if named.replaces(current) => return Some(named),
+                SentinelAnswer::Named(_) => {}
+                SentinelAnswer::Unknown | SentinelAnswer::Failed(_) => return None,
             }
             let mut message = String::new();
             while !message.starts_with(&format!("{} ", self.name)) {
