@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::runtime::{Handle, Id};
+
 use crate::{shell::sync::lock, shell::time::Instant};
 
 /// The time between two lines of one cause.
@@ -25,6 +27,8 @@ struct Cause {
     code: &'static str,
     /// The name of the policy, the function or the server.
     name: Option<Box<str>>,
+    /// Each runtime may have a clock of its own.
+    runtime: Option<Id>,
 }
 
 /// The lines of one cause.
@@ -52,11 +56,11 @@ pub fn summarise(
     if crate::shell::simulated::is_simulated() {
         return;
     }
-    let name = name.map(Box::from);
     let cause = Cause {
         message,
         code,
-        name,
+        name: name.map(Box::from),
+        runtime: Handle::try_current().ok().map(|it| it.id()),
     };
     if let Some(left_out) = turn_of(cause) {
         write((left_out > 0).then_some(left_out));
