@@ -169,8 +169,8 @@ async fn a_forged_message_deceives_a_client_that_does_not_confirm_grants() {
         let (single, _, majority, _servers) = places().await;
         for min_hold in [0, 200, 20_000].map(Duration::from_millis) {
             assert!(is_deceived_for(min_hold, &single, LockClient::builder(), 0).await);
-            assert!(!is_deceived_for(min_hold, &majority, LockClient::builder(), 0).await);
         }
+        assert!(!is_deceived(&majority, LockClient::builder(), 0).await);
     })
     .await;
 }
