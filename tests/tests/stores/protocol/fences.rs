@@ -134,7 +134,7 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     let store = redis_on(server).await;
     let writer = fresh_hold(Mode::Exclusive);
     let reader = Hold::new(writer.key.clone(), Mode::Shared, writer.token);
-    let heir = Hold::new(writer.key.clone(), Mode::Exclusive, Token::random());
+    let next_holder = Hold::new(writer.key.clone(), Mode::Exclusive, Token::random());
     let fence = fence_name(&writer);
     let refreshed = async |what: &str| {
         let ttl: u64 = server.query(&["TTL", &fence]).await;
@@ -151,12 +151,12 @@ async fn a_counter_lives_for_a_day_after_each_grant() {
     granted(&*store, &writer, HOUR).await;
     refreshed("the next grant").await;
     store
-        .release(&Release::new(writer).next(NextHolder::new(heir.token, HOUR, 0)))
+        .release(&Release::new(writer).next(NextHolder::new(next_holder.token, HOUR, 0)))
         .await
         .unwrap();
     refreshed("passing on").await;
-    release(&*store, &heir).await;
-    let left = server.keys(&format!("*{}*", heir.key)).await;
+    release(&*store, &next_holder).await;
+    let left = server.keys(&format!("*{}*", next_holder.key)).await;
     assert_eq!(left, [fence], "only the counter is left, for a while");
 }
 

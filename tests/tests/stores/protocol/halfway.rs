@@ -62,26 +62,26 @@ async fn a_server_out_of_memory_lets_go_of_locks() {
 async fn a_server_out_of_memory_passes_locks_on() {
     let server = RedisServer::start().await;
     let store = redis_on(&server).await;
-    let (writer, heir) = (fresh_hold(Mode::Exclusive), Token::random());
+    let (writer, next_holder) = (fresh_hold(Mode::Exclusive), Token::random());
     granted(&*store, &writer, HOUR).await;
     full(&server, true).await;
     let passed = store
-        .release(&Release::new(writer.clone()).next(NextHolder::new(heir, HOUR, 0)))
+        .release(&Release::new(writer.clone()).next(NextHolder::new(next_holder, HOUR, 0)))
         .await
         .unwrap();
     assert!(matches!(passed, ReleaseReply::Passed(_)), "{passed:?}");
-    let heir = Hold::new(writer.key.clone(), Mode::Exclusive, heir);
-    let converted = store.convert(&heir).await.unwrap();
+    let next_holder = Hold::new(writer.key.clone(), Mode::Exclusive, next_holder);
+    let converted = store.convert(&next_holder).await.unwrap();
     assert!(
         matches!(converted, ConvertReply::Converted(_)),
         "{converted:?}"
     );
-    let reader = Hold::new(writer.key, Mode::Shared, heir.token);
+    let reader = Hold::new(writer.key, Mode::Shared, next_holder.token);
     assert_eq!(
         store.release(&Release::new(reader)).await.unwrap(),
         ReleaseReply::Released
     );
-    assert!(is_free(&*store, &heir.key).await);
+    assert!(is_free(&*store, &next_holder.key).await);
 }
 
 // Rule 23.

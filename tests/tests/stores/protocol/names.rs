@@ -42,16 +42,16 @@ async fn live(store: &dyn Store, key: &LockKey) {
         ));
         poll(store, &hold).await.unwrap();
         assert_eq!(inspect(store, &hold).await.holders.len(), 1);
-        let heir = beside(key, mode);
+        let next_holder = beside(key, mode);
         let reply = store
-            .release(&Release::new(hold.clone()).next(NextHolder::new(heir.token, HOUR, 0)))
+            .release(&Release::new(hold.clone()).next(NextHolder::new(next_holder.token, HOUR, 0)))
             .await
             .unwrap();
         if mode == Mode::Exclusive {
             assert!(matches!(reply, ReleaseReply::Passed(_)));
-            store.convert(&heir).await.unwrap();
+            store.convert(&next_holder).await.unwrap();
             store
-                .abandon(&Hold::new(key.clone(), Mode::Shared, heir.token))
+                .abandon(&Hold::new(key.clone(), Mode::Shared, next_holder.token))
                 .await
                 .unwrap();
         }

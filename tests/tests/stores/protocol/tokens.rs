@@ -109,9 +109,9 @@ async fn an_answer_to_a_token_that_was_given_up_is_not_believed() {
 async fn a_lock_that_was_passed_on_no_longer_knows_its_old_token() {
     for store in both().await {
         let old = fresh_hold(Mode::Exclusive);
-        let heir = Hold::new(old.key.clone(), old.mode, Token::random());
+        let next_holder = Hold::new(old.key.clone(), old.mode, Token::random());
         granted(&*store, &old, HOUR).await;
-        let release = Release::new(old.clone()).next(NextHolder::new(heir.token, HOUR, 0));
+        let release = Release::new(old.clone()).next(NextHolder::new(next_holder.token, HOUR, 0));
         let ReleaseReply::Passed(grant) = store.release(&release).await.unwrap() else {
             panic!("{store:?}")
         };
@@ -136,9 +136,9 @@ async fn a_lock_that_was_passed_on_no_longer_knows_its_old_token() {
             grant.fence, again.fence,
             "a repeated release finds that it was executed"
         );
-        assert!(!is_free(&*store, &heir.key).await);
+        assert!(!is_free(&*store, &next_holder.key).await);
         assert_eq!(
-            store.release(&Release::new(heir)).await.unwrap(),
+            store.release(&Release::new(next_holder)).await.unwrap(),
             ReleaseReply::Released
         );
     }

@@ -27,7 +27,7 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             let key = LockKey::new(name).unwrap();
             let hold = || Hold::new(key.clone(), mode, Token::random());
             let request = |hold: &Hold| KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
-            let (first, second, heir, waiter) = (hold(), hold(), hold(), hold());
+            let (first, second, next_holder, waiter) = (hold(), hold(), hold(), hold());
             for acquired in [&first, &first, &second] {
                 told(store.acquire(&request(acquired)).await.map(drop));
             }
@@ -41,10 +41,10 @@ pub(crate) async fn everything(store: &dyn Store) -> Vec<StoreError> {
             told(store.renew(&[renewal]).await.all().map(drop));
             told(store.inspect(&key, mode.kind()).await.map(drop));
             let release = || Release::new(first.clone());
-            let passed_on = release().next(NextHolder::new(heir.token, HOUR, 0));
+            let passed_on = release().next(NextHolder::new(next_holder.token, HOUR, 0));
             told(store.release(&passed_on).await.map(drop));
-            told(store.convert(&heir).await.map(drop));
-            let converted = Hold::new(key.clone(), Mode::Shared, heir.token);
+            told(store.convert(&next_holder).await.map(drop));
+            let converted = Hold::new(key.clone(), Mode::Shared, next_holder.token);
             told(store.abandon(&converted).await);
             told(store.acquire_all(&[request(&first)]).await.map(drop));
             let kept = release().keep_for(Some(HOUR));

@@ -447,8 +447,8 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
         store.acquire(&request).await.unwrap(),
         AcquireReply::Granted(_)
     ));
-    let heir = Hold::new(hold.key.clone(), Mode::Exclusive, Token::random());
-    let passing = Release::new(hold.clone()).next(NextHolder::new(heir.token, HOUR, 0));
+    let next_holder = Hold::new(hold.key.clone(), Mode::Exclusive, Token::random());
+    let passing = Release::new(hold.clone()).next(NextHolder::new(next_holder.token, HOUR, 0));
     assert!(matches!(
         store.release(&passing).await.unwrap(),
         ReleaseReply::Passed(_)
@@ -462,7 +462,7 @@ async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
     assert_names(&guard.downgrade().await.unwrap_err(), &fence, kept);
     // A repeated release looks up the grant of the hold to which the lock was handed off.
     assert_store_names(store.release(&passing).await, key, kept);
-    assert_store_names(store.convert(&heir).await, key, kept);
+    assert_store_names(store.convert(&next_holder).await, key, kept);
     assert_store_names(
         store
             .raise(&hold.key, LockKind::Lock, FencingToken::new(7).unwrap())

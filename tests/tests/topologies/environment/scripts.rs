@@ -27,7 +27,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
     for round in 0..3 {
         let hold = Hold::new(key.clone(), Mode::Exclusive, Token::random());
         let next = Token::random();
-        let heir = Hold::new(key.clone(), Mode::Exclusive, next);
+        let next_holder = Hold::new(key.clone(), Mode::Exclusive, next);
         let reader = Hold::new(key.clone(), Mode::Shared, next);
         let request = KeyRequest::new(hold.clone(), HOUR, Instant::now() + HOUR);
         flush().await;
@@ -54,7 +54,7 @@ async fn every_call_survives_a_server_that_forgot_its_scripts() {
             .await
             .unwrap();
         flush().await;
-        store.convert(&heir).await.unwrap();
+        store.convert(&next_holder).await.unwrap();
         flush().await;
         assert_eq!(
             store

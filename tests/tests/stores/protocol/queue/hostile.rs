@@ -33,12 +33,12 @@ async fn a_queue_without_an_end_stops_no_script() {
                 _ = store.abandon(&other).await;
                 _ = store.inspect(&holder.key, mode.kind()).await;
                 if mode == Mode::Exclusive {
-                    let heir = beside(&holder.key, mode);
-                    let next = NextHolder::new(heir.token, HOUR, 0);
+                    let next_holder = beside(&holder.key, mode);
+                    let next = NextHolder::new(next_holder.token, HOUR, 0);
                     _ = store
                         .release(&Release::new(holder.clone()).next(next))
                         .await;
-                    _ = store.convert(&heir).await;
+                    _ = store.convert(&next_holder).await;
                 }
                 // Damaged data keeps no holder from its release.
                 _ = store.release(&Release::new(holder.clone())).await;
