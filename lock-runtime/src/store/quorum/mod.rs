@@ -33,8 +33,8 @@
 //! The guarantee breaks if servers lose data and a majority is left without the number. Therefore a
 //! server that was restarted, or whose data are gone, does not vote until every lease that it may
 //! have forgotten has expired (`longest_lease` of [`QuorumStore::new`]). By then the numbers that
-//! it has forgotten are smaller than any clock, provided that the clocks differ by less than
-//! `longest_lease`.
+//! it has forgotten are smaller than any proposal, provided that the clocks differ by less than
+//! nine tenths of `longest_lease`.
 //!
 //! # Contention
 //!

@@ -389,7 +389,8 @@ async fn a_majority_lists_without_a_dead_server_and_not_without_a_majority() {
     in_time(async {
         let servers = RedisServer::builder().start_all(3).await;
         let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
-        let builder = LockClient::builder().namespace(unique("ns"));
+        let namespace = unique("ns");
+        let builder = LockClient::builder().namespace(&namespace);
         let longest = Duration::from_secs(2);
         let options = lock_runtime::RedisOptions::new().longest_lease(longest);
         let locks = builder
@@ -407,7 +408,13 @@ async fn a_majority_lists_without_a_dead_server_and_not_without_a_majority() {
         expected.sort();
         assert_eq!(names(&all(locks.list("")).await), expected);
         // A server that was in quarantine votes for the locks when they are renewed.
-        sleep(longest + Duration::from_secs(1)).await;
+        let pattern = format!("{namespace}:k:*");
+        for server in &servers[1..] {
+            eventually("the server has voted for all", async || {
+                server.keys(&pattern).await.len() == expected.len()
+            })
+            .await;
+        }
         servers[0].kill();
         let found = all(locks.list("")).await;
         // A lock without the vote of one of the other servers may have been lost.

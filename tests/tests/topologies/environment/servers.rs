@@ -116,7 +116,7 @@ async fn a_server_that_asks_for_a_password_says_where_to_put_it() {
     for (what, user) in [
         ("no password", ""),
         ("a wrong password", ":hunter2@"),
-        ("an unknown user", "nobody:hunter2@"),
+        ("an unknown user", "stranger:hunter2@"),
     ] {
         let url = format!("redis://{user}{address}");
         assert_refused(what, &url, LockErrorKind::Unauthenticated, &words).await;
