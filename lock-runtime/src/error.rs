@@ -28,6 +28,8 @@ struct Inner {
     name: Option<RequestName>,
     message: Cow<'static, str>,
     free_in: Option<Duration>,
+    /// The options that the error is about.
+    settings: &'static [&'static str],
     source: Option<StoreError>,
     /// The result of the work under a lock that is done. Of any type, as that of the store needs
     /// errors itself.
@@ -160,9 +162,27 @@ impl LockError {
             name: None,
             message: text::message(message),
             free_in: None,
+            settings: &[],
             result: None,
             source: None,
         }))
+    }
+
+    /// Creates the error of invalid values of these options.
+    pub(crate) fn of_settings(
+        settings: &'static [&'static str],
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let error = Self::new(LockErrorKind::InvalidSpec, message);
+        error.edit(|inner| inner.settings = settings)
+    }
+
+    /// Returns the options that the error is about, if they are known.
+    pub(crate) fn settings(&self) -> &'static [&'static str] {
+        match &self.0.source {
+            Some(error) if self.0.settings.is_empty() => error.settings(),
+            _ => self.0.settings,
+        }
     }
 
     pub(crate) fn from_store(error: StoreError) -> Self {

@@ -393,7 +393,7 @@ impl LockClientBuilder {
                 name.len(),
                 Identity::MAX_BYTES
             );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["identity"], message));
         }
         let limits = SHORTEST_OUTAGE..=LockSpec::MAX_LEASE;
         if self
@@ -402,7 +402,7 @@ impl LockClientBuilder {
         {
             let message = "`unavailable_after`: it must be from 100 ms to a day; a shorter time would refuse requests \
                            while a server is only slow";
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["unavailable_after"], message));
         }
         let lives = SHORTEST_LIFE..=FencingToken::KEPT_FOR;
         if self
@@ -410,7 +410,7 @@ impl LockClientBuilder {
             .is_some_and(|time| !lives.contains(&time))
         {
             let message = "`keep_fences_for`: it must be from a minute to a day";
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["keep_fences_for"], message));
         }
         #[cfg(feature = "redis")]
         self.redis.check()?;

@@ -113,7 +113,7 @@ impl LockClientBuilder {
         {
             let message =
                 "`keep_fences_for`: with several servers it must be from five minutes to a day";
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["keep_fences_for"], message));
         }
         let longest_lease = self.redis.longest_lease_or_default();
         let open = LockSpec::exclusive().lease(longest_lease.min(LockSpec::DEFAULT_LEASE));
@@ -126,7 +126,7 @@ impl LockClientBuilder {
                 Short(lease),
                 Short(longest_lease)
             );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["lease", "longest_lease"], message));
         }
         Ok(longest_lease)
     }

@@ -35,7 +35,7 @@ impl Schemes {
                 let message = format!(
                     "`scheme`: no URL has the scheme {name:?}: give its name without a colon, such as \"my-database\""
                 );
-                Err(LockError::new(LockErrorKind::InvalidSpec, message))
+                Err(LockError::of_settings(&["scheme"], message))
             }
             None => Ok(()),
         }

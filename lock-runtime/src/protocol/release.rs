@@ -299,14 +299,14 @@ impl Session {
                     Ok(Released::AtStore)
                 }
                 other => Err(ReleaseError::Unknown(
-                    other.err().unwrap_or_else(StoreError::late),
+                    other.err().unwrap_or_else(StoreError::no_reply),
                 )),
             };
         };
         let reply = match answer {
             Ok(Reply::Release(reply)) => reply,
             other => {
-                let error = other.err().unwrap_or_else(StoreError::late);
+                let error = other.err().unwrap_or_else(StoreError::no_reply);
                 let mut releasing = releasing;
                 if releasing.release.result.is_some() && !error.is_transient() {
                     // The store refuses the result, and would refuse it again.

@@ -83,7 +83,7 @@ impl Session {
                 Ok(Reply::Acquire(AcquireReply::Granted(grants[index])))
             }
             // The number of grants does not match: every token is abandoned.
-            Ok(AcquireAllReply::Granted(_)) => Err(StoreError::late()),
+            Ok(AcquireAllReply::Granted(_)) => Err(StoreError::no_reply()),
             Ok(AcquireAllReply::Refused { reply, .. }) => Ok(Reply::Acquire(match reply {
                 reply if refused_index == Some(index) => reply.clone(),
                 // Nothing was done, so all requests are repeated.
@@ -117,7 +117,7 @@ impl Session {
         self.drop_unsent(together, cx);
         let is_other = |(index, _): &(usize, Refused)| refused_index != Some(*index);
         let refusal = refusals.into_iter().min_by_key(is_other);
-        let (index, refused) = refusal.unwrap_or((0, Refused::Store(StoreError::late())));
+        let (index, refused) = refusal.unwrap_or((0, Refused::Store(StoreError::no_reply())));
         // The error may be that of the first attempt, which has reached another key.
         let reached = match &refused {
             Refused::Store(error) => error.key(),

@@ -63,7 +63,7 @@ pub(crate) type ReleaseCall = Within<Replied<'static, ReleaseReply>>;
 pub(crate) fn only<T>(
     call: impl Future<Output = Vec<Result<T, StoreError>>>,
 ) -> impl Future<Output = Result<T, StoreError>> {
-    call.map(|mut replies| replies.pop().ok_or_else(StoreError::late)?)
+    call.map(|mut replies| replies.pop().ok_or_else(StoreError::no_reply)?)
 }
 
 /// Makes a call to the store.

@@ -18,6 +18,7 @@ pub struct StoreError {
     /// The store has replied, but the time was over.
     out_of_turn: bool,
     passes: bool,
+    settings: &'static [&'static str],
     #[cfg_attr(
         not(feature = "postgres"),
         allow(dead_code, reason = "no other store tells")
@@ -91,6 +92,7 @@ impl StoreError {
             key: None,
             out_of_turn: false,
             passes: false,
+            settings: &[],
             shows: Shows::ByKind,
         }
     }
@@ -106,6 +108,20 @@ impl StoreError {
         Self::new(
             StoreErrorKind::Unavailable,
             "the deadline had passed when the store executed the request; nothing was done",
+        )
+    }
+
+    pub(crate) fn no_reply() -> Self {
+        Self::new(
+            StoreErrorKind::Unavailable,
+            "the store gave no usable reply; it is unknown whether it executed the call",
+        )
+    }
+
+    pub(crate) fn interrupted() -> Self {
+        Self::new(
+            StoreErrorKind::Unavailable,
+            "the runtime of the call has ended before the reply",
         )
     }
 
@@ -128,6 +144,16 @@ impl StoreError {
             out_of_turn: true,
             ..error.of_key(acquired)
         }
+    }
+
+    /// Names the options of the client that the error is about.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_settings(self, settings: &'static [&'static str]) -> Self {
+        Self { settings, ..self }
+    }
+
+    pub(crate) fn settings(&self) -> &'static [&'static str] {
+        self.settings
     }
 
     /// Names the key of a call for several keys that the error is about. The keys before it may be

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, time::Duration};
 
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::LockError,
     observe::text::Short,
     request::spec::{LockKind, LockSpec, Terms, Wait},
 };
@@ -113,14 +113,17 @@ impl Limits {
             && terms.wait == Wait::No
             && kind == LockKind::Lock
         {
-            return refused(format!(
-                "{keys} keys are more than the {most} that the store acquires at once; \
+            return refused(
+                &[],
+                format!(
+                    "{keys} keys are more than the {most} that the store acquires at once; \
                  name fewer keys, or let the request wait"
-            ));
+                ),
+            );
         }
         // A reservation for the rest of a `min_hold` is stored like a lease.
         if let Some(min_hold) = terms.min_hold {
-            self.check_longest("min_hold", min_hold)?;
+            self.check_longest(&["min_hold"], min_hold)?;
         }
         self.check_lease(terms.lease)
     }
@@ -132,11 +135,14 @@ impl Limits {
     pub(crate) fn check_lease(&self, lease: Duration) -> Result<(), LockError> {
         if lease < self.shortest_lease {
             let (lease, shortest) = (Short(lease), Short(self.shortest_lease));
-            return refused(format!(
-                "a lease of {lease} is shorter than {shortest}, the shortest of the store; use a longer lease"
-            ));
+            return refused(
+                &["lease"],
+                format!(
+                    "a lease of {lease} is shorter than {shortest}, the shortest of the store; use a longer lease"
+                ),
+            );
         }
-        self.check_longest("lease", lease)
+        self.check_longest(&["lease"], lease)
     }
 
     /// Checks that the store supports locks of this kind.
@@ -146,6 +152,7 @@ impl Limits {
     pub(super) fn check_kind(&self, kind: LockKind) -> Result<(), LockError> {
         if kind == LockKind::Permits && !self.permits {
             return refused(
+                &[],
                 "the store does not support permits, as a majority of servers cannot count them; \
                  use one server for permits"
                     .into(),
@@ -158,20 +165,28 @@ impl Limits {
     ///
     /// # Errors
     /// `InvalidSpec`, with the remedy.
-    pub(super) fn check_longest(&self, option: &str, time: Duration) -> Result<(), LockError> {
+    pub(super) fn check_longest(
+        &self,
+        option: &'static [&'static str; 1],
+        time: Duration,
+    ) -> Result<(), LockError> {
         if time > self.longest_lease {
+            let [name] = option;
             let (time, longest) = (Short(time), Short(self.longest_lease));
-            return refused(format!(
-                "a {option} of {time} is longer than {longest}, the longest lease of the store; \
-                 use a shorter {option} or, over several servers, set a longer `longest_lease` on all clients"
-            ));
+            return refused(
+                option,
+                format!(
+                    "a {name} of {time} is longer than {longest}, the longest lease of the store; \
+                 use a shorter {name} or, over several servers, set a longer `longest_lease` on all clients"
+                ),
+            );
         }
         Ok(())
     }
 }
 
-fn refused(message: String) -> Result<(), LockError> {
-    Err(LockError::new(LockErrorKind::InvalidSpec, message))
+fn refused(settings: &'static [&'static str], message: String) -> Result<(), LockError> {
+    Err(LockError::of_settings(settings, message))
 }
 
 #[cfg(test)]

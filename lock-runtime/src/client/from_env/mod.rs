@@ -480,26 +480,20 @@ fn invalid(name: &str, complaint: &str) -> LockError {
     LockError::new(LockErrorKind::InvalidSpec, format!("{name}: {complaint}"))
 }
 
-/// Names the variables that an error is about: that of the URL, or those of the options that the
-/// message names.
+/// Names the variables that an error is about: that of the URL, or those of its options.
 fn blame(error: LockError, set: &[&'static str]) -> LockError {
-    let names = match error.kind() {
-        LockErrorKind::InvalidUrl => "LOCK_URL".to_owned(),
-        LockErrorKind::InvalidSpec => {
-            let message = error.to_string();
-            let is_of_a_name = |c: char| c.is_ascii_lowercase() || c == '_';
-            let words: Vec<_> = message.split(|c| !is_of_a_name(c)).collect();
-            let named = set.iter().filter(|name| {
-                let option = name[PREFIX.len()..].to_ascii_lowercase();
-                words.contains(&option.as_str())
-            });
-            named.copied().collect::<Vec<_>>().join(", ")
-        }
-        _ => return error,
+    let named = match error.kind() {
+        LockErrorKind::InvalidUrl => &["url"],
+        _ => error.settings(),
     };
+    let is_named = |name: &&str| {
+        let option = name[PREFIX.len()..].to_ascii_lowercase();
+        named.contains(&&*option)
+    };
+    let names: Vec<_> = set.iter().copied().filter(is_named).collect();
     match names.is_empty() {
         true => error,
-        false => error.with_context(&names),
+        false => error.with_context(&names.join(", ")),
     }
 }
 

@@ -233,19 +233,26 @@ fn a_value_that_is_no_text_is_reported_with_the_variable() {
 
 #[test]
 fn an_error_on_connect_names_the_variables() {
-    let of = |kind, message: &'static str| {
-        blame(
-            LockError::new(kind, message),
-            &["LOCK_MIN_REPLICAS", "LOCK_URL", "LOCK_WAIT"],
-        )
-        .to_string()
-    };
-    assert_eq!(of(LockErrorKind::InvalidUrl, "no"), "LOCK_URL: no");
+    let of = |error| blame(error, &["LOCK_MIN_REPLICAS", "LOCK_URL", "LOCK_WAIT"]).to_string();
     assert_eq!(
-        of(LockErrorKind::InvalidSpec, "`min_replicas`: no waiting"),
-        "LOCK_MIN_REPLICAS: `min_replicas`: no waiting"
+        of(LockError::new(LockErrorKind::InvalidUrl, "no")),
+        "LOCK_URL: no"
     );
-    assert_eq!(of(LockErrorKind::Unavailable, "wait"), "wait");
+    let settings = &["min_replicas", "lease"];
+    assert_eq!(
+        of(LockError::of_settings(settings, "no waiting")),
+        "LOCK_MIN_REPLICAS: no waiting"
+    );
+    // A word of the text is no setting.
+    for kind in [LockErrorKind::InvalidSpec, LockErrorKind::Unavailable] {
+        assert_eq!(of(LockError::new(kind, "wait")), "wait");
+    }
+    #[cfg(feature = "redis")]
+    {
+        let error = crate::store::StoreError::new(crate::store::StoreErrorKind::Unsupported, "x");
+        let error = of(LockError::from_store(error.of_settings(&["wait"])));
+        assert!(error.starts_with("LOCK_WAIT: "), "{error}");
+    }
 }
 
 #[test]

@@ -221,7 +221,7 @@ impl Session {
                     _ => Outcome::Failed(StoreError::late()),
                 };
             }
-            Ok(_) => return Outcome::Failed(StoreError::late()),
+            Ok(_) => return Outcome::Failed(StoreError::no_reply()),
             // A script may fail after its first writes if the server forbids one of its commands,
             // so the token is abandoned after a refusal as well.
             Err(error) => error,

@@ -223,7 +223,7 @@ impl Session {
         let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         let until = loop {
             let Some(round) = self.rounds.get_mut(&stem) else {
-                return over(Err(StoreError::late()));
+                return over(Err(StoreError::no_reply()));
             };
             let deadline = (acquiring.terms.deadline).max(cx.now + acquiring.timeout + STRAGGLE);
             let next = round.next(deadline, &beyond, cx);
@@ -446,7 +446,7 @@ impl Session {
     /// The error for a round with too few replies.
     fn unreachable(&self, token: Token) -> StoreError {
         let round = self.round(token);
-        round.map_or_else(StoreError::late, |round| {
+        round.map_or_else(StoreError::no_reply, |round| {
             self.too_few(|server| round.complaint(server))
         })
     }

@@ -182,7 +182,7 @@ impl Session {
     pub(crate) fn step(&mut self, id: RequestId, cx: &mut Cx<'_>) -> Step {
         loop {
             let Some(request) = self.requests.remove(&id) else {
-                return Step::Done(Err(StoreError::late()), None);
+                return Step::Done(Err(StoreError::no_reply()), None);
             };
             let (request, until) = match request {
                 Request::Acquiring(acquiring) => self.step_acquire(id, acquiring, cx),

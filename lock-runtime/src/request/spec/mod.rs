@@ -356,7 +356,7 @@ impl LockSpec {
         };
         match terms.complaint() {
             None => Ok(terms),
-            Some(complaint) => Err(LockError::new(LockErrorKind::InvalidSpec, complaint)),
+            Some((settings, complaint)) => Err(LockError::of_settings(settings, complaint)),
         }
     }
 }
@@ -395,7 +395,8 @@ impl Terms {
         }
     }
 
-    fn complaint(&self) -> Option<String> {
+    /// Returns the options that are invalid, and why.
+    fn complaint(&self) -> Option<(&'static [&'static str], String)> {
         let (lease, min_hold, max_hold) = (self.lease, self.min_hold, self.max_hold);
         let wait = match self.wait {
             Wait::No => None,
@@ -404,31 +405,33 @@ impl Terms {
         if !(LockSpec::MIN_LEASE..=LockSpec::MAX_LEASE).contains(&lease) {
             let lease = Short(lease);
             let message = format!("a lease of {lease} is out of range; give 100 ms to 24 h");
-            return Some(message);
+            return Some((&["lease"], message));
         }
         let a_year = "365 days, or leave it out (in a layer: `no_max_hold`) for no limit";
         for (option, length, longest, remedy) in [
-            ("wait", wait, LockSpec::MAX_LEASE, "24 h"),
-            ("min_hold", min_hold, LockSpec::MAX_LEASE, "24 h"),
-            ("max_hold", max_hold, LONGEST_HOLD, a_year),
+            (&["wait"], wait, LockSpec::MAX_LEASE, "24 h"),
+            (&["min_hold"], min_hold, LockSpec::MAX_LEASE, "24 h"),
+            (&["max_hold"], max_hold, LONGEST_HOLD, a_year),
         ] {
             if let Some(length) = length.filter(|length| *length > longest) {
+                let [name] = option;
                 let length = Short(length);
-                return Some(format!(
-                    "a {option} of {length} is too long; give at most {remedy}"
-                ));
+                let message = format!("a {name} of {length} is too long; give at most {remedy}");
+                return Some((option, message));
             }
         }
         match (min_hold, max_hold) {
             (_, Some(Duration::ZERO)) => {
                 let message = "a max_hold of zero holds nothing; leave it out (in a layer: `no_max_hold`) for no limit";
-                Some(message.into())
+                Some((&["max_hold"], message.into()))
             }
-            (Some(min_hold), Some(max_hold)) if min_hold > max_hold => Some(format!(
-                "a min_hold of {} is longer than the max_hold of {}; swap them",
-                Short(min_hold),
-                Short(max_hold)
-            )),
+            (Some(min_hold), Some(max_hold)) if min_hold > max_hold => {
+                let (min_hold, max_hold) = (Short(min_hold), Short(max_hold));
+                let message = format!(
+                    "a min_hold of {min_hold} is longer than the max_hold of {max_hold}; swap them"
+                );
+                Some((&["min_hold", "max_hold"], message))
+            }
             _ => None,
         }
     }

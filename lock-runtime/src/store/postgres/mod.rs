@@ -400,7 +400,7 @@ impl Records for PostgresRecords {
             let arguments = Arguments::new(&self.calls().namespace, [swap]);
             let row = transaction.query_typed(SWAP, &arguments.typed()).await;
             let rows = row.map_err(|error| Failure::Refused(error).into_store_error())?;
-            swap_reply(rows.first().ok_or_else(StoreError::late)?)
+            swap_reply(rows.first().ok_or_else(StoreError::no_reply)?)
         })
     }
 

@@ -136,7 +136,7 @@ pub(super) fn field<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T,
 /// Reads the reply to a swap whose records were replaced together.
 pub(super) fn swap_reply(row: &Row) -> Result<SwapReply, StoreError> {
     let mut replies = swap_replies(row, 1)?;
-    replies.pop().ok_or_else(StoreError::late)
+    replies.pop().ok_or_else(StoreError::no_reply)
 }
 
 /// Reads the replies to swaps of one record each, or the same reply for each record of one swap.

@@ -130,7 +130,7 @@ impl Inner {
                     let _ = first.take().map(|first| first.send(()));
                 }
                 () = &mut alarm, if until.is_some() => {}
-                else => return Err(StoreError::late()),
+                else => return Err(StoreError::no_reply()),
             }
             drop(busy);
             (step, out) = self.visit(|session, cx| session.step(id, cx));

@@ -158,7 +158,7 @@ impl QuorumStore {
         let limits = self.limits();
         limits
             .check_kind(hold.mode.kind())
-            .and_then(|()| limits.check_longest("lease", lease))
+            .and_then(|()| limits.check_longest(&["lease"], lease))
             .map_err(|error| StoreError::new(StoreErrorKind::Unsupported, error.to_string()))
     }
 
@@ -271,7 +271,7 @@ macro_rules! run {
             $checked?;
             match $self.inner.run($begin).await? {
                 Reply::$kind(reply) => Ok(reply),
-                _ => Err(StoreError::late()),
+                _ => Err(StoreError::no_reply()),
             }
         })
     };

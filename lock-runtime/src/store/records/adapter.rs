@@ -276,7 +276,7 @@ impl Shared {
         I: Send + 'static,
         T: Outcome,
     {
-        let mut replies: Vec<_> = items.iter().map(|_| Err(StoreError::late())).collect();
+        let mut replies: Vec<_> = items.iter().map(|_| Err(StoreError::no_reply())).collect();
         let mut groups = BTreeMap::<RecordName, (Lock, Vec<(usize, I)>)>::new();
         for (index, item) in items.into_iter().enumerate() {
             let lock = Lock::new(&hold(&item).key, hold(&item).mode.kind());

@@ -151,7 +151,7 @@ impl Shared {
         attempt: Attempt<T>,
     ) -> Result<T, StoreError> {
         let mut replies = self.execute_each(vec![attempt]).await;
-        replies.pop().unwrap_or_else(|| Err(StoreError::late()))
+        replies.pop().unwrap_or_else(|| Err(StoreError::no_reply()))
     }
 
     /// Executes operations on different locks, in shared calls.
@@ -168,8 +168,9 @@ impl Shared {
         task.spawn(self.clone().advance_all(attempts));
         match task.join_next().await {
             Some(Ok(results)) => results,
-            // The runtime is shutting down.
-            _ => (0..number).map(|_| Err(StoreError::late())).collect(),
+            _ => (0..number)
+                .map(|_| Err(StoreError::interrupted()))
+                .collect(),
         }
     }
 
@@ -302,8 +303,7 @@ impl Shared {
             match updated {
                 Ok(Updated::Ended(result)) => results[index] = Some(result),
                 Ok(Updated::Unsupported(attempt)) => open.push((index, attempt.without_locks())),
-                // The runtime is shutting down.
-                Err(_) => results[index] = Some(Err(StoreError::late())),
+                Err(_) => results[index] = Some(Err(StoreError::interrupted())),
             }
         }
         open
@@ -499,7 +499,7 @@ impl Shared {
                 Err(error) => return Updated::Ended(Err(error)),
             };
             let Some(Decided { next, events }) = decided else {
-                return Updated::Ended(Err(StoreError::late()));
+                return Updated::Ended(Err(StoreError::no_reply()));
             };
             let pending = match next {
                 Ok(Next::Swap(pending)) => *pending,
@@ -507,11 +507,11 @@ impl Shared {
                     self.revoked(&revoked);
                     return Updated::Ended(Ok(outcome));
                 }
-                Ok(Next::Read) => return Updated::Ended(Err(StoreError::late())),
+                Ok(Next::Read) => return Updated::Ended(Err(StoreError::no_reply())),
                 Err(error) => return Updated::Ended(Err(error)),
             };
             let Some(reply) = reply else {
-                return Updated::Ended(Err(StoreError::late()));
+                return Updated::Ended(Err(StoreError::no_reply()));
             };
             self.swapped(&pending.swap, &reply, sent);
             if let Some(outcome) = self.took_effect(&mut attempt, pending, reply, events) {

@@ -10,10 +10,7 @@ use futures_util::future::join_all;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{Swap, SwapReply};
-use crate::{
-    shell::sync::lock,
-    store::{StoreError, StoreErrorKind},
-};
+use crate::{shell::sync::lock, store::StoreError};
 
 /// The largest number of swaps in a call.
 const LARGEST: usize = 32;
@@ -129,11 +126,6 @@ impl<C: Grouping> Serving<C> {
     }
 }
 
-fn interrupted() -> StoreError {
-    let message = "the runtime of a call has ended before its reply";
-    StoreError::new(StoreErrorKind::Unavailable, message)
-}
-
 /// Returns whether a swap can share a call with others.
 pub(in crate::store) fn fits(swap: &Swap) -> bool {
     swap.changes.len() == 1 && swap.messages.is_empty()
@@ -159,7 +151,9 @@ pub(in crate::store) async fn swap<C: Grouping>(calls: &Arc<C>, swap: &Swap) -> 
         }
     };
     match reply {
-        Some(reply) => reply.await.unwrap_or_else(|_| Err(interrupted())),
+        Some(reply) => reply
+            .await
+            .unwrap_or_else(|_| Err(StoreError::interrupted())),
         None => {
             let _room = Room(calls);
             calls.swap_alone(swap).await

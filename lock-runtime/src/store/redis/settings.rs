@@ -15,7 +15,7 @@ use super::connection::endpoint::is_tls;
 use crate::store::remote::pem::{Certificates, Pem};
 use crate::{
     client::credentials::{Credentials, Provider},
-    error::{LockError, LockErrorKind},
+    error::LockError,
     request::spec::LockSpec,
 };
 
@@ -221,7 +221,7 @@ impl RedisOptions {
             .lease(self.longest_lease_or_default())
             .check()?;
         if let Some(Err(complaint)) = self.min_replicas.map(MinReplicas::check) {
-            return Err(invalid("min_replicas", complaint));
+            return Err(invalid(&["min_replicas"], complaint));
         }
         #[cfg(feature = "rustls")]
         self.certificates.check()?;
@@ -234,7 +234,10 @@ impl RedisOptions {
     /// `InvalidSpec` if it is set.
     pub(crate) fn refuse_replicas(&self, reason: &str) -> Result<(), LockError> {
         match self.min_replicas {
-            Some(_) => Err(invalid("min_replicas", &format!("{reason}; leave it out"))),
+            Some(_) => Err(invalid(
+                &["min_replicas"],
+                &format!("{reason}; leave it out"),
+            )),
             None => Ok(()),
         }
     }
@@ -275,24 +278,24 @@ impl Certificates {
     /// # Errors
     /// `InvalidSpec` for certificates that cannot be used.
     pub(super) fn check(&self) -> Result<Option<ClientConfig>, LockError> {
-        let read = |setting, pem: &Pem, header: &str, complaint| {
+        let read = |setting: &'static [&'static str; 1], pem: &Pem, header: &str, complaint| {
             let text = pem.read().map_err(|error| invalid(setting, &error))?;
             match String::from_utf8_lossy(&text).contains(header) {
                 true => Ok(()),
                 false => Err(invalid(setting, complaint)),
             }
         };
-        let certificate = |setting, pem: &Pem| {
+        let certificate = |setting: &'static [&'static str; 1], pem: &Pem| {
             let complaint = "it contains no PEM certificate (-----BEGIN CERTIFICATE-----)";
             read(setting, pem, "-----BEGIN CERTIFICATE-----", complaint)
         };
         if let Some(root) = &self.root {
-            certificate("root_certificate", root)?;
+            certificate(&["root_certificate"], root)?;
         }
         if let Some((own, key)) = &self.client {
-            certificate("client_certificate", own)?;
+            certificate(&["client_certificate"], own)?;
             let complaint = "it contains no PEM private key (-----BEGIN PRIVATE KEY-----)";
-            read("client_certificate", key, "PRIVATE KEY-----", complaint)?;
+            read(&["client_certificate"], key, "PRIVATE KEY-----", complaint)?;
         }
         if self.is_empty() || CryptoProvider::get_default().is_none() {
             return Ok(None);
@@ -300,14 +303,14 @@ impl Certificates {
         // The error names the position of invalid PEM, and does not repeat the text.
         let config = self.client_config();
         let config =
-            config.map_err(|error| invalid("root_certificate`, `client_certificate", &error));
+            config.map_err(|error| invalid(&["root_certificate", "client_certificate"], &error));
         config.map(Some)
     }
 }
 
-fn invalid(setting: &str, complaint: &str) -> LockError {
-    let message = format!("`{setting}`: {complaint}");
-    LockError::new(LockErrorKind::InvalidSpec, message)
+fn invalid(settings: &'static [&'static str], complaint: &str) -> LockError {
+    let message = format!("`{}`: {complaint}", settings.join("`, `"));
+    LockError::of_settings(settings, message)
 }
 
 #[cfg(test)]

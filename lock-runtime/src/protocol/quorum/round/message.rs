@@ -55,9 +55,9 @@ impl Answer {
             Ok(Reply::Renew(mut replies)) => match replies.pop() {
                 Some(Ok(reply)) => Self::Renew(reply),
                 Some(Err(error)) => Self::Failed(error),
-                None => Self::Failed(StoreError::late()),
+                None => Self::Failed(StoreError::no_reply()),
             },
-            Ok(_) => Self::Failed(StoreError::late()),
+            Ok(_) => Self::Failed(StoreError::no_reply()),
             Err(error) => Self::Failed(error),
         }
     }

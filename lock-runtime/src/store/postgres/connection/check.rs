@@ -76,7 +76,7 @@ pub(crate) async fn check(client: &Client, owners: &[String]) -> Result<Server, 
             return state.checked();
         }
         (Err(cause), None) => {
-            let not_created = cause.map_or_else(StoreError::late, |error| not_created(&error));
+            let not_created = cause.map_or_else(StoreError::no_reply, |error| not_created(&error));
             let created = created_by_another(client, owners).await;
             return created.unwrap_or(Err(not_created));
         }

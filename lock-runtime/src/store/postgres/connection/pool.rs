@@ -213,7 +213,7 @@ impl Pool {
         let mut unchecked = Unreturned(Some(connection));
         let checked = match &unchecked.0 {
             Some(connection) => timeout(CALL, check(connection, self.owners())).await,
-            None => Ok(Err(StoreError::late())),
+            None => Ok(Err(StoreError::no_reply())),
         };
         let checked = checked.unwrap_or_else(|_| Err(StoreError::timed_out(CALL)));
         let Server { start, process } = checked.map_err(Unconnected::new)?;
@@ -230,7 +230,7 @@ impl Pool {
             self.set_up(false);
         }
         let connection = unchecked.0.take();
-        connection.ok_or_else(|| Unconnected::new(StoreError::late()))
+        connection.ok_or_else(|| Unconnected::new(StoreError::no_reply()))
     }
 
     /// Executes a query, and records whether the server has replied.

@@ -24,7 +24,6 @@ use tokio::{
 use super::{
     super::{
         connection::{Connection, Failed, Repeat, metered},
-        error::unavailable,
         script,
         sync::OnDrop,
     },
@@ -173,10 +172,9 @@ impl Groups {
         if starts {
             group.start();
         }
-        outcome.await.unwrap_or_else(|_| {
-            let error = unavailable("the runtime that sent the call has ended");
-            Turn::Over(Err(error.into()))
-        })
+        outcome
+            .await
+            .unwrap_or_else(|_| Turn::Over(Err(StoreError::interrupted().into())))
     }
 }
 

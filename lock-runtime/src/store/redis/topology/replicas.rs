@@ -89,8 +89,7 @@ impl Replicas {
         grants: impl IntoIterator<Item = &'a Hold>,
     ) -> Result<(), StoreError> {
         let answer = self.ask(grants.into_iter().cloned().collect()).await;
-        let ended = "the runtime that waited for the replicas has ended";
-        let answer = answer.unwrap_or_else(|_| Err(unavailable(ended)));
+        let answer = answer.unwrap_or_else(|_| Err(StoreError::interrupted()));
         // The grants were made, also if the question about them was not sent.
         answer.map_err(|error| error.with_unsent(false))
     }
