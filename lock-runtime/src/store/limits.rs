@@ -194,7 +194,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::LockSpec;
+    use crate::{LockSpec, error::LockErrorKind};
 
     fn check(limits: Limits, spec: LockSpec, keys: usize) -> Result<(), String> {
         let terms = spec.terms(&LockSpec::exclusive()).unwrap();

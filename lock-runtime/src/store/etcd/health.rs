@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
-    Calls,
+    calls::Calls,
     messages::{Empty, STATUS, StatusResponse},
 };
 use crate::{

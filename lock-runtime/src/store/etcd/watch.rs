@@ -16,7 +16,8 @@ use tonic::{Status, Streaming, codegen::http::uri::PathAndQuery};
 use tonic_prost::ProstCodec;
 
 use super::{
-    Layout, error,
+    error,
+    layout::Layout,
     members::Members,
     messages::{WATCH, WatchCreate, WatchRequest, WatchResponse},
 };

@@ -316,6 +316,7 @@ fn invalid(settings: &'static [&'static str], complaint: &str) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::LockErrorKind;
 
     const ONE: NonZeroU32 = NonZeroU32::MIN;
 
