@@ -1,10 +1,13 @@
 //! Access of the simulators to a table: inspection, and ways to break its rules.
 
+#[cfg(feature = "redis")]
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
-use super::{AtomicU64, Fences};
-use super::{Hold, Instant, LockKey, LockKind, Mode, Table, Token};
+use super::Fences;
+use super::{Hold, Instant, LockKey, LockKind, Mode, Table};
+use crate::store::Token;
 
 impl Table {
     /// Returns the instant until which the table keeps a lock for its holder, if it does.

@@ -7,7 +7,7 @@ use std::time::Duration;
 #[cfg(feature = "records")]
 use super::scheme;
 use super::{LockClientBuilder, scheme::Scheme};
-#[cfg(any(feature = "redis", feature = "records"))]
+#[cfg(feature = "records")]
 use crate::error::LockErrorKind;
 #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 use crate::store::Records;

@@ -118,6 +118,7 @@ impl StoreError {
         )
     }
 
+    #[cfg(any(feature = "redis", feature = "records"))]
     pub(crate) fn interrupted() -> Self {
         Self::new(
             StoreErrorKind::Unavailable,

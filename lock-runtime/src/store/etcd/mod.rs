@@ -3,7 +3,7 @@
 //! | key | value |
 //! |---|---|
 //! | `<namespace>/format` | the format of the keys |
-//! | `<namespace>/c` | the [shared clock](super::records::SharedClock): microseconds since 1970, 8 bytes |
+//! | `<namespace>/c` | the [clock](super::records::SharedClock): microseconds since 1970, 8 bytes |
 //! | `<namespace>/r/<record>` | version, 8 bytes; a separator; the content |
 //! | `<namespace>/m/<client>/<number>` | the latest messages to a client |
 //!

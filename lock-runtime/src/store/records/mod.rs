@@ -17,6 +17,7 @@ mod news;
 mod probe;
 pub(crate) mod shared_clock;
 mod step;
+mod store;
 #[cfg(test)]
 mod tests;
 
