@@ -238,7 +238,7 @@ impl Client {
             for hold in out.given_up {
                 // Another ending of the token may go on.
                 if self.process.session.knows(hold.token, now) {
-                    net.excused.push(hold.token);
+                    net.excused.push((0, hold.token));
                 } else {
                     net.leave(self.who, 0, hold);
                 }

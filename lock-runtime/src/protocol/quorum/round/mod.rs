@@ -7,8 +7,8 @@
 //! lock do not split the votes as long as they can reach the coordinator. If they cannot, votes
 //! alone decide, and a client without a majority gives up its votes after a randomized time.
 //!
-//! At each server the acquisition goes by a token of its own, its *alias* there. All aliases share
-//! the stem of the acquisition's token. An abandoned alias is never used again.
+//! At each server the acquisition goes by an *alias*: by its token, until that is abandoned there,
+//! and then by a token that shares its stem. An abandoned alias is never used again.
 
 mod ask;
 mod decide;
@@ -63,7 +63,7 @@ pub(crate) struct Round {
     /// The number of fencing tokens to reserve after that of the grant.
     pub(super) reserved: u32,
     states: PerServer<VoteState>,
-    /// The number of aliases used so far, beyond the first.
+    /// The number of aliases used so far, beyond the token itself.
     names: u16,
     /// The number of this exchange, which each of its requests carries. It distinguishes its
     /// replies from those of earlier exchanges.
@@ -132,15 +132,8 @@ impl Round {
         // A reader has a single fencing token.
         let is_writer = hold.mode == Mode::Exclusive;
         Self {
-            states: (0..servers)
-                .map(|server| {
-                    let is_coordinator = coordinator == Some(server);
-                    let number = if is_coordinator { 0 } else { server as u16 + 1 };
-                    VoteState::new(hold.token.alias(number))
-                })
-                .collect(),
-            // Each server knows the acquisition by an alias of its own, as in earlier versions.
-            names: servers as u16,
+            states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
+            names: 0,
             exchange: 0,
             hold,
             lease: request.lease,
