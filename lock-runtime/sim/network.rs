@@ -246,7 +246,7 @@ impl Network {
             *until = (*until).max(self.now + lease);
         }
         let may_double = match &request {
-            Request::Greet | Request::Call(ServerRequest::Acquire(..), _) => false,
+            Request::Greet | Request::Call(ServerRequest::Acquire(_), _) => false,
             Request::Call(..) | Request::Direct(_) => true,
         };
         let copies = self.copies(conn, Way::Request, may_double, |net| {

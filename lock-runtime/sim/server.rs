@@ -448,7 +448,7 @@ fn revoked(event: &StoreEvent) -> Option<Token> {
 /// Excuses the token of an acquire that is executed late. Without recent replies, the client's
 /// estimate of the server's clock is outdated.
 fn excuse_late(net: &mut Network, server: usize, request: &ServerRequest, conditions: &Conditions) {
-    if let ServerRequest::Acquire(request, _) = request
+    if let ServerRequest::Acquire(request) = request
         && (conditions.deadline_there).is_some_and(|there| net.now > there)
     {
         net.excused.push((server, request.hold.token));
@@ -473,8 +473,7 @@ fn vote(
 ) -> quorum::Reply {
     use quorum::Reply;
     match request {
-        ServerRequest::Acquire(request, proposal) => {
-            step.proposal = Some(*proposal);
+        ServerRequest::Acquire(request) => {
             // The deadline was checked before.
             let mut request = request.clone();
             request.deadline = step.now;

@@ -299,8 +299,13 @@ impl Session {
                     let request = KeyRequest::new(hold.alias(token), lease, terms.deadline)
                         .reserved(round.reserved)
                         .reader_group(group);
-                    let request = KeyRequest { if_busy, ..request };
-                    (token, ServerRequest::Acquire(request, proposal))
+                    let proposal = Some(proposal);
+                    let request = KeyRequest {
+                        if_busy,
+                        proposal,
+                        ..request
+                    };
+                    (token, ServerRequest::Acquire(request))
                 }
                 Ask::Poll(token) => (token, ServerRequest::Poll(hold.alias(token))),
                 Ask::Renew(token) => {

@@ -18,8 +18,7 @@ use crate::{
 /// A request to one server.
 #[derive(Clone, Debug)]
 pub(crate) enum ServerRequest {
-    /// With the proposed fencing token.
-    Acquire(KeyRequest, FencingToken),
+    Acquire(KeyRequest),
     Poll(Hold),
     Renew(Vec<Renewal>),
     Raise(LockKey, LockKind, FencingToken),

@@ -216,9 +216,7 @@ pub(super) async fn perform(
     request: &ServerRequest,
 ) -> Result<Reply, StoreError> {
     Ok(match request {
-        ServerRequest::Acquire(request, proposal) => {
-            Reply::Acquire(server.acquire_proposed(request, *proposal).await?)
-        }
+        ServerRequest::Acquire(request) => Reply::Acquire(server.acquire(request).await?),
         ServerRequest::Poll(hold) => Reply::Poll(only(server.poll(from_ref(hold))).await?),
         ServerRequest::Renew(renewals) => {
             let mut replies = server.renew(renewals).await;

@@ -102,7 +102,13 @@ async fn granted_again(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant
 
 impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
-        self.answer(self.store.acquire(request))
+        self.answer(Box::pin(async move {
+            let reply = self.store.acquire(request).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
@@ -192,20 +198,6 @@ impl Store for Server {
 }
 
 impl QuorumMember for Server {
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Replied<'a, AcquireReply> {
-        self.answer(Box::pin(async move {
-            let reply = self.store.acquire_proposed(request, proposal).await?;
-            if let AcquireReply::Granted(_) = reply {
-                lock(&self.granted).push(request.hold.token);
-            }
-            Ok(reply)
-        }))
-    }
-
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,

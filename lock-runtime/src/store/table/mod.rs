@@ -115,7 +115,7 @@ pub(crate) struct Step<'a> {
     pub(in crate::store) latest: Instant,
     fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
-    pub(crate) proposal: Option<FencingToken>,
+    proposal: Option<FencingToken>,
     /// The caller. The reply contains its grant, so it needs no event.
     pub(in crate::store) caller: Option<Token>,
     /// The mode in which the caller requests or polls.
@@ -325,6 +325,7 @@ impl Table {
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
+        step.proposal = request.proposal;
         self.verdict(request, step)
             .unwrap_or_else(|| AcquireReply::Granted(self.grant(request, step)))
     }

@@ -169,7 +169,7 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
     let [asked] = &out.background[..] else {
         panic!("{out:?}")
     };
-    assert!(matches!(asked.request, ServerRequest::Acquire(..)));
+    assert!(matches!(asked.request, ServerRequest::Acquire(_)));
     for send in out.sends {
         let is_answered = [coordinator, queued_at].contains(&send.ticket.server);
         let silent = StoreError::timed_out(LEASE);
@@ -192,7 +192,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     let (mut client, id, sends) = Client::granted_by_coordinator(Mode::Exclusive);
     let mut aliases = Vec::new();
     for send in sends {
-        if let ServerRequest::Acquire(request, _) = &send.request {
+        if let ServerRequest::Acquire(request) = &send.request {
             aliases.push((send.ticket.server, request.hold.token));
             client.reply(send, QUEUED);
         } else {
@@ -300,7 +300,7 @@ fn a_reader_takes_no_number_from_a_message() {
     let mut aliases = Vec::new();
     for send in sends {
         let reply = match &send.request {
-            ServerRequest::Acquire(request, _) => {
+            ServerRequest::Acquire(request) => {
                 aliases.push((send.ticket.server, request.hold.token));
                 QUEUED
             }
@@ -337,7 +337,7 @@ fn messages_of_all_servers_grant_nothing() {
     for mode in [Mode::Exclusive, Mode::Shared] {
         let (mut client, id, sends) = Client::acquire(mode);
         let alias = |send: &Send| match &send.request {
-            ServerRequest::Acquire(request, _) => (send.ticket.server, request.hold.token),
+            ServerRequest::Acquire(request) => (send.ticket.server, request.hold.token),
             request => panic!("{request:?}"),
         };
         let aliases: Vec<_> = sends.iter().map(alias).collect();
