@@ -164,7 +164,8 @@ impl QuorumStore {
 
     /// Creates a store over independent `servers`, each with a name for messages. The number of
     /// servers must be odd and at least three. All clients must list the servers in the same order.
-    /// No server may be listed twice, as one grant would be two votes; Redis's connections see to it.
+    /// No server may be listed twice, as one grant would be two votes: connections to Redis see to
+    /// it.
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
     /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
