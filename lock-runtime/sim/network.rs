@@ -16,7 +16,7 @@ use super::{
 use crate::{
     protocol::{
         self, HeldId,
-        quorum::{Mutation, ServerRequest},
+        quorum::{MajorityMutation, ServerRequest},
     },
     request::key::LockKey,
     request::spec::LockKind,
@@ -204,7 +204,7 @@ impl Network {
     }
 
     /// The rule of the session of a majority that is switched off.
-    pub(super) fn of_majority(&self) -> Option<Mutation> {
+    pub(super) fn of_majority(&self) -> Option<MajorityMutation> {
         match self.broken {
             Some(Broken::Majority(mutation)) => Some(mutation),
             _ => None,

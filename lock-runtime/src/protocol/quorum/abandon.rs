@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
+    AbandonedAlias, CallPurpose, InProgress, MajorityCx, MajorityMutation, MajoritySession, Reply,
+    RequestId, Send, ServerRequest,
 };
 use crate::{
     protocol::{self, Abandonment, Afterwards, Ending, Latest, SHORTEST_CALL},
@@ -17,15 +18,19 @@ pub(super) fn ending_timeout(lease: Duration) -> Duration {
     call_timeout(lease).max(SHORTEST_CALL)
 }
 
-impl Session {
+impl MajoritySession {
     /// Abandons all aliases of an acquisition. Waits for the first call to each server.
-    pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+    pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let until = self.abandon_round(hold, cx);
-        self.begin(Request::Over(Ok(Reply::Abandoned), until))
+        self.begin(InProgress::Over(Ok(Reply::Abandoned), until))
     }
 
     /// Abandons all aliases of an acquisition. Returns until when the first calls are awaited.
-    pub(super) fn abandon_round(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> Option<Instant> {
+    pub(super) fn abandon_round(
+        &mut self,
+        hold: &Hold,
+        cx: &mut MajorityCx<'_>,
+    ) -> Option<Instant> {
         let stem = hold.token.stem();
         let round = self.rounds.get_mut(&stem)?;
         round.abandon_all();
@@ -36,7 +41,7 @@ impl Session {
     }
 
     /// Abandons the aliases that an acquisition no longer uses.
-    pub(super) fn abandon_unused(&mut self, stem: u128, cx: &mut Cx<'_>) {
+    pub(super) fn abandon_unused(&mut self, stem: u128, cx: &mut MajorityCx<'_>) {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return;
         };
@@ -55,9 +60,9 @@ impl Session {
         alias: &AbandonedAlias,
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
-        let once = cx.breaks(Mutation::AbandonsOnce);
+        let once = cx.breaks(MajorityMutation::AbandonsOnce);
         let straggler_until = alias.straggler_until.filter(|_| !once);
         let now = cx.now;
         let keep_until = keep_until.filter(|until| *until > now);
@@ -76,7 +81,7 @@ impl Session {
             let until = first.straggler_until;
             let abandonment = Abandonment::new(first.ending, lease, until, now);
             let abandonment = abandonment.then(endings);
-            let id = self.begin(Request::Abandonment(alias.server, abandonment));
+            let id = self.begin(InProgress::Abandonment(alias.server, abandonment));
             cx.out.abandonments.push(id);
         };
         let hold = hold.alias(alias.token);
@@ -93,8 +98,8 @@ impl Session {
         id: RequestId,
         server: usize,
         mut abandonment: Abandonment,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         if abandonment.due().is_some_and(|due| due <= cx.now) {
             let call = abandonment.call(cx.now);
             let request = match call.request {
@@ -102,11 +107,11 @@ impl Session {
                 _ => ServerRequest::Abandon(abandonment.hold().clone()),
             };
             let timeout = Some(call.timeout);
-            let send = Send::new(id, server, request, timeout, Purpose::Abandon);
+            let send = Send::new(id, server, request, timeout, CallPurpose::Abandon);
             cx.out.sends.push(send);
         }
         let due = abandonment.due();
-        (Request::Abandonment(server, abandonment), due)
+        (InProgress::Abandonment(server, abandonment), due)
     }
 
     /// Applies the reply to the call of an abandonment.
@@ -114,9 +119,9 @@ impl Session {
         &mut self,
         id: RequestId,
         reply: Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
-        let Some(Request::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
+        let Some(InProgress::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
             return;
         };
         let jitter = cx.jitter();
@@ -129,6 +134,6 @@ impl Session {
             Latest::GaveUp(error) => Reply::NotAbandoned(*server, hold, error),
             Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,
         };
-        self.requests.insert(id, Request::Over(Ok(over), None));
+        self.requests.insert(id, InProgress::Over(Ok(over), None));
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Send {
     /// The time after which the call has failed. If it is `None`, the session limits the wait.
     pub(crate) timeout: Option<Duration>,
     /// To be handed back with the reply.
-    pub(crate) ticket: Ticket,
+    pub(crate) ticket: CallTicket,
 }
 
 impl Send {
@@ -65,12 +65,12 @@ impl Send {
         server: usize,
         request: ServerRequest,
         timeout: Option<Duration>,
-        purpose: Purpose,
+        purpose: CallPurpose,
     ) -> Self {
         Self {
             request,
             timeout,
-            ticket: Ticket {
+            ticket: CallTicket {
                 server,
                 id,
                 purpose,
@@ -81,15 +81,15 @@ impl Send {
 
 /// The purpose of a call.
 #[derive(Clone, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct CallTicket {
     pub(crate) server: usize,
     /// The request that waits for the reply. It may be over by then.
     pub(crate) id: RequestId,
-    pub(super) purpose: Purpose,
+    pub(super) purpose: CallPurpose,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Purpose {
+pub(super) enum CallPurpose {
     /// A part of the exchange with this number, under this alias, sent at this time.
     Exchange(Token, u32, Instant),
     /// The renewal of several aliases, sent at this time, with the indices of their locks in the
@@ -103,16 +103,16 @@ pub(super) enum Purpose {
 }
 
 #[cfg(all(test, feature = "redis"))]
-impl Ticket {
+impl CallTicket {
     /// Returns whether the call releases this alias.
     pub(crate) fn releases(&self, token: Token) -> bool {
-        matches!(&self.purpose, Purpose::Release(alias, ..) if alias.token == token)
+        matches!(&self.purpose, CallPurpose::Release(alias, ..) if alias.token == token)
     }
 }
 
 /// The next step of a request.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum Progress {
     /// Waits for a reply to one of its calls, until this time.
     Wait(Option<Instant>),
     /// The reply. With a time, it is delayed until the first calls of the abandonments that this

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
-    exchange::broadcast::Count, exchange::time_out::majority_timeout,
+    AbandonedAlias, CallPurpose, MajorityCx, MajorityMutation, MajoritySession, PerServer, Reply,
+    RequestId, ServerRequest, exchange::broadcast::Count, exchange::time_out::majority_timeout,
 };
 use crate::{
     shell::time::Instant,
     store::{Hold, Release, ReleaseReply, StoreError},
 };
 
-impl Session {
-    pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
+impl MajoritySession {
+    pub(crate) fn release(&mut self, release: &Release, cx: &mut MajorityCx<'_>) -> RequestId {
         let hold = &release.hold;
         self.remove_expired(cx.now);
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
@@ -27,7 +27,7 @@ impl Session {
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
-            let purpose = Purpose::Release(alias, hold, lease, keep_until);
+            let purpose = CallPurpose::Release(alias, hold, lease, keep_until);
             (alias.server, ServerRequest::Release(there), purpose)
         });
         self.broadcast(count, timeout, coordinator, calls, cx)
@@ -42,12 +42,12 @@ impl Session {
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
         reply: &Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
         let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
         // A server that has replied has nothing left to reserve.
-        let keeps = reply.is_err() && !cx.breaks(Mutation::AbandonsReserved);
+        let keeps = reply.is_err() && !cx.breaks(MajorityMutation::AbandonsReserved);
         let keep_until = keep_until.filter(|_| keeps);
         if !is_released && may_be_known {
             self.end_alias(alias, hold, (lease, keep_until), cx);

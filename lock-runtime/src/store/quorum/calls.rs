@@ -1,4 +1,4 @@
-//! The calls that a [`Session`] returns, and the tasks that make them.
+//! The calls that a [`MajoritySession`] returns, and the tasks that make them.
 
 use std::{
     pin::pin,
@@ -17,7 +17,8 @@ use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 use super::Inner;
 use crate::{
     protocol::quorum::{
-        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
+        LONGEST_CALL, MajorityCx, MajoritySession, Output, Progress, Reply, RequestId, Send,
+        ServerRequest,
     },
     shell::call::{only, within},
     shell::sync::OnDrop,
@@ -64,11 +65,14 @@ impl Inner {
     }
 
     /// Visits the session. No call is made while it is locked.
-    fn visit<T>(&self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
+    fn visit<T>(
+        &self,
+        visit: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> T,
+    ) -> (T, Output) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let micros = since.map_or(0, |since| since.as_micros() as u64);
         let mut fraction = rand::random::<f64>;
-        let mut cx = Cx::new(Instant::now(), micros, &mut fraction);
+        let mut cx = MajorityCx::new(Instant::now(), micros, &mut fraction);
         let result = visit(&mut lock(&self.session), &mut cx);
         (result, cx.out)
     }
@@ -76,9 +80,9 @@ impl Inner {
     /// Runs a request in the task of its caller.
     pub(super) async fn run(
         self: &Arc<Self>,
-        begin: impl FnOnce(&mut Session, &mut Cx<'_>) -> RequestId,
+        begin: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> RequestId,
     ) -> Result<Reply, StoreError> {
-        let begin_and_step = |session: &mut Session, cx: &mut Cx<'_>| {
+        let begin_and_step = |session: &mut MajoritySession, cx: &mut MajorityCx<'_>| {
             let id = begin(session, cx);
             (id, session.step(id, cx))
         };
@@ -91,7 +95,7 @@ impl Inner {
     async fn advance(
         self: &Arc<Self>,
         id: RequestId,
-        mut step: Step,
+        mut step: Progress,
         mut out: Output,
         mut first: Option<oneshot::Sender<()>>,
     ) -> Result<Reply, StoreError> {
@@ -109,8 +113,8 @@ impl Inner {
             let calls = sends.into_iter().map(|send| self.call(send));
             running.calls.extend(calls);
             let until = match step {
-                Step::Wait(until) => until,
-                Step::Done(reply, until) => {
+                Progress::Wait(until) => until,
+                Progress::Done(reply, until) => {
                     running.is_over = true;
                     if let Some(until) = until {
                         let _ = timeout_at(until, join_all(abandoned)).await;

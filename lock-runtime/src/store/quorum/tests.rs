@@ -367,7 +367,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
 async fn the_next_holder_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
         let servers = servers(count);
-        let session = Session::new((0..count).map(|_| String::new()));
+        let session = MajoritySession::new((0..count).map(|_| String::new()));
         let coordinator = session.coordinator(&key(), Instant::now()).unwrap();
         servers[coordinator].is_ahead.store(true, Ordering::Relaxed);
         let client = || LockClient::with_store(store_of(&servers, Duration::from_secs(30)));

@@ -26,7 +26,7 @@ pub(crate) enum Ask {
 
 /// The reply of a server.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ServerAnswer {
     /// Also to a poll, unless the alias is gone.
     Acquire(AcquireReply),
     /// A poll found neither a holder nor a waiter of this alias.
@@ -36,7 +36,7 @@ pub(crate) enum Answer {
     Failed(StoreError),
 }
 
-impl Answer {
+impl ServerAnswer {
     pub(crate) fn new(reply: Result<Reply, StoreError>) -> Self {
         match reply {
             Ok(Reply::Acquire(reply)) => Self::Acquire(reply),
