@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, CallPurpose, InProgress, MajorityCx, MajorityMutation, MajoritySession, Reply,
+    CallPurpose, InProgress, KnownAlias, MajorityCx, MajorityMutation, MajoritySession, Reply,
     RequestId, Send, ServerRequest,
 };
 use crate::{
@@ -57,7 +57,7 @@ impl MajoritySession {
     /// confirmed it, and only then abandoned: that has no effect on the reservation.
     pub(super) fn end_alias(
         &mut self,
-        alias: &AbandonedAlias,
+        alias: &KnownAlias,
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
         cx: &mut MajorityCx<'_>,

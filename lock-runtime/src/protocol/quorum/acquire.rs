@@ -115,7 +115,7 @@ impl MajoritySession {
             return refused;
         }
         let first = self.first_exchange(request, Kind::Acquire, cx);
-        self.begin_exchange(first, cx)
+        self.begin_round(first, cx)
     }
 
     /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
@@ -128,14 +128,14 @@ impl MajoritySession {
         cx: &mut MajorityCx<'_>,
     ) -> RequestId {
         let Some(first) = requests.first() else {
-            return self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
+            return self.answered(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
         };
         if let Some(refused) = self.refused_unsent(&first.hold) {
             return refused;
         }
         let kind = Kind::All(requests.to_vec(), Vec::new());
         let first = self.first_exchange(first, kind, cx);
-        self.begin_exchange(first, cx)
+        self.begin_round(first, cx)
     }
 
     /// Refuses a new acquisition while too many votes are yet to be given up, such as at a server
@@ -156,21 +156,17 @@ impl MajoritySession {
     pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let stem = hold.token.stem();
         let Some(round) = self.rounds.get_mut(&stem) else {
-            return self.reply(Reply::Poll(PollReply::Gone));
+            return self.answered(Reply::Poll(PollReply::Gone));
         };
         let (lease, terms) = (round.lease, ExchangeTerms::of(round, cx.now));
         let calls = round.poll(terms.deadline, cx.now);
         let timeout = self.server_timeout(lease, cx);
         let acquiring = RoundRequest::new(hold.token, Kind::Poll, terms, timeout, cx.now);
-        self.begin_exchange((acquiring, calls), cx)
+        self.begin_round((acquiring, calls), cx)
     }
 
     /// Begins a request with its first exchange.
-    fn begin_exchange(
-        &mut self,
-        first: (RoundRequest, Calls),
-        cx: &mut MajorityCx<'_>,
-    ) -> RequestId {
+    fn begin_round(&mut self, first: (RoundRequest, Calls), cx: &mut MajorityCx<'_>) -> RequestId {
         let ((acquiring, calls), id) = (first, self.next_id());
         self.exchange(id, &acquiring, calls, cx);
         self.requests.insert(id, InProgress::Round(acquiring));

@@ -21,7 +21,7 @@ pub(super) struct Conversion {
 impl MajoritySession {
     pub(crate) fn convert(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
-            return self.reply(Reply::Convert(ConvertReply::NotHeld));
+            return self.answered(Reply::Convert(ConvertReply::NotHeld));
         };
         round.converts();
         let known: Vec<_> = round.known().collect();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{RequestId, round::AbandonedAlias};
+use super::{RequestId, round::KnownAlias};
 use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
@@ -97,7 +97,7 @@ pub(super) enum CallPurpose {
     Renewal(Vec<(usize, Token)>, Instant),
     /// The release of a vote that the server holds for at most this lease, and keeps reserved until
     /// this time.
-    Release(AbandonedAlias, Hold, Duration, Option<Instant>),
+    Release(KnownAlias, Hold, Duration, Option<Instant>),
     Broadcast,
     Abandon,
 }

@@ -2,10 +2,10 @@
 //! time, random numbers, the requests of its callers and the replies of the servers, and returns
 //! the calls to make.
 //!
-//! A request of a caller is begun by the method of its name and advanced by [`MajoritySession::step`],
-//! after each reply to one of its calls and when its time has come. The caller's task makes the
-//! calls that are returned. [`MajoritySession::replied`] takes the reply to any call, even if the request
-//! is over by then: the reply shows the state of a server.
+//! A request of a caller is begun by the method of its name and advanced by
+//! [`MajoritySession::step`], after each reply to one of its calls and when its time has come. The
+//! caller's task makes the calls that are returned. [`MajoritySession::replied`] takes the reply to
+//! any call, even if the request is over by then: the reply shows the state of a server.
 
 mod abandon;
 mod acquire;
@@ -29,7 +29,7 @@ use self::{
     exchange::proposals::Proposals,
     exchange::server::Server,
     message::CallPurpose,
-    round::{AbandonedAlias, PerServer, ServerAnswer},
+    round::{KnownAlias, PerServer, ServerAnswer},
 };
 pub(crate) use self::{
     exchange::majority::majority,
@@ -149,7 +149,7 @@ pub(crate) struct MajoritySession {
     /// The moving average of the time in which a majority replies.
     pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
-    released: Vec<(Instant, u128)>,
+    unconfirmed: Vec<(Instant, u128)>,
 }
 
 /// A request in progress.
@@ -174,7 +174,7 @@ impl MajoritySession {
             proposals: Proposals::default(),
             contended: Contended::default(),
             round_trip: Duration::from_millis(1),
-            released: Vec::new(),
+            unconfirmed: Vec::new(),
         }
     }
 
@@ -214,13 +214,13 @@ impl MajoritySession {
     /// Removes a round once its votes have expired in any case.
     fn remove_later(&mut self, stem: u128, now: Instant) {
         if let Some(round) = self.rounds.get(&stem) {
-            self.released.push((now + round.longest_lease, stem));
+            self.unconfirmed.push((now + round.longest_lease, stem));
         }
     }
 
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
-        let expired = self.released.extract_if(.., |(until, _)| *until < now);
+        let expired = self.unconfirmed.extract_if(.., |(until, _)| *until < now);
         for (_, stem) in expired {
             self.rounds.remove(&stem);
         }
@@ -306,7 +306,7 @@ impl MajoritySession {
     }
 
     /// Begins a request that needs no call.
-    fn reply(&mut self, reply: Reply) -> RequestId {
+    fn answered(&mut self, reply: Reply) -> RequestId {
         self.begin(InProgress::Over(Ok(reply), None))
     }
 

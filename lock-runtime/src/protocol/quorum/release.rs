@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, CallPurpose, MajorityCx, MajorityMutation, MajoritySession, PerServer, Reply,
+    CallPurpose, KnownAlias, MajorityCx, MajorityMutation, MajoritySession, PerServer, Reply,
     RequestId, ServerRequest, exchange::broadcast::Count, exchange::time_out::majority_timeout,
 };
 use crate::{
@@ -16,7 +16,7 @@ impl MajoritySession {
         let hold = &release.hold;
         self.remove_expired(cx.now);
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
-            return self.reply(Reply::Release(ReleaseReply::NotHeld));
+            return self.answered(Reply::Release(ReleaseReply::NotHeld));
         };
         round.closed = true;
         let aliases: PerServer<_> = round.all_known().collect();
@@ -38,7 +38,7 @@ impl MajoritySession {
     /// or the server has not executed the conversion of the writer yet.
     pub(super) fn released(
         &mut self,
-        alias: &AbandonedAlias,
+        alias: &KnownAlias,
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
         reply: &Result<Reply, StoreError>,

@@ -103,9 +103,9 @@ pub(crate) enum Outcome {
     Unreachable,
 }
 
-/// An alias that is no longer used and that a server may know.
+/// An alias that a server may know, and what is needed to end it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AbandonedAlias {
+pub(crate) struct KnownAlias {
     pub(crate) server: usize,
     pub(crate) token: Token,
     /// An acquire under this alias may still be executed until then (rule 8).

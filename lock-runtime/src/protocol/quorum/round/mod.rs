@@ -20,7 +20,7 @@ mod vote;
 use std::{mem, time::Duration};
 
 pub(crate) use self::message::{
-    AbandonedAlias, Ask, Calls, Next, Outcome, PerServer, ServerAnswer, TimeOuts,
+    Ask, Calls, KnownAlias, Next, Outcome, PerServer, ServerAnswer, TimeOuts,
 };
 use self::vote::{Obstacle, Status, Vote, VoteStanding, VoteState};
 use super::{MajorityCx, MajorityMutation, exchange::majority::majority};
@@ -102,7 +102,8 @@ pub(crate) struct Round {
     /// earlier waiter may have got. Others may have received larger fencing tokens since, so it
     /// draws a new one.
     redraws: bool,
-    abandoned: PerServer<AbandonedAlias>,
+    /// The aliases that are no longer used, to be ended.
+    abandoned: PerServer<KnownAlias>,
 }
 
 /// The pause after which a waiter in the coordinator's queue also asks the other servers, although
@@ -213,10 +214,10 @@ impl Round {
         self.all_known().map(|alias| (alias.server, alias.token))
     }
 
-    /// The same in the form in which they are abandoned.
-    pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
+    /// The same, with all that is needed to end them.
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = KnownAlias> + '_ {
         let states = self.states.iter().enumerate();
-        states.filter_map(|(server, state)| state.left_at(server))
+        states.filter_map(|(server, state)| state.known_at(server))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -246,7 +247,7 @@ impl Round {
     }
 
     /// Takes the aliases that are to be abandoned.
-    pub(crate) fn take_abandoned(&mut self) -> PerServer<AbandonedAlias> {
+    pub(crate) fn take_abandoned(&mut self) -> PerServer<KnownAlias> {
         mem::take(&mut self.abandoned)
     }
 
@@ -406,10 +407,10 @@ impl Round {
     }
 
     fn abandon_at(&mut self, server: usize) {
-        let Some(left) = self.states[server].left_at(server) else {
+        let Some(known) = self.states[server].known_at(server) else {
             return;
         };
-        self.abandoned.push(left);
+        self.abandoned.push(known);
         self.names = self.names.wrapping_add(1);
         let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::AbandonedAlias;
+use super::KnownAlias;
 use crate::{
     guard::fence::FencingToken,
     protocol::held::lease::Correction,
@@ -45,10 +45,10 @@ impl VoteState {
         }
     }
 
-    /// The alias as it is abandoned, if this server may know it.
-    pub(super) fn left_at(&self, server: usize) -> Option<AbandonedAlias> {
+    /// The alias, if this server may know it.
+    pub(super) fn known_at(&self, server: usize) -> Option<KnownAlias> {
         let is_known = self.standing != VoteStanding::Outside;
-        is_known.then_some(AbandonedAlias {
+        is_known.then_some(KnownAlias {
             server,
             token: self.token,
             straggler_until: self.straggler_until,
