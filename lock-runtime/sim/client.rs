@@ -168,7 +168,7 @@ impl Client {
         cx.mutation = mutation;
         let result = visit(&mut self.session, &mut cx);
         let out = cx.out;
-        for id in out.abandonments {
+        for id in out.ends {
             self.asked.insert(id, Asked::default());
             self.advance(net, id);
         }

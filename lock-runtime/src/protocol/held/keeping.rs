@@ -90,7 +90,7 @@ impl Session {
     /// Returns whether the driver has not even ended a call in time. Otherwise, with as many in
     /// flight as it may have, it has to leave the others.
     fn is_stuck(&self, now: Instant) -> bool {
-        self.abandonments.values().any(|it| it.is_stuck(now))
+        self.pending_ends.values().any(|it| it.is_stuck(now))
     }
 
     /// Forgets that the keeper looks at this client, whose thread is gone.
@@ -118,12 +118,12 @@ impl Session {
             return overdue;
         }
         let takes_jobs = self.has_room || self.is_stuck(cx.now);
-        let stuck = self.abandonments.iter();
+        let stuck = self.pending_ends.iter();
         let stuck = stuck.filter(|(_, it)| it.is_stuck(cx.now));
         for id in stuck.map(|(id, _)| id).collect::<Vec<_>>() {
             if let Some(id) = self.sent_again(id) {
-                let call = self.abandonments[id].call(cx.now);
-                overdue.jobs.push((Job::Abandon(id), call));
+                let call = self.pending_ends[id].call(cx.now);
+                overdue.jobs.push((Job::End(id), call));
             }
         }
         if let Some(until) = cx.now.checked_sub(LATE).filter(|_| takes_jobs) {

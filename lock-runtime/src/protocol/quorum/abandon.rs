@@ -7,7 +7,7 @@ use super::{
     RequestId, Send, ServerRequest,
 };
 use crate::{
-    protocol::{self, Abandonment, Afterwards, Ending, Latest, SHORTEST_CALL},
+    protocol::{self, Afterwards, Ending, Latest, PendingEnd, SHORTEST_CALL},
     request::spec::{Mode, call_timeout},
     shell::time::Instant,
     store::{Hold, StoreError},
@@ -79,10 +79,10 @@ impl MajoritySession {
         let mut begin = |endings: &mut dyn Iterator<Item = Afterwards>| {
             let Some(first) = endings.next() else { return };
             let until = first.straggler_until;
-            let abandonment = Abandonment::new(first.ending, lease, until, now);
-            let abandonment = abandonment.then(endings);
-            let id = self.begin(InProgress::Abandonment(alias.server, abandonment));
-            cx.out.abandonments.push(id);
+            let pending = PendingEnd::new(first.ending, lease, until, now);
+            let pending = pending.then(endings);
+            let id = self.begin(InProgress::End(alias.server, pending));
+            cx.out.ends.push(id);
         };
         let hold = hold.alias(alias.token);
         if alias.was_writer && hold.mode == Mode::Shared {
@@ -94,42 +94,42 @@ impl MajoritySession {
         begin(&mut endings(hold));
     }
 
-    pub(super) fn step_abandonment(
+    pub(super) fn step_end(
         id: RequestId,
         server: usize,
-        mut abandonment: Abandonment,
+        mut pending: PendingEnd,
         cx: &mut MajorityCx<'_>,
     ) -> (InProgress, Option<Instant>) {
-        if abandonment.due().is_some_and(|due| due <= cx.now) {
-            let call = abandonment.call(cx.now);
+        if pending.due().is_some_and(|due| due <= cx.now) {
+            let call = pending.call(cx.now);
             let request = match call.request {
                 protocol::Request::Release(release) => ServerRequest::Release(release),
-                _ => ServerRequest::Abandon(abandonment.hold().clone()),
+                _ => ServerRequest::Abandon(pending.hold().clone()),
             };
             let timeout = Some(call.timeout);
-            let send = Send::new(id, server, request, timeout, CallPurpose::Abandon);
+            let send = Send::new(id, server, request, timeout, CallPurpose::End);
             cx.out.sends.push(send);
         }
-        let due = abandonment.due();
-        (InProgress::Abandonment(server, abandonment), due)
+        let due = pending.due();
+        (InProgress::End(server, pending), due)
     }
 
-    /// Applies the reply to the call of an abandonment.
-    pub(super) fn abandoned(
+    /// Applies the reply to a call that ends an alias.
+    pub(super) fn end_replied(
         &mut self,
         id: RequestId,
         reply: Result<Reply, StoreError>,
         cx: &mut MajorityCx<'_>,
     ) {
-        let Some(InProgress::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
+        let Some(InProgress::End(server, pending)) = self.requests.get_mut(&id) else {
             return;
         };
         let jitter = cx.jitter();
-        let latest = abandonment.replied(reply, jitter, cx.now);
-        if abandonment.due().is_some() {
+        let latest = pending.replied(reply, jitter, cx.now);
+        if pending.due().is_some() {
             return;
         }
-        let hold = abandonment.hold().clone();
+        let hold = pending.hold().clone();
         let over = match latest {
             Latest::GaveUp(error) => Reply::NotAbandoned(*server, hold, error),
             Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,

@@ -42,7 +42,7 @@ pub(crate) enum Reply {
     Release(ReleaseReply),
     Convert(ConvertReply),
     Abandoned,
-    /// A server has not confirmed the abandonment of this alias. It ends with its lease.
+    /// A server has not confirmed the end of this alias, which ends with its lease.
     NotAbandoned(usize, Hold, StoreError),
     Inspect(Inspection),
     Revoke(RevokeReply),
@@ -99,7 +99,7 @@ pub(super) enum CallPurpose {
     /// this time.
     Release(KnownAlias, Hold, Duration, Option<Instant>),
     Broadcast,
-    Abandon,
+    End,
 }
 
 #[cfg(all(test, feature = "redis"))]
@@ -115,7 +115,7 @@ impl CallTicket {
 pub(crate) enum Progress {
     /// Waits for a reply to one of its calls, until this time.
     Wait(Option<Instant>),
-    /// The reply. With a time, it is delayed until the first calls of the abandonments that this
+    /// The reply. With a time, it is delayed until the first calls of the ends of aliases that this
     /// visit has begun are over, but at most until this time.
     Done(Result<Reply, StoreError>, Option<Instant>),
 }

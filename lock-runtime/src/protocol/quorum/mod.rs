@@ -37,7 +37,7 @@ pub(crate) use self::{
     message::{CallTicket, Progress, Reply, Send, ServerRequest},
     round::Round,
 };
-use super::Abandonment;
+use super::PendingEnd;
 use crate::{
     shell::time::Instant,
     store::{Grant, Hold, StoreError, StoreErrorKind, Token},
@@ -93,9 +93,10 @@ pub(crate) struct MajorityCx<'a> {
 /// The output of a visit, in the order in which it is to be performed.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// Abandonments to begin in the background: requests to be advanced like any other. Their first
-    /// calls are sent ahead of all others, so that no later call meets the abandoned alias.
-    pub(crate) abandonments: Vec<RequestId>,
+    /// Ends of aliases to begin in the background: requests to be advanced like any other. Their
+    /// first calls are sent ahead of all others, so that no later call meets an alias that is given
+    /// up.
+    pub(crate) ends: Vec<RequestId>,
     /// Calls to make in the background.
     pub(crate) background: Vec<Send>,
     /// Calls to make in the task of the caller.
@@ -158,8 +159,8 @@ enum InProgress {
     Round(RoundRequest),
     Broadcast(Broadcast),
     /// Of an alias at this server.
-    Abandonment(usize, Abandonment),
-    /// The reply, and until when the first calls of its abandonments are awaited.
+    End(usize, PendingEnd),
+    /// The reply, and until when the first calls of the ends that it has begun are awaited.
     Over(Result<Reply, StoreError>, Option<Instant>),
 }
 
@@ -187,9 +188,7 @@ impl MajoritySession {
             let (request, until) = match request {
                 InProgress::Round(acquiring) => self.step_acquire(id, acquiring, cx),
                 InProgress::Broadcast(broadcast) => self.step_broadcast(id, broadcast, cx),
-                InProgress::Abandonment(server, abandonment) => {
-                    Self::step_abandonment(id, server, abandonment, cx)
-                }
+                InProgress::End(server, pending) => Self::step_end(id, server, pending, cx),
                 InProgress::Over(reply, until) => return Progress::Done(reply, until),
             };
             let is_over = matches!(request, InProgress::Over(..));
@@ -237,7 +236,7 @@ impl MajoritySession {
         let error = reply.as_ref().err();
         match ticket.purpose {
             // These calls are sent to servers that do not reply, too.
-            CallPurpose::Abandon => self.abandoned(id, reply, cx),
+            CallPurpose::End => self.end_replied(id, reply, cx),
             CallPurpose::Exchange(token, exchange, sent) => {
                 let answer = ServerAnswer::new(reply);
                 self.servers[server].replied(answer.error(), cx.now);
@@ -346,8 +345,8 @@ impl MajoritySession {
         let mut rounds = self.rounds.values();
         rounds.any(|round| round.known().any(|known| known == (server, token)))
             || self.requests.values().any(|request| {
-                matches!(request, InProgress::Abandonment(at, abandonment)
-                    if *at == server && abandonment.hold().token == token)
+                matches!(request, InProgress::End(at, pending)
+                    if *at == server && pending.hold().token == token)
             })
     }
 

@@ -109,7 +109,7 @@ impl Inner {
         // One timer for all replies: a timer for each would be registered and removed again.
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
-            let (sends, abandoned) = self.begin_background(out);
+            let (sends, ended) = self.begin_background(out);
             let calls = sends.into_iter().map(|send| self.call(send));
             running.calls.extend(calls);
             let until = match step {
@@ -117,7 +117,7 @@ impl Inner {
                 Progress::Done(reply, until) => {
                     running.is_over = true;
                     if let Some(until) = until {
-                        let _ = timeout_at(until, join_all(abandoned)).await;
+                        let _ = timeout_at(until, join_all(ended)).await;
                     }
                     return reply;
                 }
@@ -142,21 +142,20 @@ impl Inner {
     }
 
     /// Begins the background part of the output of a visit. Returns the calls to make in this task,
-    /// and for each abandonment the end of its first call.
+    /// and for each end of an alias the end of its first call.
     fn begin_background(self: &Arc<Self>, out: Output) -> (Vec<Send>, Vec<oneshot::Receiver<()>>) {
-        let abandonments = out.abandonments.into_iter();
-        let abandoned = abandonments.map(|id| self.abandon(id)).collect();
+        let ended = out.ends.into_iter().map(|id| self.end(id)).collect();
         let background = out.background.into_iter();
         self.finish(background.map(|send| self.call(send)).collect());
-        (out.sends, abandoned)
+        (out.sends, ended)
     }
 
-    /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
-    /// the caller sends next, so that no later request of the caller meets the abandoned alias.
-    fn abandon(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
+    /// Ends an alias in the background. Its first call is sent now, ahead of everything that
+    /// the caller sends next, so that no later request of the caller meets the alias.
+    fn end(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
         let (first, over) = oneshot::channel();
         let inner = self.clone();
-        let mut abandoning = Box::pin(async move {
+        let mut ending = Box::pin(async move {
             let (step, out) = inner.visit(|session, cx| session.step(id, cx));
             let reply = inner.advance(id, step, out, Some(first)).await;
             if let Ok(Reply::NotAbandoned(server, hold, error)) = reply {
@@ -164,10 +163,10 @@ impl Inner {
                 tracing::debug!(key = %key.shown(), %server, %error, "stopped retrying the release of a vote; it expires with its lease");
             }
         });
-        if (&mut abandoning).now_or_never().is_none()
+        if (&mut ending).now_or_never().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(abandoning);
+            runtime.spawn(ending);
         }
         over
     }

@@ -171,7 +171,7 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
     };
 
     let (id, out) = client.renew();
-    assert_eq!(out.abandonments.len(), 1);
+    assert_eq!(out.ends.len(), 1);
     let [asked] = &out.background[..] else {
         panic!("{out:?}")
     };
@@ -221,7 +221,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     client.step(id);
     let [late] = late.try_into().unwrap();
     let out = client.reply(late, Reply::Poll(PollReply::Gone));
-    assert_eq!(out.abandonments.len(), 1);
+    assert_eq!(out.ends.len(), 1);
 }
 
 /// A majority has converted the writer, and no server answers the request that raises the fencing
@@ -243,7 +243,7 @@ fn a_conversion_without_an_answer_leaves_the_end_to_its_caller() {
     client.now += LEASE;
     let (step, out) = client.step(id);
     assert!(matches!(step, Progress::Done(Err(_), _)), "{step:?}");
-    assert!(out.abandonments.is_empty(), "{out:?}");
+    assert!(out.ends.is_empty(), "{out:?}");
     let release = Release::new(hold).keep_for(Some(LEASE));
     let (_, out) = client.visit(|session, cx| session.release(&release, cx));
     let reserves =
@@ -273,7 +273,7 @@ fn a_vote_that_was_renewed_is_not_abandoned() {
     }
 
     let (_, out) = client.renew();
-    assert_eq!((out.sends.len(), out.abandonments.len()), (3, 0));
+    assert_eq!((out.sends.len(), out.ends.len()), (3, 0));
 }
 
 /// A reader has votes without a majority, and its wait ends. The next reader of the process
@@ -424,12 +424,12 @@ fn a_lost_release_of_a_reserved_vote_is_repeated() {
     let mut sends = out.sends;
     let lost = sends.remove(0);
     for send in sends {
-        assert!(client.reply(send, released()).abandonments.is_empty());
+        assert!(client.reply(send, released()).ends.is_empty());
     }
     client.now += second;
     let error = StoreError::timed_out(second);
     let (_, out) = client.visit(|session, cx| session.replied(lost.ticket, Err(error), cx));
-    let [ending] = out.abandonments[..] else {
+    let [ending] = out.ends[..] else {
         panic!("{out:?}")
     };
     // The first repetition is lost as well, and the next one follows a second later.
@@ -528,9 +528,9 @@ fn abandonments_wait_for_a_late_server_whatever_the_lease() {
     client.ask(short, LEASE);
     let hold = client.hold.clone();
     let (_, out) = client.visit(|session, cx| session.abandon(&hold, cx));
-    assert_eq!(out.abandonments.len(), 3);
-    for abandonment in out.abandonments {
-        let send = client.step(abandonment).1.sends.pop().expect("a call");
+    assert_eq!(out.ends.len(), 3);
+    for end in out.ends {
+        let send = client.step(end).1.sends.pop().expect("a call");
         assert_eq!(send.timeout, Some(Duration::from_millis(500)));
     }
 }
