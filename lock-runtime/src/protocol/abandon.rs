@@ -15,10 +15,9 @@ use crate::{
     store::{Hold, Release, ReleaseReply, StoreError},
 };
 
-/// The pause after the first failure. It doubles after each further failure, up to the longest
-/// pause.
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pause after the first failure. It doubles after each further failure, up to the longest one.
+pub(crate) const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// The time beyond the lease for which a store without an answer is asked to end a hold. A clock
 /// that its clients advance together has stood still, and with it the lease.
 const OUTAGE: Duration = Duration::from_secs(60);
@@ -136,7 +135,7 @@ impl PendingEnd {
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
             outlasts: false,
-            pause: FIRST_PAUSE,
+            pause: FIRST_BACKOFF,
             is_repeated: false,
             due: Some(now),
             again: false,
@@ -170,7 +169,7 @@ impl PendingEnd {
     /// Makes the next call at `at`, if the latest one has failed. Returns whether that is earlier
     /// than before.
     pub(super) fn retry_at(&mut self, at: Instant) -> bool {
-        let has_failed = self.pause > FIRST_PAUSE;
+        let has_failed = self.pause > FIRST_BACKOFF;
         has_failed && self.due.is_some() && self.hurry(at)
     }
 
@@ -287,7 +286,7 @@ impl PendingEnd {
             (Latest::Confirmed, Some(deadline)) => Some(deadline + Duration::from_millis(1)),
             (Latest::Unconfirmed, _) => {
                 let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.pause = (self.pause * 2).min(LONGEST_BACKOFF);
                 Some(now + pause)
             }
             // From now on the release that named the next holder has no effect if it is executed

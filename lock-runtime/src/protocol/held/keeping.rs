@@ -11,7 +11,7 @@ use crate::{
 /// The time after which a background call that is due, or that was to be answered, is late.
 pub(crate) const LATE: Duration = Duration::from_millis(500);
 /// The longest time between two looks.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The largest number of background calls that the keeper takes over at a time.
 const JOBS: usize = 256;
 
@@ -54,7 +54,7 @@ impl Session {
         // Also without a lock: a client that is idle for a moment does not wake the keeper with its
         // next one.
         if let Some(at) = self.look_at.filter(|at| *at > now) {
-            let next = at.min(now + LONGEST_PAUSE);
+            let next = at.min(now + BETWEEN_LOOKS);
             self.look_at = Some(next);
             return Look::Calm(next);
         }
@@ -68,7 +68,7 @@ impl Session {
         let jobs = self.jobs.first().filter(|_| self.has_room || is_stuck);
         let jobs = jobs.map(|at| (at + LATE, LATE));
         let stuck = is_stuck.then_some((now, LATE));
-        let (mut next, mut pause, mut is_late) = (now + LONGEST_PAUSE, LONGEST_PAUSE, false);
+        let (mut next, mut pause, mut is_late) = (now + BETWEEN_LOOKS, BETWEEN_LOOKS, false);
         for (late_at, lease) in leases.chain(jobs).chain(stuck) {
             if late_at <= now {
                 is_late = true;
