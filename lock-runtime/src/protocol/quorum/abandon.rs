@@ -124,7 +124,7 @@ impl MajoritySession {
         let Some(InProgress::End(server, pending)) = self.requests.get_mut(&id) else {
             return;
         };
-        let jitter = cx.jitter();
+        let jitter = cx.fraction();
         let latest = pending.replied(reply, jitter, cx.now);
         if pending.due().is_some() {
             return;

@@ -200,7 +200,7 @@ impl MajoritySession {
         let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
             round.poll(terms.deadline, now)
         } else {
-            let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
+            let time_outs = TimeOuts::new(self.round_trip, cx.fraction());
             let coordinator = coordinator(&self.servers, key, now);
             let mut round = Round::new(request, self.servers.len(), coordinator, time_outs, now);
             // A request for several locks waits for none of them.
@@ -235,7 +235,7 @@ impl MajoritySession {
         cx: &mut MajorityCx<'_>,
     ) -> (InProgress, Option<Instant>) {
         let stem = acquiring.token.stem();
-        let (micros, round_trip, jitter) = (cx.micros, self.round_trip, cx.jitter());
+        let (micros, round_trip, jitter) = (cx.micros, self.round_trip, cx.fraction());
         let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         let until = loop {
             let Some(round) = self.rounds.get_mut(&stem) else {

@@ -49,7 +49,7 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 /// The number of a request. No two requests of a session have the same.
 pub(crate) type RequestId = u64;
 
-/// A rule of docs/PROTOCOL.md that is switched off, to show that the simulator finds the violation.
+/// A rule of docs/PROTOCOL.md that a simulator switches off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MajorityMutation {
     /// Rule 28: the largest fencing token is not written back.
@@ -86,6 +86,7 @@ pub(crate) struct MajorityCx<'a> {
     micros: u64,
     fraction: &'a mut dyn FnMut() -> f64,
     pub(crate) out: Output,
+    /// The rule that a simulator has switched off.
     #[cfg(test)]
     pub(crate) mutation: Option<MajorityMutation>,
 }
@@ -116,19 +117,20 @@ impl<'a> MajorityCx<'a> {
         }
     }
 
-    /// Whether this rule is switched off, which is never the case outside of tests.
-    fn breaks(&self, mutation: MajorityMutation) -> bool {
-        #[cfg(test)]
-        return self.mutation == Some(mutation);
-        #[cfg(not(test))]
-        {
-            let _ = mutation;
-            false
-        }
+    /// Returns a random number in 0..1.
+    fn fraction(&mut self) -> f64 {
+        (self.fraction)()
     }
 
-    fn jitter(&mut self) -> f64 {
-        (self.fraction)()
+    /// Returns whether a simulator has switched this rule off.
+    #[cfg(test)]
+    fn breaks(&self, mutation: MajorityMutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    #[cfg(not(test))]
+    const fn breaks(&self, _: MajorityMutation) -> bool {
+        false
     }
 }
 
