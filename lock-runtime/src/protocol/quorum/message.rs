@@ -79,7 +79,7 @@ impl Send {
     }
 }
 
-/// The purpose of a call.
+/// The server of a call, its request and its purpose. It is returned with the reply.
 #[derive(Clone, Debug)]
 pub(crate) struct CallTicket {
     pub(crate) server: usize,

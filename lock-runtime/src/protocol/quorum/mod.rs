@@ -160,7 +160,7 @@ pub(crate) struct MajoritySession {
 enum InProgress {
     Round(RoundRequest),
     Broadcast(Broadcast),
-    /// Of an alias at this server.
+    /// The end of an alias at this server.
     End(usize, PendingEnd),
     /// The reply, and until when the first calls of the ends that it has begun are awaited.
     Over(Result<Reply, StoreError>, Option<Instant>),
