@@ -266,7 +266,7 @@ impl Checker {
             };
             let slack = net.schedule.longest_lease / 50 + Duration::from_millis(5) + late;
             let lasts_on = |until: Instant| until > net.now + slack;
-            if kept.is_some_and(lasts_on) && net.ends(hold.token).is_some_and(lasts_on) {
+            if kept.is_some_and(lasts_on) && net.ends(number, hold.token).is_some_and(lasts_on) {
                 self.report(Wrong::Left, || {
                     format!(
                         "{} is left at s{number}, held until {kept:?}",
@@ -285,7 +285,7 @@ impl Checker {
             let is_explained = net.search.is_some()
                 || net.was_troubled(who.process, since)
                 || net.revoked.contains(&token)
-                || net.excused.contains(&token)
+                || is_excused(net, token)
                 || was_lost(net, servers, token)
                 || !net.is_single && servers.iter().any(|it| it.has_lost_vote(token, asked_by))
                 || servers[0].has_undone(token);
@@ -341,8 +341,7 @@ impl Checker {
         // Nothing can be said about a grant whose data the store has lost, except that it is not
         // handed off by a process that knows of the loss.
         let is_outdated = was_lost(net, servers, hold.token) && !(is_handoff && is_warned);
-        let is_excused = net.is_single && net.excused.contains(&hold.token);
-        if is_excused || net.revoked.contains(&hold.token) || is_outdated {
+        if is_excused(net, hold.token) || net.revoked.contains(&hold.token) || is_outdated {
             return;
         }
         // A majority takes its time to confirm a grant.
@@ -515,7 +514,7 @@ impl Checker {
                     .map(|it| (it.who, &clients[it.who.process]));
                 let living = owner.filter(|(who, client)| client.who == *who);
                 if living.is_some_and(|(_, client)| !client.owns(net, number, token))
-                    && !net.excused.contains(&token)
+                    && !net.excused.contains(&(number, token))
                     && !server.has_undone(token)
                 {
                     let state = if mode.is_some() { "held" } else { "queued" };
@@ -546,9 +545,14 @@ fn held(net: &Network, client: &mut Client) -> Vec<Holder> {
 /// store, or made by a copy of its request.
 fn is_uncertain(net: &Network, servers: &[Server], token: Token) -> bool {
     net.revoked.contains(&token)
-        || net.excused.contains(&token)
+        || is_excused(net, token)
         || was_lost(net, servers, token)
         || net.is_single && servers[0].has_undone(token)
+}
+
+/// Whether the single store may keep the token without an owner, or grant it twice.
+fn is_excused(net: &Network, token: Token) -> bool {
+    net.is_single && net.excused.contains(&(0, token))
 }
 
 /// Whether the single store has lost the lock with its data.

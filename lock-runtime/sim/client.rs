@@ -15,7 +15,7 @@ use super::{
 use crate::{
     protocol::{
         Request,
-        quorum::{Cx, LONGEST_CALL, Reply, RequestId, Session, Step},
+        quorum::{LONGEST_CALL, MajorityCx, MajoritySession, Progress, Reply, RequestId},
     },
     shell::time::Instant,
     store::{Hold, PollReply, RevokeScope, StoreError, StoreEvent, Token},
@@ -73,7 +73,7 @@ pub(super) struct Client {
     pub(super) process: Process,
     /// The way to a single store.
     direct: Option<Conn>,
-    pub(super) session: Session,
+    pub(super) session: MajoritySession,
     /// Its list of servers begins with this one, and so do those of all clients unless they
     /// disagree on the coordinator.
     shift: usize,
@@ -98,7 +98,7 @@ impl Client {
             ahead,
             process: Process::new(net, who),
             direct: net.is_single.then(|| net.connect(who, 0)),
-            session: Session::new((0..servers).map(|server| format!("s{server}"))),
+            session: MajoritySession::new((0..servers).map(|server| format!("s{server}"))),
             shift: who.process * net.schedule.shift % servers,
             asked: BTreeMap::new(),
             links: (0..servers).map(|_| Link::default()).collect(),
@@ -160,15 +160,15 @@ impl Client {
     fn visit<T>(
         &mut self,
         net: &mut Network,
-        visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T,
+        visit: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> T,
     ) -> T {
         let (now, micros, mutation) = (self.now(net), self.micros(net), net.of_majority());
         let mut fraction = || net.dice.fraction();
-        let mut cx = Cx::new(now, micros, &mut fraction);
+        let mut cx = MajorityCx::new(now, micros, &mut fraction);
         cx.mutation = mutation;
         let result = visit(&mut self.session, &mut cx);
         let out = cx.out;
-        for id in out.abandonments {
+        for id in out.ends {
             self.asked.insert(id, Asked::default());
             self.advance(net, id);
         }
@@ -191,14 +191,14 @@ impl Client {
             asked.polls = None;
         }
         match step {
-            Step::Wait(until) => {
+            Progress::Wait(until) => {
                 if let (Some(until), Some(asked)) = (until, self.asked.get_mut(&id)) {
                     asked.plan += 1;
                     let plan = asked.plan;
                     self.at(net, until, Input::Request(id, plan));
                 }
             }
-            Step::Done(reply, _) => {
+            Progress::Done(reply, _) => {
                 let asked = self.forget(net, id).unwrap_or_default();
                 if let (Some(hold), Ok(Reply::Poll(PollReply::Granted(grant)))) =
                     (&asked.polls, &reply)
@@ -238,7 +238,7 @@ impl Client {
             for hold in out.given_up {
                 // Another ending of the token may go on.
                 if self.process.session.knows(hold.token, now) {
-                    net.excused.push(hold.token);
+                    net.excused.push((0, hold.token));
                 } else {
                     net.leave(self.who, 0, hold);
                 }

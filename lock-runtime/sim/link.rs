@@ -86,7 +86,7 @@ impl Client {
             self.at(net, now + timeout, Input::Call(id, timeout));
         }
         let mut conditions = Conditions::default();
-        if let ServerRequest::Acquire(request, _) = &send.request {
+        if let ServerRequest::Acquire(request) = &send.request {
             conditions.deadline_there = Some(self.clock.when(request.deadline));
         } else if let ServerRequest::Raise(..) = &send.request {
             conditions.marker = self.links[send.ticket.server].marker(net);
@@ -112,7 +112,7 @@ impl Client {
         };
         let server = call.send.ticket.server;
         let link = &mut self.links[server];
-        if let (ServerRequest::Acquire(request, _), None, Some(clock)) =
+        if let (ServerRequest::Acquire(request), None, Some(clock)) =
             (&call.send.request, call.conditions.deadline, &link.clock)
         {
             call.conditions.deadline = Some(clock.server_micros(request.deadline));
@@ -256,7 +256,7 @@ impl Client {
             // The estimate of the server's clock was wrong: repeat the request.
             (
                 Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), _),
-                ServerRequest::Acquire(request, _),
+                ServerRequest::Acquire(request),
             ) if !call.asked_again && request.deadline > now => {
                 call.conditions.deadline = None;
                 call.asked_again = true;

@@ -60,20 +60,20 @@ pub(super) fn votes(request: &ServerRequest) -> bool {
     use ServerRequest::{Acquire, Convert, Poll, Raise, Renew};
     matches!(
         request,
-        Acquire(..) | Poll(_) | Renew(_) | Raise(..) | Convert(_)
+        Acquire(_) | Poll(_) | Renew(_) | Raise(..) | Convert(_)
     )
 }
 
 /// Whether the request is repeated if the connection is lost.
 pub(super) fn is_repeated(request: &ServerRequest) -> bool {
     use ServerRequest::{Acquire, Release};
-    !matches!(request, Acquire(..) | Release(_))
+    !matches!(request, Acquire(_) | Release(_))
 }
 
 /// The alias that a request names.
 pub(super) fn alias(request: &ServerRequest) -> Option<&Hold> {
     match request {
-        ServerRequest::Acquire(request, _) => Some(&request.hold),
+        ServerRequest::Acquire(request) => Some(&request.hold),
         ServerRequest::Renew(renewals) => renewals.first().map(|renewal| &renewal.hold),
         ServerRequest::Release(release) => Some(&release.hold),
         ServerRequest::Poll(hold) | ServerRequest::Convert(hold) | ServerRequest::Abandon(hold) => {
@@ -98,7 +98,7 @@ pub(super) fn leases(request: &Request) -> Vec<(Token, Duration)> {
     let renew = |renewal: &Renewal| (renewal.hold.token, renewal.lease);
     match request {
         Request::Greet => Vec::new(),
-        Request::Call(ServerRequest::Acquire(request, _), _) => vec![acquire(request)],
+        Request::Call(ServerRequest::Acquire(request), _) => vec![acquire(request)],
         Request::Call(ServerRequest::Renew(renewals), _) => renewals.iter().map(renew).collect(),
         Request::Call(..) => Vec::new(),
         Request::Direct(Message::All(requests)) => requests.iter().map(acquire).collect(),
@@ -152,8 +152,9 @@ impl Network {
         };
         let name = alias(request).map_or_else(String::new, |hold| self.name(hold.token));
         match request {
-            ServerRequest::Acquire(request, proposal) => {
-                let (if_busy, lease, number) = (request.if_busy, request.lease, short(*proposal));
+            ServerRequest::Acquire(request) => {
+                let (if_busy, lease) = (request.if_busy, request.lease);
+                let number = request.proposal.map_or(0, short);
                 format!("acquire {name} {if_busy:?} {lease:?} ..{number}")
             }
             ServerRequest::Poll(_) => format!("poll {name}"),

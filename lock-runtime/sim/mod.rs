@@ -6,7 +6,7 @@
 //! partitioned.
 //!
 //! All decisions are those of production code: the [`Session`](crate::protocol::Session) of each
-//! process, the [`Session`](crate::protocol::quorum::Session) of a majority, the quarantine with
+//! process, the [`MajoritySession`](crate::protocol::quorum::MajoritySession), the quarantine with
 //! the estimate of a server's clock, and at each server the table of the in-memory store, or the
 //! scripts of Redis (`scripts.rs`). The simulators perform effects and check invariants; they
 //! decide nothing. Only the tasks of `store/quorum/calls.rs` (in `client.rs`) and a connection (in
@@ -58,7 +58,7 @@ enum Broken {
     /// The same on the servers of a majority.
     ScriptOfMajority(&'static str, &'static str),
     /// A rule of the session of a majority.
-    Majority(quorum::Mutation),
+    Majority(quorum::MajorityMutation),
     /// A lease is not shortened to allow for clock drift.
     NoDrift,
     /// Rule 30: a restarted server votes at once if its data are old enough.

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     protocol::{
         self, HeldId,
-        quorum::{Mutation, ServerRequest},
+        quorum::{MajorityMutation, ServerRequest},
     },
     request::key::LockKey,
     request::spec::LockKind,
@@ -104,11 +104,11 @@ pub(super) struct Network {
     pub(super) search: Option<Search>,
     /// By the stems of their tokens.
     origins: BTreeMap<u128, Origin>,
-    /// Tokens that may stay at a server without an owner: they came back with old data, or retries
-    /// of their abandonment had to end. With a single store, they may also be granted twice: their
-    /// acquire was duplicated by the network, which rule 10 excludes.
-    pub(super) excused: Vec<Token>,
-    /// Tokens that were revoked. Their holders may not know of it yet.
+    /// Tokens that may stay at this server without an owner: they came back with old data, or
+    /// retries of their abandonment had to end. With a single store, they may also be granted
+    /// twice: their acquire was duplicated by the network, which rule 10 excludes.
+    pub(super) excused: Vec<(usize, Token)>,
+    /// Tokens that a single store has revoked. Their holders may not know of it yet.
     pub(super) revoked: Vec<Token>,
     /// The guards that were handed out in this event.
     pub(super) began: Vec<(Who, Began)>,
@@ -123,8 +123,9 @@ pub(super) struct Network {
     pub(super) contended: Vec<(LockKind, LockKey)>,
     /// When a client was paused last: what it knows is as old as the pause is long.
     pub(super) paused_until: Option<Instant>,
-    /// When the leases end that were requested for each token, counted from the sending.
-    requested: BTreeMap<Token, Instant>,
+    /// When the leases end that were requested of each server for each token, counted from the
+    /// sending.
+    requested: BTreeMap<(usize, Token), Instant>,
     /// The holds that clients have left to their leases, each with its server. The checker looks at
     /// them and takes them away.
     pub(super) left: Vec<(usize, Hold)>,
@@ -203,7 +204,7 @@ impl Network {
     }
 
     /// The rule of the session of a majority that is switched off.
-    pub(super) fn of_majority(&self) -> Option<Mutation> {
+    pub(super) fn of_majority(&self) -> Option<MajorityMutation> {
         match self.broken {
             Some(Broken::Majority(mutation)) => Some(mutation),
             _ => None,
@@ -239,21 +240,22 @@ impl Network {
     /// Sends a request. No two acquires are ever sent under one alias, so an acquire by a majority
     /// is not duplicated.
     pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
+        let server = self.connections[conn].server;
         for (token, lease) in leases(&request) {
-            let until = self.requested.entry(token).or_insert(self.now);
+            let until = self.requested.entry((server, token)).or_insert(self.now);
             *until = (*until).max(self.now + lease);
         }
         let may_double = match &request {
-            Request::Greet | Request::Call(ServerRequest::Acquire(..), _) => false,
+            Request::Greet | Request::Call(ServerRequest::Acquire(_), _) => false,
             Request::Call(..) | Request::Direct(_) => true,
         };
         let copies = self.copies(conn, Way::Request, may_double, |net| {
-            let (server, request) = (net.connections[conn].server, net.show(&request));
-            format!("to s{server} #{call} {request}")
+            format!("to s{server} #{call} {}", net.show(&request))
         });
         self.greeted(conn, call, copies);
         if let (Request::Direct(message), [Some(_), Some(_)]) = (&request, copies) {
-            self.excused.extend(acquires(message));
+            let tokens = acquires(message).into_iter();
+            self.excused.extend(tokens.map(|token| (server, token)));
         }
         // The reply to the copy of a request to a majority is not awaited.
         let of_copy = if self.is_single { call } else { 0 };
@@ -423,16 +425,16 @@ impl Network {
     pub(super) fn leave(&mut self, who: Who, server: usize, hold: Hold) {
         self.say(|net| format!("{who} leaves {} to its lease", net.name(hold.token)));
         // A copy of its request may be executed at any time.
-        if !self.excused.contains(&hold.token) {
-            self.excused.push(hold.token);
+        if !self.excused.contains(&(server, hold.token)) {
+            self.excused.push((server, hold.token));
             self.left.push((server, hold));
             self.look = true;
         }
     }
 
-    /// When the leases end that were requested for a token, counted from the sending.
-    pub(super) fn ends(&self, token: Token) -> Option<Instant> {
-        self.requested.get(&token).copied()
+    /// When the leases end that were requested of a server for a token, counted from the sending.
+    pub(super) fn ends(&self, server: usize, token: Token) -> Option<Instant> {
+        self.requested.get(&(server, token)).copied()
     }
 
     /// Records that a fault affects a process until then.

@@ -451,9 +451,7 @@ fn answer(store: &RedisStore, message: &Message) -> Reply {
 
 fn vote(store: &RedisStore, request: &ServerRequest) -> Result<Reply, StoreError> {
     Ok(match request {
-        ServerRequest::Acquire(request, proposal) => {
-            Reply::Acquire(now(store.acquire_proposed(request, *proposal))?)
-        }
+        ServerRequest::Acquire(request) => Reply::Acquire(now(store.acquire(request))?),
         ServerRequest::Poll(hold) => {
             let polled = now(store.poll(from_ref(hold))).pop();
             Reply::Poll(polled.expect("a reply for each")?)

@@ -191,7 +191,8 @@ impl Server {
         let after = tokens(&self.data.table, net, net.start);
         let after = after.into_iter().map(|(token, _)| token);
         let returned = after.filter(|it| !before.contains(it));
-        net.excused.extend(returned);
+        net.excused
+            .extend(returned.map(|token| (self.number, token)));
     }
 
     fn micros(&self, now: Instant) -> u64 {
@@ -235,7 +236,8 @@ impl Server {
         let now = self.clock.at(net.now);
         for key in &net.keys {
             let tokens = self.data.table.tokens(key, LockKind::Lock, now);
-            net.excused.extend(tokens.map(|(token, _)| token));
+            net.excused
+                .extend(tokens.map(|(token, _)| (self.number, token)));
         }
         self.up = true;
         self.started = self.micros(net.now);
@@ -328,7 +330,7 @@ impl Server {
                 Reply::Strange(micros)
             }
             Request::Call(request, conditions) => {
-                excuse_late(net, request, conditions);
+                excuse_late(net, self.number, request, conditions);
                 net.look |= matches!(request, ServerRequest::Abandon(_));
                 Reply::Call(vote(table, fences, request, &mut step), micros)
             }
@@ -390,7 +392,7 @@ impl Server {
                 if let Some(quorum::Reply::Acquire(reply)) = &reply
                     && *reply != AcquireReply::Late
                 {
-                    excuse_late(net, request, conditions);
+                    excuse_late(net, self.number, request, conditions);
                 }
                 net.look |= matches!(request, ServerRequest::Abandon(_));
                 let reply = reply.map_or(Reply::Strange(micros), |it| Reply::Call(it, micros));
@@ -445,20 +447,20 @@ fn revoked(event: &StoreEvent) -> Option<Token> {
 
 /// Excuses the token of an acquire that is executed late. Without recent replies, the client's
 /// estimate of the server's clock is outdated.
-fn excuse_late(net: &mut Network, request: &ServerRequest, conditions: &Conditions) {
-    if let ServerRequest::Acquire(request, _) = request
+fn excuse_late(net: &mut Network, server: usize, request: &ServerRequest, conditions: &Conditions) {
+    if let ServerRequest::Acquire(request) = request
         && (conditions.deadline_there).is_some_and(|there| net.now > there)
     {
-        net.excused.push(request.hold.token);
+        net.excused.push((server, request.hold.token));
     }
 }
 
-/// Excuses the token that an excused one names as its successor.
+/// Excuses the token that an excused one of a single store names as its successor.
 fn excuse_next(net: &mut Network, message: &Message) {
     if let Message::One(protocol::Request::Release(release)) = message
-        && net.excused.contains(&release.hold.token)
+        && net.excused.contains(&(0, release.hold.token))
     {
-        net.excused.extend(release.next.map(|next| next.token));
+        net.excused.extend(release.next.map(|next| (0, next.token)));
     }
 }
 
@@ -471,8 +473,7 @@ fn vote(
 ) -> quorum::Reply {
     use quorum::Reply;
     match request {
-        ServerRequest::Acquire(request, proposal) => {
-            step.proposal = Some(*proposal);
+        ServerRequest::Acquire(request) => {
             // The deadline was checked before.
             let mut request = request.clone();
             request.deadline = step.now;

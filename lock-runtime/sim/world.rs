@@ -260,7 +260,7 @@ impl World {
         });
         server.execute(net, conn, call, &request);
         // A vote or queue entry without an owner does harm once another request meets it.
-        if let Request::Direct(_) | Request::Call(ServerRequest::Acquire(..), _) = request {
+        if let Request::Direct(_) | Request::Call(ServerRequest::Acquire(_), _) = request {
             self.check_owners(number, Wrong::Orphan);
         }
     }

@@ -51,7 +51,6 @@ type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 #[expect(missing_docs, reason = "the variants are named after the methods")]
 pub enum Operation {
     Acquire(KeyRequest),
-    AcquireProposed(KeyRequest, FencingToken),
     AcquireAll(Vec<KeyRequest>),
     Poll(Vec<Hold>),
     Renew(Vec<Renewal>),
@@ -70,9 +69,6 @@ impl Operation {
     pub async fn execute(&self, store: &dyn QuorumMember) -> Outcome {
         Ok(match self {
             Self::Acquire(request) => Box::new(store.acquire(request).await?),
-            Self::AcquireProposed(request, proposal) => {
-                Box::new(store.acquire_proposed(request, *proposal).await?)
-            }
             Self::AcquireAll(requests) => Box::new(store.acquire_all(requests).await?),
             Self::Poll(holds) => Box::new(store.poll(holds).await),
             Self::Renew(renewals) => Box::new(store.renew(renewals).await),
@@ -150,7 +146,7 @@ impl FaultyStore {
     /// The requests for locks so far, of one key or of several.
     pub fn requests(&self) -> Vec<KeyRequest> {
         let requests = |operation| match operation {
-            Operation::Acquire(request) | Operation::AcquireProposed(request, _) => vec![request],
+            Operation::Acquire(request) => vec![request],
             Operation::AcquireAll(requests) => requests,
             _ => Vec::new(),
         };
@@ -328,14 +324,6 @@ impl Store for FaultyStore {
 }
 
 impl QuorumMember for FaultyStore {
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Reply<'a, AcquireReply> {
-        Box::pin(self.call(Operation::AcquireProposed(request.clone(), proposal)))
-    }
-
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,

@@ -4,7 +4,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use super::{
-    ASK_WITHIN, AbandonId, Cx, Job, Mutation, Note, Session,
+    ASK_WITHIN, Cx, EndId, Job, Mutation, Note, Session,
     held::keeping::LATE,
     message::{Answer, Call, Reply, Request},
 };
@@ -15,10 +15,9 @@ use crate::{
     store::{Hold, Release, ReleaseReply, StoreError},
 };
 
-/// The pause after the first failure. It doubles after each further failure, up to the longest
-/// pause.
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pause after the first failure. It doubles after each further failure, up to the longest one.
+pub(crate) const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// The time beyond the lease for which a store without an answer is asked to end a hold. A clock
 /// that its clients advance together has stood still, and with it the lease.
 const OUTAGE: Duration = Duration::from_secs(60);
@@ -62,7 +61,7 @@ pub(crate) struct Afterwards {
     pub(super) ending: Ending,
     /// Its lease.
     pub(super) lease: Duration,
-    /// As for an [`Abandonment`].
+    /// As for a [`PendingEnd`].
     pub(super) straggler_until: Option<Instant>,
     pub(super) is_repeated: bool,
 }
@@ -87,7 +86,7 @@ impl Afterwards {
 
 /// A token to be released or abandoned.
 #[derive(Clone, Debug)]
-pub(crate) struct Abandonment {
+pub(crate) struct PendingEnd {
     ending: Ending,
     /// The endings that follow, the last one first: of the token that the release had named as the
     /// next holder, of the reader that a delayed conversion may have made of the writer, or of the
@@ -121,7 +120,7 @@ pub(crate) enum Latest {
     GaveUp(StoreError),
 }
 
-impl Abandonment {
+impl PendingEnd {
     /// An ending of a token whose lease ends within `lease` in any case. `straggler_until` is the
     /// deadline of a request whose outcome is unknown.
     pub(crate) fn new(
@@ -136,7 +135,7 @@ impl Abandonment {
             straggler_until,
             give_up_at: straggler_until.unwrap_or(now) + lease,
             outlasts: false,
-            pause: FIRST_PAUSE,
+            pause: FIRST_BACKOFF,
             is_repeated: false,
             due: Some(now),
             again: false,
@@ -170,7 +169,7 @@ impl Abandonment {
     /// Makes the next call at `at`, if the latest one has failed. Returns whether that is earlier
     /// than before.
     pub(super) fn retry_at(&mut self, at: Instant) -> bool {
-        let has_failed = self.pause > FIRST_PAUSE;
+        let has_failed = self.pause > FIRST_BACKOFF;
         has_failed && self.due.is_some() && self.hurry(at)
     }
 
@@ -287,7 +286,7 @@ impl Abandonment {
             (Latest::Confirmed, Some(deadline)) => Some(deadline + Duration::from_millis(1)),
             (Latest::Unconfirmed, _) => {
                 let pause = self.pause.mul_f64(0.5 + 0.5 * jitter);
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.pause = (self.pause * 2).min(LONGEST_BACKOFF);
                 Some(now + pause)
             }
             // From now on the release that named the next holder has no effect if it is executed
@@ -347,48 +346,48 @@ impl Session {
         afterwards: Option<Afterwards>,
         cx: &mut Cx<'_>,
     ) {
-        let mut abandonment = Abandonment::new(ending, lease, straggler_until, cx.now);
+        let mut pending = PendingEnd::new(ending, lease, straggler_until, cx.now);
         if straggler_until.is_none() && !cx.breaks(Mutation::LosesForOneLease) {
-            abandonment = abandonment.of_holder();
+            pending = pending.of_holder();
         }
-        self.add(abandonment.then(afterwards), cx.now, cx);
+        self.add(pending.then(afterwards), cx.now, cx);
     }
 
     /// Ends a hold again within [`ASK_WITHIN`], so that not all clients do so at once.
     pub(super) fn end_once_more(&mut self, ending: Ending, lease: Duration, cx: &mut Cx<'_>) {
         let at = cx.now + ASK_WITHIN.mul_f64(cx.fraction());
-        let abandonment = Abandonment::new(ending, lease, None, cx.now);
-        self.add(abandonment.again(at), at, cx);
+        let pending = PendingEnd::new(ending, lease, None, cx.now);
+        self.add(pending.again(at), at, cx);
     }
 
-    fn add(&mut self, abandonment: Abandonment, at: Instant, cx: &mut Cx<'_>) {
-        let id = self.abandonments.insert(abandonment);
-        self.plan_job(at, Job::Abandon(id), cx);
+    fn add(&mut self, pending: PendingEnd, at: Instant, cx: &mut Cx<'_>) {
+        let id = self.pending_ends.insert(pending);
+        self.plan_job(at, Job::End(id), cx);
     }
 
-    /// Gives an abandonment whose call is sent again another number: a late answer to the earlier
-    /// call must not count for the next ending.
-    pub(super) fn sent_again(&mut self, id: AbandonId) -> Option<AbandonId> {
-        let abandonment = self.abandonments.remove(id)?;
-        Some(self.abandonments.insert(abandonment))
+    /// Gives an end whose call is sent again another number: a late answer to the earlier call must
+    /// not count for the next ending.
+    pub(super) fn sent_again(&mut self, id: EndId) -> Option<EndId> {
+        let pending = self.pending_ends.remove(id)?;
+        Some(self.pending_ends.insert(pending))
     }
 
-    pub(super) fn abandon_replied(&mut self, id: AbandonId, answer: Answer, cx: &mut Cx<'_>) {
-        let Some(abandonment) = self.abandonments.get_mut(id) else {
+    pub(super) fn end_replied(&mut self, id: EndId, answer: Answer, cx: &mut Cx<'_>) {
+        let Some(pending) = self.pending_ends.get_mut(id) else {
             return;
         };
-        let ending = abandonment.ending.clone();
-        let (sent, until) = (abandonment.sent, abandonment.give_up_at);
-        let (is_release, is_repeated) = (abandonment.is_release(), abandonment.is_repeated);
+        let ending = pending.ending.clone();
+        let (sent, until) = (pending.sent, pending.give_up_at);
+        let (is_release, is_repeated) = (pending.is_release(), pending.is_repeated);
         // The same token may be ended in another mode next.
         let token = ending.hold().token;
-        let mut follow = abandonment.afterwards.iter();
+        let mut follow = pending.afterwards.iter();
         let is_last = follow.all(|next| next.ending.hold().token != token);
         let is_unheld = matches!(answer, Ok(Reply::Release(ReleaseReply::NotHeld)));
-        let latest = abandonment.replied(answer, cx.fraction(), cx.now);
-        match abandonment.due() {
-            Some(at) => self.plan_job(at, Job::Abandon(id), cx),
-            None => drop(self.abandonments.remove(id)),
+        let latest = pending.replied(answer, cx.fraction(), cx.now);
+        match pending.due() {
+            Some(at) => self.plan_job(at, Job::End(id), cx),
+            None => drop(self.pending_ends.remove(id)),
         }
         let hold = ending.hold().clone();
         if matches!(latest, Latest::Confirmed) {

@@ -24,7 +24,7 @@ use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 
 pub(crate) use self::{
-    abandon::{Abandonment, Afterwards, Ending, Latest},
+    abandon::{Afterwards, Ending, Latest, PendingEnd},
     acquire::{Refused, SHORTEST_CALL, STRAGGLE, Step},
     held::convert::ConvertError,
     held::keeping::Look,
@@ -54,7 +54,7 @@ new_key_type! {
     pub(crate) struct HeldId;
     pub(crate) struct ReleaseId;
     pub(crate) struct ConversionId;
-    pub(crate) struct AbandonId;
+    pub(crate) struct EndId;
     struct QueueId;
 }
 
@@ -248,7 +248,7 @@ pub(crate) struct WaiterLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Job {
     Release(ReleaseId),
-    Abandon(AbandonId),
+    End(EndId),
 }
 
 /// The background calls that are planned.
@@ -297,7 +297,7 @@ pub(crate) struct Session {
     held: SlotMap<HeldId, Held>,
     conversions: SlotMap<ConversionId, Conversion>,
     releases: SlotMap<ReleaseId, Releasing>,
-    abandonments: SlotMap<AbandonId, Abandonment>,
+    pending_ends: SlotMap<EndId, PendingEnd>,
     ended: Ended,
     leases: Schedule<HeldId>,
     jobs: Jobs,
@@ -346,15 +346,15 @@ impl Session {
     /// free the lock. Without either, a reply has already delivered the grant.
     fn granted_late(&mut self, hold: &Hold, grant: Grant, cx: &mut Cx<'_>) {
         let now = cx.now;
-        let mut pending = self.abandonments.iter_mut();
+        let mut pending = self.pending_ends.iter_mut();
         let pending = pending.find(|(_, it)| it.hold() == hold && !it.is_release());
-        if let Some((id, abandonment)) = pending {
-            if abandonment.hurry(now) {
-                self.plan_job(now, Job::Abandon(id), cx);
+        if let Some((id, pending)) = pending {
+            if pending.hurry(now) {
+                self.plan_job(now, Job::End(id), cx);
             }
             return;
         }
-        let mut pending = self.abandonments.values();
+        let mut pending = self.pending_ends.values();
         let is_ending = pending.any(|it| it.hold() == hold && it.keep_until(now).is_none());
         if is_ending || self.background_releases().any(|it| it == hold) {
             self.abandon(hold.clone(), grant.ttl.min(Grant::HANDOFF_LEASE), None, cx);
@@ -390,10 +390,10 @@ impl Session {
         for queue in self.queues.values_mut().filter(unanswered) {
             queue.doubt(at, cx);
         }
-        let endings = self.abandonments.iter_mut();
+        let endings = self.pending_ends.iter_mut();
         let endings = endings.filter_map(|(id, it)| it.retry_at(at).then_some(id));
         for id in endings.collect::<Vec<_>>() {
-            self.plan_job(at, Job::Abandon(id), cx);
+            self.plan_job(at, Job::End(id), cx);
         }
     }
 
@@ -408,7 +408,7 @@ impl Session {
 
     /// Returns whether the driver has work, now or later.
     pub(crate) fn needs_driver(&self) -> bool {
-        let is_idle = self.held.is_empty() && self.abandonments.is_empty();
+        let is_idle = self.held.is_empty() && self.pending_ends.is_empty();
         !(is_idle && self.jobs.is_empty() && self.background_releases().next().is_none())
     }
 
@@ -442,8 +442,8 @@ impl Session {
 
     /// Returns whether no background call is left that the store has never confirmed.
     pub(crate) fn is_drained(&self) -> bool {
-        let mut endings = self.abandonments.values();
-        endings.all(Abandonment::is_repeated) && self.background_releases().next().is_none()
+        let mut endings = self.pending_ends.values();
+        endings.all(PendingEnd::is_repeated) && self.background_releases().next().is_none()
     }
 }
 
@@ -457,12 +457,12 @@ impl Session {
             queue.entry.is_some_and(|entry| entry.token == token)
                 || queue.handoff.as_ref().is_some_and(|it| is_of(&it.hold))
         };
-        let in_abandonment = |it: &Abandonment| is_of(it.hold()) || it.afterwards().any(is_of);
+        let in_pending = |it: &PendingEnd| is_of(it.hold()) || it.afterwards().any(is_of);
         self.queues.values().any(in_queue)
             || self.acquisitions.values().any(|it| it.knows(token))
             || self.held.values().any(|held| is_of(&held.hold))
             || self.releases.values().any(|it| it.knows(token, now))
-            || self.abandonments.values().any(in_abandonment)
+            || self.pending_ends.values().any(in_pending)
             || self.conversions.values().any(|it| is_of(&it.writer.hold))
     }
 
@@ -496,7 +496,7 @@ impl Session {
             ("held locks", self.held.len()),
             ("conversions", self.conversions.len()),
             ("releases", self.releases.len()),
-            ("abandonments", self.abandonments.len()),
+            ("pending ends", self.pending_ends.len()),
         ];
         let rest: Vec<_> = rest.into_iter().filter(|(_, number)| *number > 0).collect();
         (!rest.is_empty()).then(|| format!("{rest:?}"))

@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 use slotmap::SlotMap;
 
 use super::{
-    AbandonId, Cx, HeldId, Job, Mutation, Note, ReleaseId, Session,
-    abandon::{Abandonment, Afterwards, Ending},
+    Cx, EndId, HeldId, Job, Mutation, Note, ReleaseId, Session,
+    abandon::{Afterwards, Ending, PendingEnd},
     held::keeping::LATE,
     held::lease::Lease,
     message::{Answer, Call, Reply, Request},
@@ -387,10 +387,10 @@ impl Session {
     }
 
     pub(super) fn plan_job(&mut self, at: Instant, job: Job, cx: &mut Cx<'_>) {
-        let owners = self.releases.len() + self.abandonments.len();
-        let counts = |at, job| is_due(&self.releases, &self.abandonments, at, job);
+        let owners = self.releases.len() + self.pending_ends.len();
+        let counts = |at, job| is_due(&self.releases, &self.pending_ends, at, job);
         let ends_request = match job {
-            Job::Abandon(id) => self.abandonments[id].ends_request(),
+            Job::End(id) => self.pending_ends[id].ends_request(),
             Job::Release(_) => false,
         };
         let schedule = match ends_request {
@@ -411,7 +411,7 @@ impl Session {
     /// Returns the next background call that was due by `until`.
     pub(super) fn job_due_by(&mut self, until: Instant, cx: &mut Cx<'_>) -> Option<(Job, Call)> {
         while let Some((at, job)) = self.jobs.pop(until) {
-            if !is_due(&self.releases, &self.abandonments, at, job) {
+            if !is_due(&self.releases, &self.pending_ends, at, job) {
                 continue;
             }
             if let Job::Release(id) = job
@@ -421,7 +421,7 @@ impl Session {
                 continue;
             }
             let call = match job {
-                Job::Abandon(id) => self.abandonments[id].call(cx.now),
+                Job::End(id) => self.pending_ends[id].call(cx.now),
                 Job::Release(id) => {
                     let request = Request::Release(self.releases[id].send(cx.now));
                     Call::new(request, call_timeout(LockSpec::DEFAULT_LEASE))
@@ -443,7 +443,7 @@ impl Session {
                     cx.debug(|| Note::Released(key));
                 }
             }
-            Job::Abandon(id) => self.abandon_replied(id, answer, cx),
+            Job::End(id) => self.end_replied(id, answer, cx),
         }
     }
 
@@ -452,12 +452,12 @@ impl Session {
         for schedule in self.jobs.each() {
             schedule.unchecked();
         }
-        let sent = self.abandonments.iter();
+        let sent = self.pending_ends.iter();
         let sent = sent.filter(|(_, it)| it.due().is_none());
         for id in sent.map(|(id, _)| id).collect::<Vec<_>>() {
             if let Some(id) = self.sent_again(id) {
-                self.abandonments[id].interrupted(cx.now);
-                self.plan_job(cx.now, Job::Abandon(id), cx);
+                self.pending_ends[id].interrupted(cx.now);
+                self.plan_job(cx.now, Job::End(id), cx);
             }
         }
         for id in self.releases.keys().collect::<Vec<_>>() {
@@ -474,12 +474,12 @@ impl Session {
 
 fn is_due(
     releases: &SlotMap<ReleaseId, Releasing>,
-    abandonments: &SlotMap<AbandonId, Abandonment>,
+    pending_ends: &SlotMap<EndId, PendingEnd>,
     at: Instant,
     job: Job,
 ) -> bool {
     match job {
-        Job::Abandon(id) => abandonments.get(id).is_some_and(|it| it.due() == Some(at)),
+        Job::End(id) => pending_ends.get(id).is_some_and(|it| it.due() == Some(at)),
         Job::Release(id) => releases.get(id).is_some_and(|it| it.is_due(at)),
     }
 }

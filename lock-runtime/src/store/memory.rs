@@ -70,10 +70,9 @@ impl MemoryStore {
         lock(&self.shards[self.shard_of(key)])
     }
 
-    fn acquire_now(&self, request: &KeyRequest, proposal: Option<FencingToken>) -> AcquireReply {
+    fn acquire_now(&self, request: &KeyRequest) -> AcquireReply {
         let Hold { key, token, .. } = &request.hold;
         self.step(key, Some(*token), |table, step| {
-            step.proposal = proposal;
             table.acquire(request, step)
         })
     }
@@ -132,7 +131,7 @@ impl Connecting for MemoryStore {
 
 impl Store for MemoryStore {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
-        now(|| self.acquire_now(request, None))
+        now(|| self.acquire_now(request))
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
@@ -261,14 +260,6 @@ impl Store for MemoryStore {
 }
 
 impl QuorumMember for MemoryStore {
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Replied<'a, AcquireReply> {
-        now(move || self.acquire_now(request, Some(proposal)))
-    }
-
     fn raise<'a>(
         &'a self,
         _key: &'a LockKey,
@@ -302,7 +293,7 @@ mod tests {
     async fn locks_that_nobody_released_do_not_pile_up() {
         let store = MemoryStore::new();
         for i in 0..100_000 {
-            let granted = store.acquire_now(&request(&format!("k{i}"), Mode::Exclusive), None);
+            let granted = store.acquire_now(&request(&format!("k{i}"), Mode::Exclusive));
             assert!(matches!(granted, AcquireReply::Granted(_)));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
@@ -314,7 +305,7 @@ mod tests {
     async fn acquire_all_queues_no_request() {
         let store = MemoryStore::new();
         let held = request("k", Mode::Exclusive);
-        let granted = store.acquire_now(&held, None);
+        let granted = store.acquire_now(&held);
         assert!(matches!(granted, AcquireReply::Granted(_)), "{granted:?}");
         let reply = store.acquire_all_now(&[request("k", Mode::Exclusive).queued()]);
         let AcquireAllReply::Refused { index: 0, reply } = reply else {
@@ -328,14 +319,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn no_fencing_token_is_granted_twice_at_the_end_of_the_numbers() {
         let store = MemoryStore::new();
-        let acquire = |key, mode| store.acquire_now(&request(key, mode), None);
+        let acquire = |key, mode| store.acquire_now(&request(key, mode));
         let (writer, reader) = (request("w", Mode::Exclusive), request("r", Mode::Shared));
-        let held = store.acquire_now(&writer, None);
+        let held = store.acquire_now(&writer);
         assert!(matches!(held, AcquireReply::Granted(_)), "{held:?}");
-        let shared = store.acquire_now(&reader, None);
+        let shared = store.acquire_now(&reader);
         assert!(matches!(shared, AcquireReply::Granted(_)), "{shared:?}");
         let waiter = request("w", Mode::Exclusive).queued();
-        let queued = store.acquire_now(&waiter, None);
+        let queued = store.acquire_now(&waiter);
         assert!(matches!(queued, AcquireReply::Queued { .. }), "{queued:?}");
 
         let almost = FencingToken::new(FencingToken::LAST.number() - 1).unwrap();
@@ -351,8 +342,8 @@ mod tests {
         }
         assert_eq!(acquire("r", Mode::Shared), refused);
         // A writer has its token, and a reader would need another one.
-        assert_eq!(store.acquire_now(&writer, None), held);
-        assert_eq!(store.acquire_now(&reader, None), refused);
+        assert_eq!(store.acquire_now(&writer), held);
+        assert_eq!(store.acquire_now(&reader), refused);
         let converted = store.convert(&writer.hold).await.unwrap();
         assert_eq!(converted, ConvertReply::NotHeld);
         store.release_now(&Release::new(writer.hold));
@@ -365,7 +356,7 @@ mod tests {
         let store = MemoryStore::new();
         let late = request("k", Mode::Exclusive);
         tokio::time::advance(Duration::from_secs(2)).await;
-        assert_eq!(store.acquire_now(&late, None), AcquireReply::Late);
+        assert_eq!(store.acquire_now(&late), AcquireReply::Late);
         assert!(inspect(&store, &late).holders.is_empty());
     }
 }

@@ -305,22 +305,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A store that can be one of the servers of a [`QuorumStore`]: it accepts fencing tokens from its
-/// clients, so that several stores can give the same number to the same acquisition.
+/// clients ([`KeyRequest::proposal`]), so that several stores can give the same number to the same
+/// acquisition.
 ///
 /// Implementing this trait is **unstable**: it may change in any minor release, also after 1.0,
 /// until a store of another kind than Redis and memory implements it.
 #[doc(hidden)]
 pub trait QuorumMember: Store {
-    /// Same as [`acquire`](Store::acquire), but proposes the fencing token of the grant.
-    ///
-    /// The grant has the number `proposal`, unless the store has issued that number or a larger
-    /// one before, or the proposal is more than [`MAX_PROPOSAL_SKEW`] ahead of the store's clock.
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Replied<'a, AcquireReply>;
-
     /// Makes the fencing token of the lock's next grant larger than `fence`. Never makes it
     /// smaller.
     ///

@@ -11,7 +11,7 @@ use crate::{
 /// The time after which a background call that is due, or that was to be answered, is late.
 pub(crate) const LATE: Duration = Duration::from_millis(500);
 /// The longest time between two looks.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The largest number of background calls that the keeper takes over at a time.
 const JOBS: usize = 256;
 
@@ -54,7 +54,7 @@ impl Session {
         // Also without a lock: a client that is idle for a moment does not wake the keeper with its
         // next one.
         if let Some(at) = self.look_at.filter(|at| *at > now) {
-            let next = at.min(now + LONGEST_PAUSE);
+            let next = at.min(now + BETWEEN_LOOKS);
             self.look_at = Some(next);
             return Look::Calm(next);
         }
@@ -68,7 +68,7 @@ impl Session {
         let jobs = self.jobs.first().filter(|_| self.has_room || is_stuck);
         let jobs = jobs.map(|at| (at + LATE, LATE));
         let stuck = is_stuck.then_some((now, LATE));
-        let (mut next, mut pause, mut is_late) = (now + LONGEST_PAUSE, LONGEST_PAUSE, false);
+        let (mut next, mut pause, mut is_late) = (now + BETWEEN_LOOKS, BETWEEN_LOOKS, false);
         for (late_at, lease) in leases.chain(jobs).chain(stuck) {
             if late_at <= now {
                 is_late = true;
@@ -90,7 +90,7 @@ impl Session {
     /// Returns whether the driver has not even ended a call in time. Otherwise, with as many in
     /// flight as it may have, it has to leave the others.
     fn is_stuck(&self, now: Instant) -> bool {
-        self.abandonments.values().any(|it| it.is_stuck(now))
+        self.pending_ends.values().any(|it| it.is_stuck(now))
     }
 
     /// Forgets that the keeper looks at this client, whose thread is gone.
@@ -118,12 +118,12 @@ impl Session {
             return overdue;
         }
         let takes_jobs = self.has_room || self.is_stuck(cx.now);
-        let stuck = self.abandonments.iter();
+        let stuck = self.pending_ends.iter();
         let stuck = stuck.filter(|(_, it)| it.is_stuck(cx.now));
         for id in stuck.map(|(id, _)| id).collect::<Vec<_>>() {
             if let Some(id) = self.sent_again(id) {
-                let call = self.abandonments[id].call(cx.now);
-                overdue.jobs.push((Job::Abandon(id), call));
+                let call = self.pending_ends[id].call(cx.now);
+                overdue.jobs.push((Job::End(id), call));
             }
         }
         if let Some(until) = cx.now.checked_sub(LATE).filter(|_| takes_jobs) {

@@ -121,14 +121,15 @@ pub(crate) struct Lease {
     length: Duration,
     since: Instant,
     validity: Validity,
-    renewal: Renewal,
+    renewal: NextRenewal,
     /// The end of `max_hold`, if it is set.
     ends_at: Option<Instant>,
     warn_at: Option<Instant>,
 }
 
+/// When a lease is renewed next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Renewal {
+enum NextRenewal {
     Off,
     At(Instant),
     InFlight,
@@ -161,9 +162,9 @@ impl Lease {
             since: sent,
             validity: Validity::granted(sent, sent),
             renewal: if renew {
-                Renewal::At(sent)
+                NextRenewal::At(sent)
             } else {
-                Renewal::Off
+                NextRenewal::Off
             },
             ends_at: None,
             warn_at: None,
@@ -174,7 +175,7 @@ impl Lease {
 
     /// Sets the start of the hold, from which `max_hold` counts.
     pub(crate) fn held_since(mut self, since: Instant, max_hold: Option<Duration>) -> Self {
-        let warn = self.renewal != Renewal::Off && max_hold.is_none();
+        let warn = self.renewal != NextRenewal::Off && max_hold.is_none();
         self.since = since;
         self.ends_at = max_hold.map(|max_hold| since + max_hold);
         self.warn_at = warn.then(|| since + self.length * WARN_AFTER_LEASES);
@@ -184,8 +185,8 @@ impl Lease {
     /// The same lease for the next holder. The outcome of a renewal in flight goes to
     /// the previous one.
     pub(crate) fn passed_on(mut self, now: Instant) -> Self {
-        if self.renewal == Renewal::InFlight {
-            self.renewal = Renewal::At(now);
+        if self.renewal == NextRenewal::InFlight {
+            self.renewal = NextRenewal::At(now);
         }
         (self.ends_at, self.warn_at) = (None, None);
         self
@@ -228,8 +229,8 @@ impl Lease {
     /// Returns the time of the next action of [`due`](Self::due).
     pub(crate) fn next_due(&self) -> Instant {
         let renew_at = match self.renewal {
-            Renewal::At(at) => Some(at),
-            Renewal::Off | Renewal::InFlight => None,
+            NextRenewal::At(at) => Some(at),
+            NextRenewal::Off | NextRenewal::InFlight => None,
         };
         let planned = [renew_at, self.ends_at, self.warn_at].into_iter();
         planned.flatten().fold(self.valid_until(), Instant::min)
@@ -245,8 +246,8 @@ impl Lease {
         let lost_at = self.ends_at.unwrap_or(until).min(until);
         let unnoticed = lost_at + UNNOTICED;
         match self.renewal {
-            Renewal::Off => unnoticed,
-            Renewal::At(_) | Renewal::InFlight => half.min(unnoticed),
+            NextRenewal::Off => unnoticed,
+            NextRenewal::At(_) | NextRenewal::InFlight => half.min(unnoticed),
         }
     }
 
@@ -254,11 +255,11 @@ impl Lease {
     /// or `None` if the lease is not renewed.
     pub(crate) fn take_over(&mut self, now: Instant) -> Option<bool> {
         let is_driver_late = match self.renewal {
-            Renewal::Off => return None,
-            Renewal::At(at) => at + call_timeout(self.length) <= now,
-            Renewal::InFlight => false,
+            NextRenewal::Off => return None,
+            NextRenewal::At(at) => at + call_timeout(self.length) <= now,
+            NextRenewal::InFlight => false,
         };
-        self.renewal = Renewal::InFlight;
+        self.renewal = NextRenewal::InFlight;
         Some(is_driver_late)
     }
 
@@ -269,8 +270,8 @@ impl Lease {
         if let Some(loss) = self.loss(now) {
             return Some(Due::Lost(loss));
         }
-        if matches!(self.renewal, Renewal::At(at) if at <= now + slack) {
-            self.renewal = Renewal::InFlight;
+        if matches!(self.renewal, NextRenewal::At(at) if at <= now + slack) {
+            self.renewal = NextRenewal::InFlight;
             return Some(Due::Renew);
         }
         if self.warn_at.is_some_and(|at| at <= now) {
@@ -282,10 +283,10 @@ impl Lease {
 
     /// Records the TTL from the reply to a renewal sent at `sent`, which arrives at `now`.
     pub(crate) fn renewed(&mut self, sent: Instant, ttl: Duration, jitter: f64, now: Instant) {
-        if self.renewal != Renewal::Off {
+        if self.renewal != NextRenewal::Off {
             // A grant that is discovered late has little time left and is renewed sooner.
             let third = ttl.min(self.length) / 3;
-            self.renewal = Renewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
+            self.renewal = NextRenewal::At(sent + third.mul_f64(1.0 - 0.1 * jitter));
         }
         self.reported(sent, ttl, now);
     }
@@ -308,15 +309,15 @@ impl Lease {
 
     /// Records a failed renewal. It is retried as long as validity is left.
     pub(crate) fn renewal_failed(&mut self, now: Instant) {
-        if self.renewal == Renewal::InFlight {
+        if self.renewal == NextRenewal::InFlight {
             let pause = (self.length / 30).clamp(Duration::from_millis(5), Duration::from_secs(1));
-            self.renewal = Renewal::At(now + pause);
+            self.renewal = NextRenewal::At(now + pause);
         }
     }
 
     /// Schedules a renewal by `at`, unless renewal is off or in flight.
     pub(crate) fn hurry(&mut self, at: Instant) {
-        if let Renewal::At(planned) = &mut self.renewal {
+        if let NextRenewal::At(planned) = &mut self.renewal {
             *planned = at.min(*planned);
         }
     }

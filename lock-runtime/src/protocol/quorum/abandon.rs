@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
+    CallPurpose, InProgress, KnownAlias, MajorityCx, MajorityMutation, MajoritySession, Reply,
+    RequestId, Send, ServerRequest,
 };
 use crate::{
-    protocol::{self, Abandonment, Afterwards, Ending, Latest, SHORTEST_CALL},
+    protocol::{self, Afterwards, Ending, Latest, PendingEnd, SHORTEST_CALL},
     request::spec::{Mode, call_timeout},
     shell::time::Instant,
     store::{Hold, StoreError},
@@ -17,15 +18,19 @@ pub(super) fn ending_timeout(lease: Duration) -> Duration {
     call_timeout(lease).max(SHORTEST_CALL)
 }
 
-impl Session {
+impl MajoritySession {
     /// Abandons all aliases of an acquisition. Waits for the first call to each server.
-    pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+    pub(crate) fn abandon(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let until = self.abandon_round(hold, cx);
-        self.begin(Request::Over(Ok(Reply::Abandoned), until))
+        self.begin(InProgress::Over(Ok(Reply::Abandoned), until))
     }
 
     /// Abandons all aliases of an acquisition. Returns until when the first calls are awaited.
-    pub(super) fn abandon_round(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> Option<Instant> {
+    pub(super) fn abandon_round(
+        &mut self,
+        hold: &Hold,
+        cx: &mut MajorityCx<'_>,
+    ) -> Option<Instant> {
         let stem = hold.token.stem();
         let round = self.rounds.get_mut(&stem)?;
         round.abandon_all();
@@ -36,7 +41,7 @@ impl Session {
     }
 
     /// Abandons the aliases that an acquisition no longer uses.
-    pub(super) fn abandon_unused(&mut self, stem: u128, cx: &mut Cx<'_>) {
+    pub(super) fn abandon_unused(&mut self, stem: u128, cx: &mut MajorityCx<'_>) {
         let Some(round) = self.rounds.get_mut(&stem) else {
             return;
         };
@@ -52,12 +57,12 @@ impl Session {
     /// confirmed it, and only then abandoned: that has no effect on the reservation.
     pub(super) fn end_alias(
         &mut self,
-        alias: &AbandonedAlias,
+        alias: &KnownAlias,
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
-        let once = cx.breaks(Mutation::AbandonsOnce);
+        let once = cx.breaks(MajorityMutation::AbandonsOnce);
         let straggler_until = alias.straggler_until.filter(|_| !once);
         let now = cx.now;
         let keep_until = keep_until.filter(|until| *until > now);
@@ -74,10 +79,10 @@ impl Session {
         let mut begin = |endings: &mut dyn Iterator<Item = Afterwards>| {
             let Some(first) = endings.next() else { return };
             let until = first.straggler_until;
-            let abandonment = Abandonment::new(first.ending, lease, until, now);
-            let abandonment = abandonment.then(endings);
-            let id = self.begin(Request::Abandonment(alias.server, abandonment));
-            cx.out.abandonments.push(id);
+            let pending = PendingEnd::new(first.ending, lease, until, now);
+            let pending = pending.then(endings);
+            let id = self.begin(InProgress::End(alias.server, pending));
+            cx.out.ends.push(id);
         };
         let hold = hold.alias(alias.token);
         if alias.was_writer && hold.mode == Mode::Shared {
@@ -89,46 +94,46 @@ impl Session {
         begin(&mut endings(hold));
     }
 
-    pub(super) fn step_abandonment(
+    pub(super) fn step_end(
         id: RequestId,
         server: usize,
-        mut abandonment: Abandonment,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
-        if abandonment.due().is_some_and(|due| due <= cx.now) {
-            let call = abandonment.call(cx.now);
+        mut pending: PendingEnd,
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
+        if pending.due().is_some_and(|due| due <= cx.now) {
+            let call = pending.call(cx.now);
             let request = match call.request {
                 protocol::Request::Release(release) => ServerRequest::Release(release),
-                _ => ServerRequest::Abandon(abandonment.hold().clone()),
+                _ => ServerRequest::Abandon(pending.hold().clone()),
             };
             let timeout = Some(call.timeout);
-            let send = Send::new(id, server, request, timeout, Purpose::Abandon);
+            let send = Send::new(id, server, request, timeout, CallPurpose::End);
             cx.out.sends.push(send);
         }
-        let due = abandonment.due();
-        (Request::Abandonment(server, abandonment), due)
+        let due = pending.due();
+        (InProgress::End(server, pending), due)
     }
 
-    /// Applies the reply to the call of an abandonment.
-    pub(super) fn abandoned(
+    /// Applies the reply to a call that ends an alias.
+    pub(super) fn end_replied(
         &mut self,
         id: RequestId,
         reply: Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
-        let Some(Request::Abandonment(server, abandonment)) = self.requests.get_mut(&id) else {
+        let Some(InProgress::End(server, pending)) = self.requests.get_mut(&id) else {
             return;
         };
-        let jitter = cx.jitter();
-        let latest = abandonment.replied(reply, jitter, cx.now);
-        if abandonment.due().is_some() {
+        let jitter = cx.fraction();
+        let latest = pending.replied(reply, jitter, cx.now);
+        if pending.due().is_some() {
             return;
         }
-        let hold = abandonment.hold().clone();
+        let hold = pending.hold().clone();
         let over = match latest {
             Latest::GaveUp(error) => Reply::NotAbandoned(*server, hold, error),
             Latest::Confirmed | Latest::Unconfirmed => Reply::Abandoned,
         };
-        self.requests.insert(id, Request::Over(Ok(over), None));
+        self.requests.insert(id, InProgress::Over(Ok(over), None));
     }
 }

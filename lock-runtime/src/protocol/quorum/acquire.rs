@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Answer, Cx, Mutation, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest,
-    Session,
+    CallPurpose, InProgress, MajorityCx, MajorityMutation, MajoritySession, PerServer, Reply,
+    RequestId, Send, ServerAnswer, ServerRequest,
     exchange::proposals::Proposals,
     exchange::server::coordinator,
     exchange::time_out::majority_timeout,
@@ -23,7 +23,7 @@ use crate::{
 
 /// The parameters that all exchanges of a request have in common.
 #[derive(Debug)]
-pub(super) struct Terms {
+pub(super) struct ExchangeTerms {
     /// The time by which the caller must have a reply. It is a little before the caller's time-out,
     /// so that the caller gets an error that names the servers that did not reply.
     answer_by: Instant,
@@ -33,7 +33,7 @@ pub(super) struct Terms {
     reader_group: Option<PerServer<Option<Token>>>,
 }
 
-impl Terms {
+impl ExchangeTerms {
     /// The parameters of a request that must end within this time.
     fn within(time: Duration, now: Instant) -> Self {
         Self {
@@ -56,10 +56,10 @@ impl Terms {
 
 /// A request that runs a round until it has an outcome.
 #[derive(Debug)]
-pub(super) struct Acquiring {
+pub(super) struct RoundRequest {
     token: Token,
     kind: Kind,
-    terms: Terms,
+    terms: ExchangeTerms,
     begun: Instant,
     /// The start of the latest exchange.
     sent: Instant,
@@ -77,8 +77,14 @@ enum Kind {
     All(Vec<KeyRequest>, Vec<Grant>),
 }
 
-impl Acquiring {
-    fn new(token: Token, kind: Kind, terms: Terms, timeout: Duration, now: Instant) -> Self {
+impl RoundRequest {
+    fn new(
+        token: Token,
+        kind: Kind,
+        terms: ExchangeTerms,
+        timeout: Duration,
+        now: Instant,
+    ) -> Self {
         Self {
             token,
             kind,
@@ -96,36 +102,40 @@ impl Acquiring {
 
     /// The last part of a conversion, which a majority has executed.
     pub(super) fn of_conversion(round: &Round, now: Instant) -> Self {
-        let terms = Terms::of(round, now);
+        let terms = ExchangeTerms::of(round, now);
         let timeout = majority_timeout(round.lease);
         Self::new(round.hold.token, Kind::Conversion, terms, timeout, now)
     }
 }
 
-impl Session {
-    pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut Cx<'_>) -> RequestId {
+impl MajoritySession {
+    pub(crate) fn acquire(&mut self, request: &KeyRequest, cx: &mut MajorityCx<'_>) -> RequestId {
         self.remove_expired(cx.now);
         if let Some(refused) = self.refused_unsent(&request.hold) {
             return refused;
         }
         let first = self.first_exchange(request, Kind::Acquire, cx);
-        self.begin_exchange(first, cx)
+        self.begin_round(first, cx)
     }
 
     /// Acquires all locks or none: a grant only counts if all locks are granted. The locks are
     /// acquired one after the other in the order of the requests. Of several requests with locks in
     /// common, the first to acquire the first of these locks proceeds, and no two requests are both
     /// refused because of each other.
-    pub(crate) fn acquire_all(&mut self, requests: &[KeyRequest], cx: &mut Cx<'_>) -> RequestId {
+    pub(crate) fn acquire_all(
+        &mut self,
+        requests: &[KeyRequest],
+        cx: &mut MajorityCx<'_>,
+    ) -> RequestId {
         let Some(first) = requests.first() else {
-            return self.reply(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
+            return self.answered(Reply::AcquireAll(AcquireAllReply::Granted(Vec::new())));
         };
         if let Some(refused) = self.refused_unsent(&first.hold) {
             return refused;
         }
         let kind = Kind::All(requests.to_vec(), Vec::new());
         let first = self.first_exchange(first, kind, cx);
-        self.begin_exchange(first, cx)
+        self.begin_round(first, cx)
     }
 
     /// Refuses a new acquisition while too many votes are yet to be given up, such as at a server
@@ -139,27 +149,27 @@ impl Session {
                 "too many votes of requests that were given up are yet to be ended; see whether all \
                  servers answer",
             );
-            self.begin(Request::Over(Err(error.with_unsent(true)), None))
+            self.begin(InProgress::Over(Err(error.with_unsent(true)), None))
         })
     }
 
-    pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+    pub(crate) fn poll(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let stem = hold.token.stem();
         let Some(round) = self.rounds.get_mut(&stem) else {
-            return self.reply(Reply::Poll(PollReply::Gone));
+            return self.answered(Reply::Poll(PollReply::Gone));
         };
-        let (lease, terms) = (round.lease, Terms::of(round, cx.now));
+        let (lease, terms) = (round.lease, ExchangeTerms::of(round, cx.now));
         let calls = round.poll(terms.deadline, cx.now);
         let timeout = self.server_timeout(lease, cx);
-        let acquiring = Acquiring::new(hold.token, Kind::Poll, terms, timeout, cx.now);
-        self.begin_exchange((acquiring, calls), cx)
+        let acquiring = RoundRequest::new(hold.token, Kind::Poll, terms, timeout, cx.now);
+        self.begin_round((acquiring, calls), cx)
     }
 
     /// Begins a request with its first exchange.
-    fn begin_exchange(&mut self, first: (Acquiring, Calls), cx: &mut Cx<'_>) -> RequestId {
+    fn begin_round(&mut self, first: (RoundRequest, Calls), cx: &mut MajorityCx<'_>) -> RequestId {
         let ((acquiring, calls), id) = (first, self.next_id());
         self.exchange(id, &acquiring, calls, cx);
-        self.requests.insert(id, Request::Acquiring(acquiring));
+        self.requests.insert(id, InProgress::Round(acquiring));
         id
     }
 
@@ -168,8 +178,8 @@ impl Session {
         &mut self,
         request: &KeyRequest,
         kind: Kind,
-        cx: &mut Cx<'_>,
-    ) -> (Acquiring, Calls) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (RoundRequest, Calls) {
         let Hold { ref key, token, .. } = request.hold;
         let (now, lease) = (cx.now, request.lease);
         let reader_group = request.reader_group.and_then(|group| self.round(group));
@@ -179,18 +189,18 @@ impl Session {
         });
         let terms = match kind {
             // Each of several locks has the time of a call.
-            Kind::All(..) => Terms::within(call_timeout(lease), now),
+            Kind::All(..) => ExchangeTerms::within(call_timeout(lease), now),
             // The deadline is the end of the caller's wait plus `STRAGGLE`.
-            _ => Terms::within(time_left(request, now), now),
+            _ => ExchangeTerms::within(time_left(request, now), now),
         };
-        let terms = Terms {
+        let terms = ExchangeTerms {
             reader_group,
             ..terms
         };
         let calls = if let Some(round) = self.rounds.get_mut(&token.stem()) {
             round.poll(terms.deadline, now)
         } else {
-            let time_outs = TimeOuts::new(self.round_trip, cx.jitter());
+            let time_outs = TimeOuts::new(self.round_trip, cx.fraction());
             let coordinator = coordinator(&self.servers, key, now);
             let mut round = Round::new(request, self.servers.len(), coordinator, time_outs, now);
             // A request for several locks waits for none of them.
@@ -202,11 +212,17 @@ impl Session {
             calls
         };
         let timeout = self.server_timeout(lease, cx);
-        (Acquiring::new(token, kind, terms, timeout, now), calls)
+        (RoundRequest::new(token, kind, terms, timeout, now), calls)
     }
 
     /// Sends the calls of an exchange.
-    fn exchange(&mut self, id: RequestId, acquiring: &Acquiring, calls: Calls, cx: &mut Cx<'_>) {
+    fn exchange(
+        &mut self,
+        id: RequestId,
+        acquiring: &RoundRequest,
+        calls: Calls,
+        cx: &mut MajorityCx<'_>,
+    ) {
         let sends = self.sends(id, acquiring.token.stem(), &acquiring.terms, calls, cx);
         cx.out.sends.extend(sends);
     }
@@ -215,11 +231,11 @@ impl Session {
     pub(super) fn step_acquire(
         &mut self,
         id: RequestId,
-        mut acquiring: Acquiring,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        mut acquiring: RoundRequest,
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let stem = acquiring.token.stem();
-        let (micros, round_trip, jitter) = (cx.micros, self.round_trip, cx.jitter());
+        let (micros, round_trip, jitter) = (cx.micros, self.round_trip, cx.fraction());
         let beyond = |fence| Proposals::beyond(fence, micros, round_trip, jitter);
         let until = loop {
             let Some(round) = self.rounds.get_mut(&stem) else {
@@ -247,11 +263,11 @@ impl Session {
                 Next::Done(outcome) => return self.outcome(id, acquiring, outcome, cx),
             }
         };
-        (Request::Acquiring(acquiring), Some(until))
+        (InProgress::Round(acquiring), Some(until))
     }
 
     /// Stops waiting for the servers that have not replied.
-    fn time_is_up(&mut self, acquiring: &Acquiring, cx: &Cx<'_>) {
+    fn time_is_up(&mut self, acquiring: &RoundRequest, cx: &MajorityCx<'_>) {
         let Some(round) = self.rounds.get_mut(&acquiring.token.stem()) else {
             return;
         };
@@ -274,9 +290,9 @@ impl Session {
         &mut self,
         id: RequestId,
         stem: u128,
-        terms: &Terms,
+        terms: &ExchangeTerms,
         calls: Calls,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) -> PerServer<Send> {
         let (now, majority) = (cx.now, self.majority());
         let Some(round) = self.rounds.get_mut(&stem) else {
@@ -284,7 +300,7 @@ impl Session {
         };
         let (drawn, lease) = (round.drawn(), round.lease);
         let proposal = match drawn {
-            Some(drawn) if cx.breaks(Mutation::ProposesOld) => drawn,
+            Some(drawn) if cx.breaks(MajorityMutation::ProposesOld) => drawn,
             drawn => self.proposals.beside(drawn, cx.micros, lease),
         };
         // With less than a majority of healthy servers, ask all: ignore the circuit breakers.
@@ -299,8 +315,13 @@ impl Session {
                     let request = KeyRequest::new(hold.alias(token), lease, terms.deadline)
                         .reserved(round.reserved)
                         .reader_group(group);
-                    let request = KeyRequest { if_busy, ..request };
-                    (token, ServerRequest::Acquire(request, proposal))
+                    let proposal = Some(proposal);
+                    let request = KeyRequest {
+                        if_busy,
+                        proposal,
+                        ..request
+                    };
+                    (token, ServerRequest::Acquire(request))
                 }
                 Ask::Poll(token) => (token, ServerRequest::Poll(hold.alias(token))),
                 Ask::Renew(token) => {
@@ -315,11 +336,11 @@ impl Session {
             };
             let exchange = round.exchange;
             if spares && let Err(error) = self.servers[server].admits(now) {
-                let answer = Answer::Failed(error);
+                let answer = ServerAnswer::Failed(error);
                 round.replied(server, token, exchange, answer, now, cx);
                 continue;
             }
-            let purpose = Purpose::Exchange(token, exchange, now);
+            let purpose = CallPurpose::Exchange(token, exchange, now);
             sends.push(Send::new(id, server, request, None, purpose));
         }
         self.abandon_unused(stem, cx);
@@ -330,10 +351,10 @@ impl Session {
     fn outcome(
         &mut self,
         id: RequestId,
-        acquiring: Acquiring,
+        acquiring: RoundRequest,
         outcome: Outcome,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let (token, kind) = (acquiring.token, acquiring.kind);
         let is_conversion = matches!(kind, Kind::Conversion);
         let at_once = matches!(outcome, Outcome::Granted(..)) && !matches!(kind, Kind::Poll);
@@ -407,8 +428,8 @@ impl Session {
         requests: Vec<KeyRequest>,
         mut grants: Vec<Grant>,
         reply: AcquireReply,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let index = grants.len();
         // The TTL counts from this request. The caller counts it from the start of the batch, which
         // is earlier and therefore safe.
@@ -421,7 +442,7 @@ impl Session {
                 let kind = Kind::All(requests, grants);
                 let (next, calls) = self.first_exchange(&request, kind, cx);
                 self.exchange(id, &next, calls, cx);
-                return (Request::Acquiring(next), Some(cx.now));
+                return (InProgress::Round(next), Some(cx.now));
             }
             Err(StoreError::out_of_turn(grants.len(), requests.len()))
         } else {
@@ -436,11 +457,11 @@ impl Session {
         &mut self,
         requests: &[KeyRequest],
         reply: Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let rounds = requests.iter();
         let until = rounds.filter_map(|request| self.abandon_round(&request.hold, cx));
-        (Request::Over(reply, until.max()), None)
+        (InProgress::Over(reply, until.max()), None)
     }
 
     /// The error for a round with too few replies.

@@ -1,8 +1,8 @@
 //! The conversion of a writer to a reader, at all servers that may know it.
 
 use super::{
-    Cx, Purpose, Reply, Request, RequestId, ServerRequest, Session, acquire::Acquiring,
-    exchange::broadcast::Count, exchange::time_out::majority_timeout, over,
+    CallPurpose, InProgress, MajorityCx, MajoritySession, Reply, RequestId, ServerRequest,
+    acquire::RoundRequest, exchange::broadcast::Count, exchange::time_out::majority_timeout, over,
 };
 use crate::{
     shell::time::Instant,
@@ -18,10 +18,10 @@ pub(super) struct Conversion {
     pub(super) grants: Vec<(usize, Grant)>,
 }
 
-impl Session {
-    pub(crate) fn convert(&mut self, hold: &Hold, cx: &mut Cx<'_>) -> RequestId {
+impl MajoritySession {
+    pub(crate) fn convert(&mut self, hold: &Hold, cx: &mut MajorityCx<'_>) -> RequestId {
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
-            return self.reply(Reply::Convert(ConvertReply::NotHeld));
+            return self.answered(Reply::Convert(ConvertReply::NotHeld));
         };
         round.converts();
         let known: Vec<_> = round.known().collect();
@@ -33,7 +33,7 @@ impl Session {
         });
         let calls = known.into_iter().map(|(server, token)| {
             let hold = hold.alias(token);
-            (server, ServerRequest::Convert(hold), Purpose::Broadcast)
+            (server, ServerRequest::Convert(hold), CallPurpose::Broadcast)
         });
         self.broadcast(count, timeout, None, calls, cx)
     }
@@ -46,8 +46,8 @@ impl Session {
         conversion: Conversion,
         sent: Instant,
         decision: Result<bool, StoreError>,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let (aliases, mut grants) = (conversion.aliases, conversion.grants);
         match (decision, self.rounds.get_mut(&conversion.token.stem())) {
             (Ok(true), Some(round)) => {
@@ -58,7 +58,7 @@ impl Session {
                 };
                 grants.retain(|(server, _)| is_used(*server));
                 round.converted(&grants, sent, cx.now);
-                let acquiring = Acquiring::of_conversion(round, cx.now);
+                let acquiring = RoundRequest::of_conversion(round, cx.now);
                 self.step_acquire(id, acquiring, cx)
             }
             (decision, _) => over(decision.map(|_| Reply::Convert(ConvertReply::NotHeld))),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{RequestId, round::AbandonedAlias};
+use super::{RequestId, round::KnownAlias};
 use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
@@ -18,8 +18,7 @@ use crate::{
 /// A request to one server.
 #[derive(Clone, Debug)]
 pub(crate) enum ServerRequest {
-    /// With the proposed fencing token.
-    Acquire(KeyRequest, FencingToken),
+    Acquire(KeyRequest),
     Poll(Hold),
     Renew(Vec<Renewal>),
     Raise(LockKey, LockKind, FencingToken),
@@ -43,7 +42,7 @@ pub(crate) enum Reply {
     Release(ReleaseReply),
     Convert(ConvertReply),
     Abandoned,
-    /// A server has not confirmed the abandonment of this alias. It ends with its lease.
+    /// A server has not confirmed the end of this alias, which ends with its lease.
     NotAbandoned(usize, Hold, StoreError),
     Inspect(Inspection),
     Revoke(RevokeReply),
@@ -56,7 +55,7 @@ pub(crate) struct Send {
     /// The time after which the call has failed. If it is `None`, the session limits the wait.
     pub(crate) timeout: Option<Duration>,
     /// To be handed back with the reply.
-    pub(crate) ticket: Ticket,
+    pub(crate) ticket: CallTicket,
 }
 
 impl Send {
@@ -66,12 +65,12 @@ impl Send {
         server: usize,
         request: ServerRequest,
         timeout: Option<Duration>,
-        purpose: Purpose,
+        purpose: CallPurpose,
     ) -> Self {
         Self {
             request,
             timeout,
-            ticket: Ticket {
+            ticket: CallTicket {
                 server,
                 id,
                 purpose,
@@ -80,17 +79,17 @@ impl Send {
     }
 }
 
-/// The purpose of a call.
+/// The server of a call, its request and its purpose. It is returned with the reply.
 #[derive(Clone, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct CallTicket {
     pub(crate) server: usize,
     /// The request that waits for the reply. It may be over by then.
     pub(crate) id: RequestId,
-    pub(super) purpose: Purpose,
+    pub(super) purpose: CallPurpose,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Purpose {
+pub(super) enum CallPurpose {
     /// A part of the exchange with this number, under this alias, sent at this time.
     Exchange(Token, u32, Instant),
     /// The renewal of several aliases, sent at this time, with the indices of their locks in the
@@ -98,25 +97,25 @@ pub(super) enum Purpose {
     Renewal(Vec<(usize, Token)>, Instant),
     /// The release of a vote that the server holds for at most this lease, and keeps reserved until
     /// this time.
-    Release(AbandonedAlias, Hold, Duration, Option<Instant>),
+    Release(KnownAlias, Hold, Duration, Option<Instant>),
     Broadcast,
-    Abandon,
+    End,
 }
 
 #[cfg(all(test, feature = "redis"))]
-impl Ticket {
+impl CallTicket {
     /// Returns whether the call releases this alias.
     pub(crate) fn releases(&self, token: Token) -> bool {
-        matches!(&self.purpose, Purpose::Release(alias, ..) if alias.token == token)
+        matches!(&self.purpose, CallPurpose::Release(alias, ..) if alias.token == token)
     }
 }
 
 /// The next step of a request.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum Progress {
     /// Waits for a reply to one of its calls, until this time.
     Wait(Option<Instant>),
-    /// The reply. With a time, it is delayed until the first calls of the abandonments that this
+    /// The reply. With a time, it is delayed until the first calls of the ends of aliases that this
     /// visit has begun are over, but at most until this time.
     Done(Result<Reply, StoreError>, Option<Instant>),
 }

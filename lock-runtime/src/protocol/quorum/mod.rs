@@ -2,10 +2,10 @@
 //! time, random numbers, the requests of its callers and the replies of the servers, and returns
 //! the calls to make.
 //!
-//! A request of a caller is begun by the method of its name and advanced by [`Session::step`],
-//! after each reply to one of its calls and when its time has come. The caller's task makes the
-//! calls that are returned. [`Session::replied`] takes the reply to any call, even if the request
-//! is over by then: the reply shows the state of a server.
+//! A request of a caller is begun by the method of its name and advanced by
+//! [`MajoritySession::step`], after each reply to one of its calls and when its time has come. The
+//! caller's task makes the calls that are returned. [`MajoritySession::replied`] takes the reply to
+//! any call, even if the request is over by then: the reply shows the state of a server.
 
 mod abandon;
 mod acquire;
@@ -23,21 +23,21 @@ use std::{collections::HashMap, time::Duration};
 use foldhash::fast::RandomState;
 
 use self::{
-    acquire::Acquiring,
+    acquire::RoundRequest,
     exchange::broadcast::{Broadcast, Count},
     exchange::contended::Contended,
     exchange::proposals::Proposals,
     exchange::server::Server,
-    message::Purpose,
-    round::{AbandonedAlias, Answer, PerServer},
+    message::CallPurpose,
+    round::{KnownAlias, PerServer, ServerAnswer},
 };
 pub(crate) use self::{
     exchange::majority::majority,
     exchange::tally::inspected,
-    message::{Reply, Send, ServerRequest, Step, Ticket},
+    message::{CallTicket, Progress, Reply, Send, ServerRequest},
     round::Round,
 };
-use super::Abandonment;
+use super::PendingEnd;
 use crate::{
     shell::time::Instant,
     store::{Grant, Hold, StoreError, StoreErrorKind, Token},
@@ -49,9 +49,9 @@ pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(2);
 /// The number of a request. No two requests of a session have the same.
 pub(crate) type RequestId = u64;
 
-/// A rule of docs/PROTOCOL.md that is switched off, to show that the simulator finds the violation.
+/// A rule of docs/PROTOCOL.md that a simulator switches off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutation {
+pub(crate) enum MajorityMutation {
     /// Rule 28: the largest fencing token is not written back.
     NoWriteBack,
     /// Rule 28: a reader, like a writer, counts servers whose counters have passed the number.
@@ -79,30 +79,32 @@ pub(crate) enum Mutation {
     AbandonsReserved,
 }
 
-/// The surroundings of one visit to a [`Session`], and its output.
-pub(crate) struct Cx<'a> {
+/// The surroundings of one visit to a [`MajoritySession`], and its output.
+pub(crate) struct MajorityCx<'a> {
     pub(crate) now: Instant,
     /// Microseconds since 1970, by the local clock.
     micros: u64,
     fraction: &'a mut dyn FnMut() -> f64,
     pub(crate) out: Output,
+    /// The rule that a simulator has switched off.
     #[cfg(test)]
-    pub(crate) mutation: Option<Mutation>,
+    pub(crate) mutation: Option<MajorityMutation>,
 }
 
 /// The output of a visit, in the order in which it is to be performed.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// Abandonments to begin in the background: requests to be advanced like any other. Their first
-    /// calls are sent ahead of all others, so that no later call meets the abandoned alias.
-    pub(crate) abandonments: Vec<RequestId>,
+    /// Ends of aliases to begin in the background: requests to be advanced like any other. Their
+    /// first calls are sent ahead of all others, so that no later call meets an alias that is given
+    /// up.
+    pub(crate) ends: Vec<RequestId>,
     /// Calls to make in the background.
     pub(crate) background: Vec<Send>,
     /// Calls to make in the task of the caller.
     pub(crate) sends: Vec<Send>,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> MajorityCx<'a> {
     /// The `fraction` returns random numbers in 0..1.
     pub(crate) fn new(now: Instant, micros: u64, fraction: &'a mut dyn FnMut() -> f64) -> Self {
         Self {
@@ -115,55 +117,56 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Whether this rule is switched off, which is never the case outside of tests.
-    fn breaks(&self, mutation: Mutation) -> bool {
-        #[cfg(test)]
-        return self.mutation == Some(mutation);
-        #[cfg(not(test))]
-        {
-            let _ = mutation;
-            false
-        }
+    /// Returns a random number in 0..1.
+    fn fraction(&mut self) -> f64 {
+        (self.fraction)()
     }
 
-    fn jitter(&mut self) -> f64 {
-        (self.fraction)()
+    /// Returns whether a simulator has switched this rule off.
+    #[cfg(test)]
+    fn breaks(&self, mutation: MajorityMutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    #[cfg(not(test))]
+    const fn breaks(&self, _: MajorityMutation) -> bool {
+        false
     }
 }
 
 /// A request that is over.
-fn over(reply: Result<Reply, StoreError>) -> (Request, Option<Instant>) {
-    (Request::Over(reply, None), None)
+fn over(reply: Result<Reply, StoreError>) -> (InProgress, Option<Instant>) {
+    (InProgress::Over(reply, None), None)
 }
 
 /// The state of a client.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct MajoritySession {
     servers: Vec<Server>,
     /// The acquisitions that are held or wanted, by the stem of their tokens.
     rounds: HashMap<u128, Round, RandomState>,
-    requests: HashMap<RequestId, Request, RandomState>,
+    requests: HashMap<RequestId, InProgress, RandomState>,
     latest_request: RequestId,
     proposals: Proposals,
     contended: Contended,
     /// The moving average of the time in which a majority replies.
     pub(crate) round_trip: Duration,
     /// The rounds whose release was not confirmed, and until when their votes may last.
-    released: Vec<(Instant, u128)>,
+    unconfirmed: Vec<(Instant, u128)>,
 }
 
 /// A request in progress.
 #[derive(Debug)]
-enum Request {
-    Acquiring(Acquiring),
+enum InProgress {
+    Round(RoundRequest),
     Broadcast(Broadcast),
-    /// Of an alias at this server.
-    Abandonment(usize, Abandonment),
-    /// The reply, and until when the first calls of its abandonments are awaited.
+    /// The end of an alias at this server.
+    End(usize, PendingEnd),
+    /// The reply, and until when the first calls of the ends that it has begun are awaited.
     Over(Result<Reply, StoreError>, Option<Instant>),
 }
 
-impl Session {
+impl MajoritySession {
     /// Creates a session with servers of these names.
     pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
         Self {
@@ -174,28 +177,26 @@ impl Session {
             proposals: Proposals::default(),
             contended: Contended::default(),
             round_trip: Duration::from_millis(1),
-            released: Vec::new(),
+            unconfirmed: Vec::new(),
         }
     }
 
     /// Advances a request.
-    pub(crate) fn step(&mut self, id: RequestId, cx: &mut Cx<'_>) -> Step {
+    pub(crate) fn step(&mut self, id: RequestId, cx: &mut MajorityCx<'_>) -> Progress {
         loop {
             let Some(request) = self.requests.remove(&id) else {
-                return Step::Done(Err(StoreError::no_reply()), None);
+                return Progress::Done(Err(StoreError::no_reply()), None);
             };
             let (request, until) = match request {
-                Request::Acquiring(acquiring) => self.step_acquire(id, acquiring, cx),
-                Request::Broadcast(broadcast) => self.step_broadcast(id, broadcast, cx),
-                Request::Abandonment(server, abandonment) => {
-                    Self::step_abandonment(id, server, abandonment, cx)
-                }
-                Request::Over(reply, until) => return Step::Done(reply, until),
+                InProgress::Round(acquiring) => self.step_acquire(id, acquiring, cx),
+                InProgress::Broadcast(broadcast) => self.step_broadcast(id, broadcast, cx),
+                InProgress::End(server, pending) => Self::step_end(id, server, pending, cx),
+                InProgress::Over(reply, until) => return Progress::Done(reply, until),
             };
-            let is_over = matches!(request, Request::Over(..));
+            let is_over = matches!(request, InProgress::Over(..));
             self.requests.insert(id, request);
             if !is_over {
-                return Step::Wait(until);
+                return Progress::Wait(until);
             }
         }
     }
@@ -204,7 +205,7 @@ impl Session {
     /// replied to.
     pub(crate) fn cancel(&mut self, id: RequestId, now: Instant) {
         // The caller may never repeat a release that it does not await.
-        if let Some(Request::Broadcast(broadcast)) = self.requests.remove(&id)
+        if let Some(InProgress::Broadcast(broadcast)) = self.requests.remove(&id)
             && let Count::Release(hold) = broadcast.count
         {
             self.remove_later(hold.token.stem(), now);
@@ -214,13 +215,13 @@ impl Session {
     /// Removes a round once its votes have expired in any case.
     fn remove_later(&mut self, stem: u128, now: Instant) {
         if let Some(round) = self.rounds.get(&stem) {
-            self.released.push((now + round.longest_lease, stem));
+            self.unconfirmed.push((now + round.longest_lease, stem));
         }
     }
 
     /// Removes the rounds of unconfirmed releases whose votes have expired.
     fn remove_expired(&mut self, now: Instant) {
-        let expired = self.released.extract_if(.., |(until, _)| *until < now);
+        let expired = self.unconfirmed.extract_if(.., |(until, _)| *until < now);
         for (_, stem) in expired {
             self.rounds.remove(&stem);
         }
@@ -229,17 +230,17 @@ impl Session {
     /// Applies the reply to a call.
     pub(crate) fn replied(
         &mut self,
-        ticket: Ticket,
+        ticket: CallTicket,
         mut reply: Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
         let (server, id) = (ticket.server, ticket.id);
         let error = reply.as_ref().err();
         match ticket.purpose {
             // These calls are sent to servers that do not reply, too.
-            Purpose::Abandon => self.abandoned(id, reply, cx),
-            Purpose::Exchange(token, exchange, sent) => {
-                let answer = Answer::new(reply);
+            CallPurpose::End => self.end_replied(id, reply, cx),
+            CallPurpose::Exchange(token, exchange, sent) => {
+                let answer = ServerAnswer::new(reply);
                 self.servers[server].replied(answer.error(), cx.now);
                 if let Some(round) = self.rounds.get_mut(&token.stem()) {
                     round.replied(server, token, exchange, answer, sent, cx);
@@ -247,19 +248,19 @@ impl Session {
                     self.abandon_unused(token.stem(), cx);
                 }
             }
-            Purpose::Renewal(aliases, sent) => {
+            CallPurpose::Renewal(aliases, sent) => {
                 self.servers[server].replied(error, cx.now);
                 if let Ok(Reply::Renew(replies)) = &mut reply {
                     self.renewed(server, &aliases, replies, sent, cx);
                 }
                 self.count(id, server, &aliases, reply, cx);
             }
-            Purpose::Release(alias, hold, lease, keep_until) => {
+            CallPurpose::Release(alias, hold, lease, keep_until) => {
                 self.servers[server].replied(error, cx.now);
                 self.released(&alias, &hold, (lease, keep_until), &reply, cx);
                 self.count(id, server, &[], reply, cx);
             }
-            Purpose::Broadcast => {
+            CallPurpose::Broadcast => {
                 self.servers[server].replied(error, cx.now);
                 self.count(id, server, &[], reply, cx);
             }
@@ -294,7 +295,7 @@ impl Session {
         majority(self.servers.len())
     }
 
-    fn begin(&mut self, request: Request) -> RequestId {
+    fn begin(&mut self, request: InProgress) -> RequestId {
         let id = self.next_id();
         self.requests.insert(id, request);
         id
@@ -306,8 +307,8 @@ impl Session {
     }
 
     /// Begins a request that needs no call.
-    fn reply(&mut self, reply: Reply) -> RequestId {
-        self.begin(Request::Over(Ok(reply), None))
+    fn answered(&mut self, reply: Reply) -> RequestId {
+        self.begin(InProgress::Over(Ok(reply), None))
     }
 
     /// The error if too few servers have replied, with the `reply` of each server, or its error.
@@ -339,15 +340,15 @@ impl Session {
 }
 
 #[cfg(test)]
-impl Session {
+impl MajoritySession {
     /// Whether it takes care of an alias that this server may know.
     #[cfg(feature = "redis")]
     pub(crate) fn owns(&self, server: usize, token: Token) -> bool {
         let mut rounds = self.rounds.values();
         rounds.any(|round| round.known().any(|known| known == (server, token)))
             || self.requests.values().any(|request| {
-                matches!(request, Request::Abandonment(at, abandonment)
-                    if *at == server && abandonment.hold().token == token)
+                matches!(request, InProgress::End(at, pending)
+                    if *at == server && pending.hold().token == token)
             })
     }
 

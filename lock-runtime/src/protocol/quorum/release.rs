@@ -3,20 +3,20 @@
 use std::time::Duration;
 
 use super::{
-    AbandonedAlias, Cx, Mutation, PerServer, Purpose, Reply, RequestId, ServerRequest, Session,
-    exchange::broadcast::Count, exchange::time_out::majority_timeout,
+    CallPurpose, KnownAlias, MajorityCx, MajorityMutation, MajoritySession, PerServer, Reply,
+    RequestId, ServerRequest, exchange::broadcast::Count, exchange::time_out::majority_timeout,
 };
 use crate::{
     shell::time::Instant,
     store::{Hold, Release, ReleaseReply, StoreError},
 };
 
-impl Session {
-    pub(crate) fn release(&mut self, release: &Release, cx: &mut Cx<'_>) -> RequestId {
+impl MajoritySession {
+    pub(crate) fn release(&mut self, release: &Release, cx: &mut MajorityCx<'_>) -> RequestId {
         let hold = &release.hold;
         self.remove_expired(cx.now);
         let Some(round) = self.rounds.get_mut(&hold.token.stem()) else {
-            return self.reply(Reply::Release(ReleaseReply::NotHeld));
+            return self.answered(Reply::Release(ReleaseReply::NotHeld));
         };
         round.closed = true;
         let aliases: PerServer<_> = round.all_known().collect();
@@ -27,7 +27,7 @@ impl Session {
         let calls = aliases.into_iter().map(|alias| {
             let hold = hold.alias(alias.token);
             let there = Release::new(hold.clone()).keep_for(release.keep_for);
-            let purpose = Purpose::Release(alias, hold, lease, keep_until);
+            let purpose = CallPurpose::Release(alias, hold, lease, keep_until);
             (alias.server, ServerRequest::Release(there), purpose)
         });
         self.broadcast(count, timeout, coordinator, calls, cx)
@@ -38,16 +38,16 @@ impl Session {
     /// or the server has not executed the conversion of the writer yet.
     pub(super) fn released(
         &mut self,
-        alias: &AbandonedAlias,
+        alias: &KnownAlias,
         hold: &Hold,
         (lease, keep_until): (Duration, Option<Instant>),
         reply: &Result<Reply, StoreError>,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
         let is_released = matches!(reply, Ok(Reply::Release(ReleaseReply::Released)));
         let may_be_known = alias.may_be_queued || alias.was_writer || reply.is_err();
         // A server that has replied has nothing left to reserve.
-        let keeps = reply.is_err() && !cx.breaks(Mutation::AbandonsReserved);
+        let keeps = reply.is_err() && !cx.breaks(MajorityMutation::AbandonsReserved);
         let keep_until = keep_until.filter(|_| keeps);
         if !is_released && may_be_known {
             self.end_alias(alias, hold, (lease, keep_until), cx);

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Answer, Cx, Mutation, PerServer, Purpose, RequestId, Round, ServerRequest, Session,
-    acquire::Terms,
+    CallPurpose, MajorityCx, MajorityMutation, MajoritySession, PerServer, RequestId, Round,
+    ServerAnswer, ServerRequest,
+    acquire::ExchangeTerms,
     exchange::broadcast::Count,
     exchange::tally::{Held, Renewed},
     exchange::time_out::majority_timeout,
@@ -33,8 +34,8 @@ pub(super) fn count(
     }
 }
 
-impl Session {
-    pub(crate) fn renew(&mut self, renewals: &[Renewal], cx: &mut Cx<'_>) -> RequestId {
+impl MajoritySession {
+    pub(crate) fn renew(&mut self, renewals: &[Renewal], cx: &mut MajorityCx<'_>) -> RequestId {
         let (sent, servers) = (cx.now, self.servers.len());
         let mut tallies = Vec::with_capacity(renewals.len());
         let mut batches: Vec<(Vec<_>, Vec<_>)> = vec![Default::default(); servers];
@@ -45,7 +46,7 @@ impl Session {
             let mut known = PerServer::new();
             if let Some(round) = self.rounds.get_mut(&hold.token.stem()) {
                 shortest = shortest.min(round.lease);
-                if cx.breaks(Mutation::AddsUpRenewals) {
+                if cx.breaks(MajorityMutation::AddsUpRenewals) {
                     let earlier = round.expiries();
                     earlier.for_each(|until| tally.renewed(until, Duration::ZERO));
                 }
@@ -68,7 +69,7 @@ impl Session {
         let batches = batches.into_iter().enumerate();
         let calls = batches.filter(|(_, (aliases, _))| !aliases.is_empty());
         let calls = calls.map(|(server, (aliases, renewals))| {
-            let purpose = Purpose::Renewal(aliases, sent);
+            let purpose = CallPurpose::Renewal(aliases, sent);
             (server, ServerRequest::Renew(renewals), purpose)
         });
         let count = Count::Renewals(tallies);
@@ -76,12 +77,12 @@ impl Session {
     }
 
     /// Requests the missing votes of a held lock. They count from the next renewal on.
-    fn heal(&mut self, token: Token, cx: &mut Cx<'_>) {
+    fn heal(&mut self, token: Token, cx: &mut MajorityCx<'_>) {
         let stem = token.stem();
         let Some(round) = self.rounds.get_mut(&stem) else {
             return;
         };
-        let terms = Terms::of(round, cx.now);
+        let terms = ExchangeTerms::of(round, cx.now);
         let calls = round.heal(terms.deadline);
         // No request waits for these replies.
         let sends = self.sends(0, stem, &terms, calls, cx);
@@ -96,13 +97,13 @@ impl Session {
         batch: &[(usize, Token)],
         replies: &mut [Result<RenewReply, StoreError>],
         sent: Instant,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) {
         for (&(_, token), reply) in batch.iter().zip(replies) {
             let Ok(reply) = reply else {
                 continue;
             };
-            let believes = cx.breaks(Mutation::BelievesTheAbandoned);
+            let believes = cx.breaks(MajorityMutation::BelievesTheAbandoned);
             let is_used = |round: &&mut Round| {
                 believes || round.known().any(|known| known == (server, token))
             };
@@ -114,7 +115,14 @@ impl Session {
                 if !round.extends(server, cx.now) {
                     *reply = RenewReply::Gone;
                 }
-                round.replied(server, token, exchange, Answer::Renew(*reply), sent, cx);
+                round.replied(
+                    server,
+                    token,
+                    exchange,
+                    ServerAnswer::Renew(*reply),
+                    sent,
+                    cx,
+                );
                 self.abandon_unused(token.stem(), cx);
             } else {
                 *reply = RenewReply::Gone;
@@ -127,7 +135,7 @@ impl Session {
         tallies: Vec<Renewed>,
         sent: Instant,
         failed: &[(usize, StoreError)],
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) -> Vec<Result<RenewReply, StoreError>> {
         let reply = |mut tally: Renewed| match tally.held(cx) {
             Held::Until(until) => {

@@ -1,4 +1,4 @@
-//! The calls that a [`Session`] returns, and the tasks that make them.
+//! The calls that a [`MajoritySession`] returns, and the tasks that make them.
 
 use std::{
     pin::pin,
@@ -17,7 +17,8 @@ use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 use super::Inner;
 use crate::{
     protocol::quorum::{
-        Cx, LONGEST_CALL, Output, Reply, RequestId, Send, ServerRequest, Session, Step,
+        LONGEST_CALL, MajorityCx, MajoritySession, Output, Progress, Reply, RequestId, Send,
+        ServerRequest,
     },
     shell::call::{only, within},
     shell::sync::OnDrop,
@@ -64,11 +65,14 @@ impl Inner {
     }
 
     /// Visits the session. No call is made while it is locked.
-    fn visit<T>(&self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
+    fn visit<T>(
+        &self,
+        visit: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> T,
+    ) -> (T, Output) {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let micros = since.map_or(0, |since| since.as_micros() as u64);
         let mut fraction = rand::random::<f64>;
-        let mut cx = Cx::new(Instant::now(), micros, &mut fraction);
+        let mut cx = MajorityCx::new(Instant::now(), micros, &mut fraction);
         let result = visit(&mut lock(&self.session), &mut cx);
         (result, cx.out)
     }
@@ -76,9 +80,9 @@ impl Inner {
     /// Runs a request in the task of its caller.
     pub(super) async fn run(
         self: &Arc<Self>,
-        begin: impl FnOnce(&mut Session, &mut Cx<'_>) -> RequestId,
+        begin: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> RequestId,
     ) -> Result<Reply, StoreError> {
-        let begin_and_step = |session: &mut Session, cx: &mut Cx<'_>| {
+        let begin_and_step = |session: &mut MajoritySession, cx: &mut MajorityCx<'_>| {
             let id = begin(session, cx);
             (id, session.step(id, cx))
         };
@@ -91,7 +95,7 @@ impl Inner {
     async fn advance(
         self: &Arc<Self>,
         id: RequestId,
-        mut step: Step,
+        mut step: Progress,
         mut out: Output,
         mut first: Option<oneshot::Sender<()>>,
     ) -> Result<Reply, StoreError> {
@@ -105,15 +109,15 @@ impl Inner {
         // One timer for all replies: a timer for each would be registered and removed again.
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
-            let (sends, abandoned) = self.begin_background(out);
+            let (sends, ended) = self.begin_background(out);
             let calls = sends.into_iter().map(|send| self.call(send));
             running.calls.extend(calls);
             let until = match step {
-                Step::Wait(until) => until,
-                Step::Done(reply, until) => {
+                Progress::Wait(until) => until,
+                Progress::Done(reply, until) => {
                     running.is_over = true;
                     if let Some(until) = until {
-                        let _ = timeout_at(until, join_all(abandoned)).await;
+                        let _ = timeout_at(until, join_all(ended)).await;
                     }
                     return reply;
                 }
@@ -138,21 +142,20 @@ impl Inner {
     }
 
     /// Begins the background part of the output of a visit. Returns the calls to make in this task,
-    /// and for each abandonment the end of its first call.
+    /// and for each end of an alias the end of its first call.
     fn begin_background(self: &Arc<Self>, out: Output) -> (Vec<Send>, Vec<oneshot::Receiver<()>>) {
-        let abandonments = out.abandonments.into_iter();
-        let abandoned = abandonments.map(|id| self.abandon(id)).collect();
+        let ended = out.ends.into_iter().map(|id| self.end(id)).collect();
         let background = out.background.into_iter();
         self.finish(background.map(|send| self.call(send)).collect());
-        (out.sends, abandoned)
+        (out.sends, ended)
     }
 
-    /// Runs an abandonment in the background. Its first call is sent now, ahead of everything that
-    /// the caller sends next, so that no later request of the caller meets the abandoned alias.
-    fn abandon(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
+    /// Ends an alias in the background. Its first call is sent now, ahead of everything that
+    /// the caller sends next, so that no later request of the caller meets the alias.
+    fn end(self: &Arc<Self>, id: RequestId) -> oneshot::Receiver<()> {
         let (first, over) = oneshot::channel();
         let inner = self.clone();
-        let mut abandoning = Box::pin(async move {
+        let mut ending = Box::pin(async move {
             let (step, out) = inner.visit(|session, cx| session.step(id, cx));
             let reply = inner.advance(id, step, out, Some(first)).await;
             if let Ok(Reply::NotAbandoned(server, hold, error)) = reply {
@@ -160,10 +163,10 @@ impl Inner {
                 tracing::debug!(key = %key.shown(), %server, %error, "stopped retrying the release of a vote; it expires with its lease");
             }
         });
-        if (&mut abandoning).now_or_never().is_none()
+        if (&mut ending).now_or_never().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(abandoning);
+            runtime.spawn(ending);
         }
         over
     }
@@ -216,9 +219,7 @@ pub(super) async fn perform(
     request: &ServerRequest,
 ) -> Result<Reply, StoreError> {
     Ok(match request {
-        ServerRequest::Acquire(request, proposal) => {
-            Reply::Acquire(server.acquire_proposed(request, *proposal).await?)
-        }
+        ServerRequest::Acquire(request) => Reply::Acquire(server.acquire(request).await?),
         ServerRequest::Poll(hold) => Reply::Poll(only(server.poll(from_ref(hold))).await?),
         ServerRequest::Renew(renewals) => {
             let mut replies = server.renew(renewals).await;

@@ -97,7 +97,7 @@ use super::{
 use crate::{
     error::{LockError, LockErrorKind},
     observe::health::Health,
-    protocol::quorum::{Reply, Session, inspected},
+    protocol::quorum::{MajoritySession, Reply, inspected},
     request::key::LockKey,
     request::spec::LockKind,
     shell::call::within,
@@ -128,7 +128,7 @@ struct Inner {
     servers: Vec<Arc<dyn QuorumMember>>,
     longest_lease: Duration,
     /// All decisions. No call is made while it is locked: a server may push an event at once.
-    session: Mutex<Session>,
+    session: Mutex<MajoritySession>,
     /// The number of tasks with calls in the background.
     busy: watch::Sender<usize>,
     listeners: Listeners,
@@ -164,6 +164,8 @@ impl QuorumStore {
 
     /// Creates a store over independent `servers`, each with a name for messages. The number of
     /// servers must be odd and at least three. All clients must list the servers in the same order.
+    /// No server may be listed twice, as one grant would be two votes: connections to Redis see to
+    /// it.
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
     /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
@@ -178,7 +180,7 @@ impl QuorumStore {
         let (names, servers): (Vec<_>, Vec<_>) = servers.into_iter().unzip();
         check_count(servers.len())?;
         let inner = Arc::new(Inner {
-            session: Mutex::new(Session::new(names.iter().cloned())),
+            session: Mutex::new(MajoritySession::new(names.iter().cloned())),
             names,
             servers,
             longest_lease,

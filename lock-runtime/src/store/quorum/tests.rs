@@ -102,7 +102,13 @@ async fn granted_again(store: &dyn Store, hold: &Hold, lease: Duration) -> Grant
 
 impl Store for Server {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
-        self.answer(self.store.acquire(request))
+        self.answer(Box::pin(async move {
+            let reply = self.store.acquire(request).await?;
+            if let AcquireReply::Granted(_) = reply {
+                lock(&self.granted).push(request.hold.token);
+            }
+            Ok(reply)
+        }))
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
@@ -192,20 +198,6 @@ impl Store for Server {
 }
 
 impl QuorumMember for Server {
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Replied<'a, AcquireReply> {
-        self.answer(Box::pin(async move {
-            let reply = self.store.acquire_proposed(request, proposal).await?;
-            if let AcquireReply::Granted(_) = reply {
-                lock(&self.granted).push(request.hold.token);
-            }
-            Ok(reply)
-        }))
-    }
-
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,
@@ -375,7 +367,7 @@ async fn a_second_look_does_not_count_as_a_round_trip() {
 async fn the_next_holder_proposes_more_than_it_was_handed() {
     for count in [3, 5] {
         let servers = servers(count);
-        let session = Session::new((0..count).map(|_| String::new()));
+        let session = MajoritySession::new((0..count).map(|_| String::new()));
         let coordinator = session.coordinator(&key(), Instant::now()).unwrap();
         servers[coordinator].is_ahead.store(true, Ordering::Relaxed);
         let client = || LockClient::with_store(store_of(&servers, Duration::from_secs(30)));

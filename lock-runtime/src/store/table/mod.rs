@@ -180,6 +180,7 @@ impl Table {
     }
 
     pub(crate) fn acquire(&mut self, request: &KeyRequest, step: &mut Step<'_>) -> AcquireReply {
+        step.proposal = request.proposal;
         self.verdict(request, step)
             .unwrap_or_else(|| AcquireReply::Granted(self.grant(request, step)))
     }

@@ -98,7 +98,7 @@ pub(crate) struct Step<'a> {
     pub(in crate::store) latest: Instant,
     pub(super) fences: &'a Fences,
     /// The fencing token that a grant should have, if possible.
-    pub(crate) proposal: Option<FencingToken>,
+    pub(super) proposal: Option<FencingToken>,
     /// The caller. The reply contains its grant, so it needs no event.
     pub(in crate::store) caller: Option<Token>,
     /// The mode in which the caller requests or polls.

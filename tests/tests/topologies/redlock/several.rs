@@ -62,7 +62,7 @@ async fn keys_that_take_longer_than_half_a_lease_are_refused_with_the_reason() {
 async fn an_error_names_the_key_whose_servers_are_silent() {
     let three = Three::new(|server, call: Call| {
         Box::pin(async move {
-            if let Operation::AcquireProposed(request, _) = &call.operation
+            if let Operation::Acquire(request) = &call.operation
                 && request.hold.key.as_str() == "k003"
                 && server > 0
             {
@@ -85,7 +85,7 @@ async fn a_request_that_fails_at_two_servers_succeeds_and_leaves_nothing() {
     for healthy in 0..3 {
         let three = Three::new(move |server, call| {
             Box::pin(async move {
-                let is_acquire = matches!(call.operation, Operation::AcquireProposed(..));
+                let is_acquire = matches!(call.operation, Operation::Acquire(_));
                 if is_acquire && server != healthy && call.nth == 0 {
                     return Err(cut());
                 }
@@ -103,7 +103,7 @@ async fn a_request_that_fails_at_two_servers_succeeds_and_leaves_nothing() {
                 match operation {
                     Operation::Release(release) => drop(ended.insert(release.hold.token)),
                     Operation::Abandon(hold) => drop(ended.insert(hold.token)),
-                    Operation::AcquireProposed(request, _) => {
+                    Operation::Acquire(request) => {
                         let is_late = ended.contains(&request.hold.token);
                         assert!(!is_late, "{healthy}: an acquire at {number} after its end");
                     }

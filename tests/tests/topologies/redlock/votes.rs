@@ -79,7 +79,7 @@ impl Server {
         sleep(Duration::from_millis(self.late.load(Ordering::Relaxed))).await;
         match operation {
             _ if is(&self.down) => unavailable("down"),
-            Operation::AcquireProposed(..) if is(&self.foreign) => {
+            Operation::Acquire(_) if is(&self.foreign) => {
                 Ok(Box::new(AcquireReply::ForeignKey(KeyPart::Lock)))
             }
             Operation::Raise(..) if is(&self.stubborn) => unavailable("not now"),

@@ -3,7 +3,8 @@
 use std::{mem, time::Duration};
 
 use super::super::{
-    Cx, PerServer, Purpose, Reply, Request, RequestId, Send, ServerRequest, Session,
+    CallPurpose, InProgress, MajorityCx, MajoritySession, PerServer, Reply, RequestId, Send,
+    ServerRequest,
     abandon::ending_timeout,
     convert::Conversion,
     exchange::tally::{self, Ballot, Held, Renewed},
@@ -47,9 +48,14 @@ pub(in crate::protocol::quorum) enum Count {
     Revocation(Vec<RevokeReply>),
 }
 
-impl Session {
+impl MajoritySession {
     /// Determines the state of a lock at a majority.
-    pub(crate) fn inspect(&mut self, key: &LockKey, kind: LockKind, cx: &mut Cx<'_>) -> RequestId {
+    pub(crate) fn inspect(
+        &mut self,
+        key: &LockKey,
+        kind: LockKind,
+        cx: &mut MajorityCx<'_>,
+    ) -> RequestId {
         let request = ServerRequest::Inspect(key.clone(), kind);
         self.ask_all(&request, Count::Inspection(Vec::new()), cx)
     }
@@ -59,15 +65,20 @@ impl Session {
         key: &LockKey,
         kind: LockKind,
         scope: RevokeScope,
-        cx: &mut Cx<'_>,
+        cx: &mut MajorityCx<'_>,
     ) -> RequestId {
         let request = ServerRequest::Revoke(key.clone(), kind, scope);
         self.ask_all(&request, Count::Revocation(Vec::new()), cx)
     }
 
     /// Sends the same request to every server.
-    fn ask_all(&mut self, request: &ServerRequest, count: Count, cx: &mut Cx<'_>) -> RequestId {
-        let call = |server| (server, request.clone(), Purpose::Broadcast);
+    fn ask_all(
+        &mut self,
+        request: &ServerRequest,
+        count: Count,
+        cx: &mut MajorityCx<'_>,
+    ) -> RequestId {
+        let call = |server| (server, request.clone(), CallPurpose::Broadcast);
         let calls = (0..self.servers.len()).map(call);
         self.broadcast(
             count,
@@ -84,15 +95,15 @@ impl Session {
         count: Count,
         timeout: Duration,
         coordinator: Option<usize>,
-        calls: impl IntoIterator<Item = (usize, ServerRequest, Purpose)>,
-        cx: &mut Cx<'_>,
+        calls: impl IntoIterator<Item = (usize, ServerRequest, CallPurpose)>,
+        cx: &mut MajorityCx<'_>,
     ) -> RequestId {
         let id = self.next_id();
         let mut awaited = PerServer::new();
         for (server, request, purpose) in calls {
             awaited.push(server);
             let timeout = match &purpose {
-                Purpose::Release(_, _, lease, _) => Some(ending_timeout(*lease)),
+                CallPurpose::Release(_, _, lease, _) => Some(ending_timeout(*lease)),
                 _ => None,
             };
             let send = Send::new(id, server, request, timeout, purpose);
@@ -108,7 +119,7 @@ impl Session {
             is_decided: false,
             coordinator,
         };
-        self.requests.insert(id, Request::Broadcast(broadcast));
+        self.requests.insert(id, InProgress::Broadcast(broadcast));
         id
     }
 
@@ -119,9 +130,9 @@ impl Session {
         server: usize,
         batch: &[(usize, Token)],
         reply: Result<Reply, StoreError>,
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) {
-        let Some(Request::Broadcast(broadcast)) = self.requests.get_mut(&id) else {
+        let Some(InProgress::Broadcast(broadcast)) = self.requests.get_mut(&id) else {
             return;
         };
         broadcast.awaited.retain(|awaited| *awaited != server);
@@ -166,15 +177,15 @@ impl Session {
         &mut self,
         id: RequestId,
         mut broadcast: Broadcast,
-        cx: &mut Cx<'_>,
-    ) -> (Request, Option<Instant>) {
+        cx: &mut MajorityCx<'_>,
+    ) -> (InProgress, Option<Instant>) {
         let (is_decided, until) = (broadcast.is_decided, broadcast.until);
         let is_awaited = |server: usize| broadcast.awaited.contains(&server);
         let is_over = broadcast.awaited.is_empty()
             || is_decided && !broadcast.coordinator.is_some_and(is_awaited)
             || until <= cx.now;
         if !is_over {
-            return (Request::Broadcast(broadcast), Some(until));
+            return (InProgress::Broadcast(broadcast), Some(until));
         }
         if !is_decided {
             let error = StoreError::timed_out(until - broadcast.begun);

@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, time::Duration};
 
 use super::super::{
-    Cx, Mutation,
+    MajorityCx, MajorityMutation,
     exchange::majority::{majority, nth_largest},
     round::PerServer,
 };
@@ -51,8 +51,9 @@ impl Renewed {
 
     /// The result so far. The lock is held for as long as a majority of the servers holds it,
     /// according to their replies in this exchange alone (rule 29).
-    pub(crate) fn held(&self, cx: &Cx<'_>) -> Held {
-        let majority = majority(self.servers) - usize::from(cx.breaks(Mutation::RenewsByHalf));
+    pub(crate) fn held(&self, cx: &MajorityCx<'_>) -> Held {
+        let majority =
+            majority(self.servers) - usize::from(cx.breaks(MajorityMutation::RenewsByHalf));
         match nth_largest(self.until.iter().copied(), majority) {
             Some(until) => Held::Until(until),
             None if self.gone > self.servers - majority => Held::Gone,
@@ -158,7 +159,7 @@ mod tests {
     fn a_lock_is_held_for_as_long_as_a_majority_holds_it() {
         let now = Instant::now();
         let mut fraction = || 0.5;
-        let cx = Cx::new(now, 1, &mut fraction);
+        let cx = MajorityCx::new(now, 1, &mut fraction);
         let mut renewed = Renewed::new(5, 0);
         for seconds in [30, 10, 20] {
             assert_eq!(renewed.held(&cx), Held::Open);
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn a_lock_is_gone_when_no_majority_can_hold_it() {
         let mut fraction = || 0.5;
-        let cx = Cx::new(Instant::now(), 1, &mut fraction);
+        let cx = MajorityCx::new(Instant::now(), 1, &mut fraction);
         let mut renewed = Renewed::new(5, 0);
         renewed.gone = 2;
         renewed.renewed(Instant::now(), Duration::from_secs(1));

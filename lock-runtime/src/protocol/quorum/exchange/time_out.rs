@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{Cx, Mutation, Session};
+use super::super::{MajorityCx, MajorityMutation, MajoritySession};
 use crate::request::spec::call_timeout;
 
 /// The time in which a majority must reply: 90 % of the caller's time-out, so that the caller gets
@@ -11,16 +11,16 @@ pub(in crate::protocol::quorum) fn majority_timeout(lease: Duration) -> Duration
     call_timeout(lease) * 9 / 10
 }
 
-impl Session {
+impl MajoritySession {
     /// The time in which one server must reply to an acquire: min(lease/20, 200 ms). It is longer
     /// if all servers are slow; otherwise no request would ever get its replies.
     pub(in crate::protocol::quorum) fn server_timeout(
         &self,
         lease: Duration,
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) -> Duration {
         let shortest = (lease / 20).min(Duration::from_millis(200));
-        if cx.breaks(Mutation::FixedTimeOuts) {
+        if cx.breaks(MajorityMutation::FixedTimeOuts) {
             return shortest;
         }
         (self.round_trip * 10).clamp(shortest, call_timeout(lease) * 2 / 3)

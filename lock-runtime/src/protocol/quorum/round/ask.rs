@@ -2,7 +2,7 @@
 
 use super::{
     Ask, Calls, Phase, Round,
-    vote::{Standing, Status},
+    vote::{Status, VoteStanding},
 };
 use crate::{request::spec::Mode, shell::time::Instant, store::IfBusy};
 
@@ -70,9 +70,9 @@ impl Round {
             let state = &round.states[server];
             // A vote that was renewed counts for the validity of the lock, so it is kept.
             let is_missing = match state.standing {
-                Standing::Outside => true,
-                Standing::Queued => !state.renewed && state.pushed.is_none(),
-                Standing::Asked | Standing::Holds(_) => false,
+                VoteStanding::Outside => true,
+                VoteStanding::Queued => !state.renewed && state.pushed.is_none(),
+                VoteStanding::Asked | VoteStanding::Holds(_) => false,
             };
             if !is_held || !is_missing {
                 return None;
@@ -89,24 +89,26 @@ impl Round {
     pub(super) fn count(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
         let state = &mut self.states[server];
         let ask = match state.standing {
-            Standing::Holds(_) => {
+            VoteStanding::Holds(_) => {
                 self.redraws |= self.hold.mode == Mode::Shared;
                 Ask::Renew(state.token)
             }
-            Standing::Queued => Ask::Poll(state.token),
-            Standing::Outside | Standing::Asked => return self.ask(server, if_busy, deadline),
+            VoteStanding::Queued => Ask::Poll(state.token),
+            VoteStanding::Outside | VoteStanding::Asked => {
+                return self.ask(server, if_busy, deadline);
+            }
         };
         state.status = Status::Awaited;
         ask
     }
 
     pub(super) fn ask(&mut self, server: usize, if_busy: IfBusy, deadline: Instant) -> Ask {
-        if self.states[server].standing == Standing::Asked {
+        if self.states[server].standing == VoteStanding::Asked {
             // The outcome of the previous acquire is unknown, so its alias is not used again.
             self.abandon_at(server);
         }
         let state = &mut self.states[server];
-        state.standing = Standing::Asked;
+        state.standing = VoteStanding::Asked;
         state.straggler_until = Some(deadline);
         state.status = Status::Awaited;
         Ask::Acquire(state.token, if_busy)

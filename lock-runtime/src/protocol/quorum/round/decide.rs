@@ -3,9 +3,9 @@
 use std::{mem, time::Duration};
 
 use super::{
-    super::{Cx, Mutation, exchange::majority::nth_largest},
+    super::{MajorityCx, MajorityMutation, exchange::majority::nth_largest},
     Ask, CHECK_OTHERS_EVERY, Next, Outcome, PerServer, Phase, Round, grace,
-    vote::{Obstacle, Standing, Status, Vote, VoteState},
+    vote::{Obstacle, Status, Vote, VoteStanding, VoteState},
 };
 use crate::{
     guard::fence::FencingToken,
@@ -32,7 +32,12 @@ impl Round {
     /// Determines the next step.
     ///
     /// `beyond` returns a fencing token larger than its argument.
-    pub(crate) fn next(&mut self, deadline: Instant, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+    pub(crate) fn next(
+        &mut self,
+        deadline: Instant,
+        beyond: Beyond<'_>,
+        cx: &MajorityCx<'_>,
+    ) -> Next {
         match self.phase {
             Phase::Coordinator => self.next_of_coordinator(deadline, cx),
             Phase::All => self.next_of_all(deadline, beyond, cx),
@@ -54,10 +59,10 @@ impl Round {
     /// The coordinator, if the acquisition waits in its queue.
     pub(super) fn waits_at(&self) -> Option<usize> {
         (self.coordinator)
-            .filter(|coordinator| self.states[*coordinator].standing == Standing::Queued)
+            .filter(|coordinator| self.states[*coordinator].standing == VoteStanding::Queued)
     }
 
-    pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &Cx<'_>) -> Next {
+    pub(super) fn next_of_coordinator(&mut self, deadline: Instant, cx: &MajorityCx<'_>) -> Next {
         match self.coordinator_status().cloned() {
             Some(Status::Awaited) => Next::Wait(None),
             Some(Status::Voted) => {
@@ -109,7 +114,7 @@ impl Round {
         &mut self,
         deadline: Instant,
         beyond: Beyond<'_>,
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) -> Next {
         let (votes, awaited) = (self.votes().count(), self.awaited());
         let coordinator = self.coordinator_status().cloned();
@@ -150,7 +155,7 @@ impl Round {
         }
     }
 
-    pub(super) fn next_at_head(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+    pub(super) fn next_at_head(&mut self, beyond: Beyond<'_>, cx: &MajorityCx<'_>) -> Next {
         let (votes, awaited) = (self.votes().count(), self.awaited());
         if votes >= self.majority(cx) {
             return self.has_majority(beyond, cx);
@@ -164,7 +169,7 @@ impl Round {
         }
         let since = *self.headless_since.get_or_insert(cx.now);
         // While no other client can have a majority, one of them has to give up its votes.
-        let waits = self.count_of(|state| state.standing == Standing::Queued);
+        let waits = self.count_of(|state| state.standing == VoteStanding::Queued);
         let time_outs = if waits >= self.majority(cx) {
             self.time_outs.beaten
         } else {
@@ -184,7 +189,7 @@ impl Round {
         &mut self,
         fence: FencingToken,
         beyond: Beyond<'_>,
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) -> Next {
         let agreed = self.votes().filter(|vote| self.is_for(vote, fence, cx));
         let (agreed, awaited) = (agreed.count(), self.awaited());
@@ -207,7 +212,7 @@ impl Round {
     }
 
     /// Continues after a majority has voted.
-    pub(super) fn has_majority(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+    pub(super) fn has_majority(&mut self, beyond: Beyond<'_>, cx: &MajorityCx<'_>) -> Next {
         let fence = if mem::take(&mut self.redraws) {
             // Larger than all that the voting servers know, so that a majority has to raise it.
             let largest = self.votes().map(|vote| vote.end).max();
@@ -234,16 +239,16 @@ impl Round {
     /// is in both majorities and holds the lock for one of the two at a time. The later one drew
     /// its number at this server after the other had its token, which the server knew; so the later
     /// token is larger.
-    fn is_for(&self, vote: &Vote, fence: FencingToken, cx: &Cx<'_>) -> bool {
+    fn is_for(&self, vote: &Vote, fence: FencingToken, cx: &MajorityCx<'_>) -> bool {
         // A majority has to know every number that is handed out.
         let is_known = vote.end >= fence.later(self.reserved_left());
         let is_given = vote.fence == fence || self.hold.mode == Mode::Exclusive;
-        is_known && (is_given || cx.breaks(Mutation::CountsWhatOthersHave))
-            || cx.breaks(Mutation::NoWriteBack)
+        is_known && (is_given || cx.breaks(MajorityMutation::CountsWhatOthersHave))
+            || cx.breaks(MajorityMutation::NoWriteBack)
     }
 
     /// Grants the lock with this fencing token, or writes it back to voters with another number.
-    fn agree(&mut self, fence: FencingToken, cx: &Cx<'_>) -> Next {
+    fn agree(&mut self, fence: FencingToken, cx: &MajorityCx<'_>) -> Next {
         let is_for = |vote: &Vote| self.is_for(vote, fence, cx);
         let (votes, majority) = (self.votes(), self.majority(cx));
         let agreed = nth_largest(votes.filter(is_for).map(|vote| vote.until), majority);
@@ -286,7 +291,7 @@ impl Round {
 
     /// Whether a majority of the servers has replied. Without enough votes, another acquisition
     /// then holds the lock or has a claim to it.
-    pub(super) fn is_beaten(&self, cx: &Cx<'_>) -> bool {
+    pub(super) fn is_beaten(&self, cx: &MajorityCx<'_>) -> bool {
         self.answered() >= self.majority(cx)
     }
 
@@ -300,7 +305,7 @@ impl Round {
     }
 
     /// The reply to a refused request. A reason that the caller can act on takes precedence.
-    pub(super) fn refusal(&self, cx: &Cx<'_>) -> AcquireReply {
+    pub(super) fn refusal(&self, cx: &MajorityCx<'_>) -> AcquireReply {
         let denials = || {
             self.states.iter().filter_map(|state| match &state.status {
                 Status::Denied(reply) => Some(reply),
@@ -334,7 +339,7 @@ impl Round {
 
     /// The time until enough of the votes for others have expired for a majority, if none is
     /// released earlier. `None` if it is unknown.
-    fn free_in(&self, cx: &Cx<'_>) -> Option<Duration> {
+    fn free_in(&self, cx: &MajorityCx<'_>) -> Option<Duration> {
         let ttls = self.states.iter().map(|state| state.status.taken());
         let mut ttls: PerServer<Option<Duration>> = ttls.flatten().collect();
         ttls.sort_by_key(|ttl| ttl.unwrap_or(Duration::MAX));
@@ -343,7 +348,7 @@ impl Round {
     }
 
     /// The vote of the coordinator for another acquisition, as of its reply in this exchange.
-    fn obstacle(&self, cx: &Cx<'_>) -> Option<Obstacle> {
+    fn obstacle(&self, cx: &MajorityCx<'_>) -> Option<Obstacle> {
         let state = &self.states[self.coordinator?];
         let holder_ttl = state.status.taken()?;
         let counter = match state.status {
@@ -357,7 +362,7 @@ impl Round {
 
     /// Whether the coordinator has not handed off the lock since the last check. If it has, the
     /// queue makes progress, and the next check is postponed.
-    fn stands_still(&mut self, cx: &Cx<'_>) -> bool {
+    fn stands_still(&mut self, cx: &MajorityCx<'_>) -> bool {
         let obstacle = self.obstacle(cx);
         let before = std::mem::replace(&mut self.obstacle, obstacle);
         let both = before.zip(obstacle);
@@ -373,12 +378,12 @@ impl Round {
     /// Handles a majority of votes that lacks the coordinator's. The client with the coordinator's
     /// vote is about to ask the other servers and takes precedence, or it has died. So the round
     /// waits for it once, for as long as a hand-off takes.
-    fn free_but_for_coordinator(&mut self, beyond: Beyond<'_>, cx: &Cx<'_>) -> Next {
+    fn free_but_for_coordinator(&mut self, beyond: Beyond<'_>, cx: &MajorityCx<'_>) -> Next {
         let obstacle = self.obstacle(cx);
         let before = self.was_free.take();
         if let (Some(before), Some(obstacle)) = (before, obstacle)
             && before.may_be(&obstacle, self.hold.mode)
-            && !cx.breaks(Mutation::YieldsToDeadVote)
+            && !cx.breaks(MajorityMutation::YieldsToDeadVote)
         {
             return self.has_majority(beyond, cx);
         }
@@ -414,7 +419,7 @@ impl Round {
 
     /// Waits in the coordinator's queue. The next poll is due in time for the next check, and soon
     /// in any case: otherwise a hand-off at the coordinator would go unnoticed.
-    fn waits_in_queue(&mut self, holder_ttl: Option<Duration>, cx: &Cx<'_>) -> Next {
+    fn waits_in_queue(&mut self, holder_ttl: Option<Duration>, cx: &MajorityCx<'_>) -> Next {
         let check_in = self.check_at.saturating_duration_since(cx.now);
         let again_in = check_in.min(self.time_outs.poll);
         let holder_ttl = holder_ttl.map_or(again_in, |ttl| ttl.min(again_in));
@@ -423,7 +428,7 @@ impl Round {
 
     /// Abandons the votes of the other servers and waits in the coordinator's queue. Without an
     /// entry in that queue the request is refused.
-    pub(super) fn yield_to_queue(&mut self, cx: &Cx<'_>) -> Next {
+    pub(super) fn yield_to_queue(&mut self, cx: &MajorityCx<'_>) -> Next {
         self.stands_still(cx);
         let holder_ttl = self.coordinator_status().and_then(Status::taken);
         let (waits_at, refusal) = (self.waits_at(), self.refusal(cx));

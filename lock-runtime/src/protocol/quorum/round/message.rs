@@ -26,7 +26,7 @@ pub(crate) enum Ask {
 
 /// The reply of a server.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ServerAnswer {
     /// Also to a poll, unless the alias is gone.
     Acquire(AcquireReply),
     /// A poll found neither a holder nor a waiter of this alias.
@@ -36,7 +36,7 @@ pub(crate) enum Answer {
     Failed(StoreError),
 }
 
-impl Answer {
+impl ServerAnswer {
     pub(crate) fn new(reply: Result<Reply, StoreError>) -> Self {
         match reply {
             Ok(Reply::Acquire(reply)) => Self::Acquire(reply),
@@ -103,9 +103,9 @@ pub(crate) enum Outcome {
     Unreachable,
 }
 
-/// An alias that is no longer used and that a server may know.
+/// An alias that a server may know, and what is needed to end it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AbandonedAlias {
+pub(crate) struct KnownAlias {
     pub(crate) server: usize,
     pub(crate) token: Token,
     /// An acquire under this alias may still be executed until then (rule 8).

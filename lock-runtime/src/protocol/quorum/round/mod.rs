@@ -7,8 +7,8 @@
 //! lock do not split the votes as long as they can reach the coordinator. If they cannot, votes
 //! alone decide, and a client without a majority gives up its votes after a randomized time.
 //!
-//! At each server the acquisition goes by a token of its own, its *alias* there. All aliases share
-//! the stem of the acquisition's token. An abandoned alias is never used again.
+//! At each server the acquisition goes by an *alias*: by its token, until that is abandoned there,
+//! and then by a token that shares its stem. An abandoned alias is never used again.
 
 mod ask;
 mod decide;
@@ -20,10 +20,10 @@ mod vote;
 use std::{mem, time::Duration};
 
 pub(crate) use self::message::{
-    AbandonedAlias, Answer, Ask, Calls, Next, Outcome, PerServer, TimeOuts,
+    Ask, Calls, KnownAlias, Next, Outcome, PerServer, ServerAnswer, TimeOuts,
 };
-use self::vote::{Obstacle, Standing, Status, Vote, VoteState};
-use super::{Cx, Mutation, exchange::majority::majority};
+use self::vote::{Obstacle, Status, Vote, VoteStanding, VoteState};
+use super::{MajorityCx, MajorityMutation, exchange::majority::majority};
 use crate::{
     guard::fence::FencingToken,
     protocol::{STRAGGLE, held::lease::drift},
@@ -63,7 +63,7 @@ pub(crate) struct Round {
     /// The number of fencing tokens to reserve after that of the grant.
     pub(super) reserved: u32,
     states: PerServer<VoteState>,
-    /// The number of aliases used so far, beyond the first.
+    /// The number of aliases used so far, beyond the token itself.
     names: u16,
     /// The number of this exchange, which each of its requests carries. It distinguishes its
     /// replies from those of earlier exchanges.
@@ -102,7 +102,8 @@ pub(crate) struct Round {
     /// earlier waiter may have got. Others may have received larger fencing tokens since, so it
     /// draws a new one.
     redraws: bool,
-    abandoned: PerServer<AbandonedAlias>,
+    /// The aliases that are no longer used, to be ended.
+    abandoned: PerServer<KnownAlias>,
 }
 
 /// The pause after which a waiter in the coordinator's queue also asks the other servers, although
@@ -132,15 +133,8 @@ impl Round {
         // A reader has a single fencing token.
         let is_writer = hold.mode == Mode::Exclusive;
         Self {
-            states: (0..servers)
-                .map(|server| {
-                    let is_coordinator = coordinator == Some(server);
-                    let number = if is_coordinator { 0 } else { server as u16 + 1 };
-                    VoteState::new(hold.token.alias(number))
-                })
-                .collect(),
-            // Each server knows the acquisition by an alias of its own, as in earlier versions.
-            names: servers as u16,
+            states: (0..servers).map(|_| VoteState::new(hold.token)).collect(),
+            names: 0,
             exchange: 0,
             hold,
             lease: request.lease,
@@ -220,10 +214,10 @@ impl Round {
         self.all_known().map(|alias| (alias.server, alias.token))
     }
 
-    /// The same in the form in which they are abandoned.
-    pub(crate) fn all_known(&self) -> impl Iterator<Item = AbandonedAlias> + '_ {
+    /// The same, with all that is needed to end them.
+    pub(crate) fn all_known(&self) -> impl Iterator<Item = KnownAlias> + '_ {
         let states = self.states.iter().enumerate();
-        states.filter_map(|(server, state)| state.left_at(server))
+        states.filter_map(|(server, state)| state.known_at(server))
     }
 
     /// Makes this acquisition a reader, before the servers convert it.
@@ -246,24 +240,24 @@ impl Round {
         self.phase = Phase::Head;
         for (server, grant) in grants {
             let state = &mut self.states[*server];
-            state.standing = Standing::Holds(Vote::new(*grant, sent));
+            state.standing = VoteStanding::Holds(Vote::new(*grant, sent));
             state.as_of = Some(sent);
             state.status = Status::Voted;
         }
     }
 
     /// Takes the aliases that are to be abandoned.
-    pub(crate) fn take_abandoned(&mut self) -> PerServer<AbandonedAlias> {
+    pub(crate) fn take_abandoned(&mut self) -> PerServer<KnownAlias> {
         mem::take(&mut self.abandoned)
     }
 
-    fn majority(&self, cx: &Cx<'_>) -> usize {
-        majority(self.states.len()) - usize::from(cx.breaks(Mutation::MajorityOffByOne))
+    fn majority(&self, cx: &MajorityCx<'_>) -> usize {
+        majority(self.states.len()) - usize::from(cx.breaks(MajorityMutation::MajorityOffByOne))
     }
 
     /// The acquisition, if it waits in the queue of this server.
     pub(crate) fn waiting_at(&self, server: usize) -> Option<Hold> {
-        let waits = self.fence.is_none() && self.states[server].standing == Standing::Queued;
+        let waits = self.fence.is_none() && self.states[server].standing == VoteStanding::Queued;
         waits.then(|| self.hold.clone())
     }
 
@@ -274,50 +268,52 @@ impl Round {
         server: usize,
         token: Token,
         exchange: u32,
-        answer: Answer,
+        answer: ServerAnswer,
         sent: Instant,
-        cx: &Cx<'_>,
+        cx: &MajorityCx<'_>,
     ) {
         let is_current = exchange == self.exchange;
         let state = &mut self.states[server];
-        let believes = cx.breaks(Mutation::BelievesTheAbandoned);
+        let believes = cx.breaks(MajorityMutation::BelievesTheAbandoned);
         let (is_ours, is_current) = (believes || state.token == token, believes || is_current);
         // The latest request determines the state at the server, so replies to earlier ones are
         // outdated. A raised number stays raised.
-        let is_outdated =
-            state.as_of.is_some_and(|as_of| sent < as_of) && !matches!(answer, Answer::Raise(..));
+        let is_outdated = state.as_of.is_some_and(|as_of| sent < as_of)
+            && !matches!(answer, ServerAnswer::Raise(..));
         if !is_ours || is_outdated {
             return;
         }
-        let renewed = matches!(answer, Answer::Renew(RenewReply::Renewed { .. }));
-        let held = |grant| (Standing::Holds(Vote::new(grant, sent)), Status::Voted);
+        let renewed = matches!(answer, ServerAnswer::Renew(RenewReply::Renewed { .. }));
+        let held = |grant| (VoteStanding::Holds(Vote::new(grant, sent)), Status::Voted);
         let (standing, status) = match answer {
-            Answer::Acquire(AcquireReply::Granted(grant)) => held(grant),
-            Answer::Acquire(reply @ AcquireReply::Queued { .. }) => {
-                (Standing::Queued, Status::Denied(reply))
+            ServerAnswer::Acquire(AcquireReply::Granted(grant)) => held(grant),
+            ServerAnswer::Acquire(reply @ AcquireReply::Queued { .. }) => {
+                (VoteStanding::Queued, Status::Denied(reply))
             }
-            Answer::Acquire(reply) => (Standing::Outside, Status::Denied(reply)),
+            ServerAnswer::Acquire(reply) => (VoteStanding::Outside, Status::Denied(reply)),
             // The notification was outdated: the acquisition still waits.
-            Answer::Renew(RenewReply::Gone) if state.standing == Standing::Queued => {
+            ServerAnswer::Renew(RenewReply::Gone) if state.standing == VoteStanding::Queued => {
                 let reply = AcquireReply::Queued {
                     counter: None,
                     holder_ttl: None,
                 };
-                (Standing::Queued, Status::Denied(reply))
+                (VoteStanding::Queued, Status::Denied(reply))
             }
-            Answer::Gone | Answer::Renew(RenewReply::Gone) => (Standing::Outside, Status::Gone),
-            Answer::Renew(RenewReply::Renewed { ttl }) => match state.standing {
-                Standing::Holds(vote) => {
+            ServerAnswer::Gone | ServerAnswer::Renew(RenewReply::Gone) => {
+                (VoteStanding::Outside, Status::Gone)
+            }
+            ServerAnswer::Renew(RenewReply::Renewed { ttl }) => match state.standing {
+                VoteStanding::Holds(vote) => {
                     // No renewal shortens the lease, but the reply to an early one may come late.
                     let until = vote.until.max(sent + ttl);
-                    (Standing::Holds(Vote { until, ..vote }), Status::Voted)
+                    (VoteStanding::Holds(Vote { until, ..vote }), Status::Voted)
                 }
                 // Without a fencing token it is not a grant yet. The next request obtains one. That
                 // of a message may be forged.
                 standing => (standing, Status::None),
             },
-            Answer::Raise(number, reply) => {
-                let Standing::Holds(vote) = &mut state.standing else {
+            ServerAnswer::Raise(number, reply) => {
+                let VoteStanding::Holds(vote) = &mut state.standing else {
                     return;
                 };
                 let latest = match reply {
@@ -335,10 +331,10 @@ impl Round {
                 }
                 return;
             }
-            Answer::Failed(error) => {
+            ServerAnswer::Failed(error) => {
                 // An unsent acquire leaves nothing behind, but the server keeps its earlier state.
-                if error.is_unsent() && state.standing == Standing::Asked {
-                    state.standing = Standing::Outside;
+                if error.is_unsent() && state.standing == VoteStanding::Asked {
+                    state.standing = VoteStanding::Outside;
                     state.straggler_until = None;
                 }
                 if is_current && state.is_awaited() {
@@ -355,7 +351,7 @@ impl Round {
         }
         if is_gone {
             // The alias was used at this server, so it must not be used again (rule 9).
-            state.standing = Standing::Asked;
+            state.standing = VoteStanding::Asked;
             return self.abandon_at(server);
         }
         state.as_of = Some(sent);
@@ -369,7 +365,7 @@ impl Round {
     /// waits for the grant, and the other servers do not grant it on their own.
     pub(crate) fn pushed(&mut self, server: usize, token: Token, grant: Grant) -> bool {
         let state = &mut self.states[server];
-        let awaits = matches!(state.standing, Standing::Asked | Standing::Queued);
+        let awaits = matches!(state.standing, VoteStanding::Asked | VoteStanding::Queued);
         if self.closed || state.token != token || !awaits {
             return false;
         }
@@ -379,7 +375,11 @@ impl Round {
     }
 
     /// Stops waiting for the servers that have not replied yet, and returns them.
-    pub(crate) fn time_is_up(&mut self, error: &StoreError, cx: &Cx<'_>) -> PerServer<usize> {
+    pub(crate) fn time_is_up(
+        &mut self,
+        error: &StoreError,
+        cx: &MajorityCx<'_>,
+    ) -> PerServer<usize> {
         let mut silent = PerServer::new();
         for server in 0..self.states.len() {
             if self.states[server].is_awaited() {
@@ -390,11 +390,11 @@ impl Round {
         silent
     }
 
-    fn failed(&mut self, server: usize, error: StoreError, cx: &Cx<'_>) {
+    fn failed(&mut self, server: usize, error: StoreError, cx: &MajorityCx<'_>) {
         let state = &mut self.states[server];
         state.status = Status::Failed(error);
-        if cx.breaks(Mutation::AddsUpExchanges)
-            && let Standing::Holds(vote) = &mut state.standing
+        if cx.breaks(MajorityMutation::AddsUpExchanges)
+            && let VoteStanding::Holds(vote) = &mut state.standing
         {
             vote.until = self.since + self.lease;
             state.status = Status::Voted;
@@ -407,10 +407,10 @@ impl Round {
     }
 
     fn abandon_at(&mut self, server: usize) {
-        let Some(left) = self.states[server].left_at(server) else {
+        let Some(known) = self.states[server].known_at(server) else {
             return;
         };
-        self.abandoned.push(left);
+        self.abandoned.push(known);
         self.names = self.names.wrapping_add(1);
         let next = VoteState::new(self.hold.token.alias(self.names));
         let state = &mut self.states[server];

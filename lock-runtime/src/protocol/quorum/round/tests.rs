@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{super::Cx, Answer, Ask, Calls, Next, Outcome, Round, TimeOuts};
+use super::{super::MajorityCx, Ask, Calls, Next, Outcome, Round, ServerAnswer, TimeOuts};
 use crate::{
     guard::fence::FencingToken,
     request::key::LockKey,
@@ -56,19 +56,19 @@ impl Case {
     }
 
     /// Passes the reply of each server to the round.
-    fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> Answer) {
+    fn hears(&mut self, calls: Calls, says: impl Fn(usize) -> ServerAnswer) {
         self.hears_late(calls, self.now, says);
     }
 
     /// The same, of requests sent at `sent`.
-    fn hears_late(&mut self, calls: Calls, sent: Instant, says: impl Fn(usize) -> Answer) {
+    fn hears_late(&mut self, calls: Calls, sent: Instant, says: impl Fn(usize) -> ServerAnswer) {
         for (server, ask) in calls {
             let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
                 panic!("{ask:?}")
             };
             let (round, now) = (&mut self.round, self.now);
             let mut fraction = || 0.5;
-            let cx = Cx::new(now, 1, &mut fraction);
+            let cx = MajorityCx::new(now, 1, &mut fraction);
             round.replied(server, name, round.exchange, says(server), sent, &cx);
         }
     }
@@ -81,9 +81,9 @@ impl Case {
             };
             let (round, now) = (&mut self.round, self.now);
             let mut fraction = || 0.5;
-            let cx = Cx::new(now, 1, &mut fraction);
+            let cx = MajorityCx::new(now, 1, &mut fraction);
             let token = round.states[server].token;
-            let answer = Answer::Raise(number, says(server));
+            let answer = ServerAnswer::Raise(number, says(server));
             round.replied(server, token, round.exchange, answer, now, &cx);
             (server, u64::from(number))
         });
@@ -92,7 +92,7 @@ impl Case {
 
     fn next(&mut self) -> Next {
         let mut fraction = || 0.5;
-        let (cx, deadline) = (Cx::new(self.now, 1, &mut fraction), self.deadline());
+        let (cx, deadline) = (MajorityCx::new(self.now, 1, &mut fraction), self.deadline());
         self.round.next(deadline, &|fence| fence.later(1), &cx)
     }
 
@@ -109,19 +109,19 @@ impl Case {
     }
 }
 
-fn granted() -> Answer {
+fn granted() -> ServerAnswer {
     let fence = FencingToken::new(7).unwrap();
-    Answer::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
+    ServerAnswer::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
 }
 
-fn queued_for(holder_ttl: Duration) -> Answer {
-    Answer::Acquire(AcquireReply::Queued {
+fn queued_for(holder_ttl: Duration) -> ServerAnswer {
+    ServerAnswer::Acquire(AcquireReply::Queued {
         counter: None,
         holder_ttl: Some(holder_ttl),
     })
 }
 
-fn queued() -> Answer {
+fn queued() -> ServerAnswer {
     queued_for(LEASE)
 }
 
@@ -131,7 +131,7 @@ fn queued() -> Answer {
 fn a_vote_that_is_renewed_before_the_grant_counts_from_the_request() {
     let (mut case, others) = Case::at_the_head();
     let mut fraction = || 0.5;
-    let cx = Cx::new(case.now, 1, &mut fraction);
+    let cx = MajorityCx::new(case.now, 1, &mut fraction);
     case.round.time_is_up(&StoreError::timed_out(LEASE), &cx);
     case.next();
     let granted_late = others.into_iter().filter(|(server, _)| *server < 3);
@@ -139,8 +139,8 @@ fn a_vote_that_is_renewed_before_the_grant_counts_from_the_request() {
     let (calls, sent) = (case.polls(), case.now);
     case.now += Duration::from_millis(400);
     case.hears_late(calls, sent, |server| match server {
-        0..3 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
-        _ => Answer::Failed(StoreError::timed_out(LEASE)),
+        0..3 => ServerAnswer::Renew(RenewReply::Renewed { ttl: LEASE }),
+        _ => ServerAnswer::Failed(StoreError::timed_out(LEASE)),
     });
     let next = case.next();
     let Next::Done(Outcome::Granted(_, until, _)) = next else {
@@ -203,8 +203,8 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
 
     let calls = case.polls();
     case.hears(calls, |server| match server {
-        0 => Answer::Renew(RenewReply::Gone),
-        1 => Answer::Renew(RenewReply::Renewed { ttl: LEASE }),
+        0 => ServerAnswer::Renew(RenewReply::Gone),
+        1 => ServerAnswer::Renew(RenewReply::Renewed { ttl: LEASE }),
         _ => queued(),
     });
     // An alias that is gone is abandoned (rule 9).
@@ -215,7 +215,7 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
         if server == 0 {
             queued()
         } else {
-            Answer::Failed(StoreError::timed_out(LEASE))
+            ServerAnswer::Failed(StoreError::timed_out(LEASE))
         }
     });
     let next = case.next();
@@ -241,7 +241,7 @@ fn a_check_of_the_other_servers_forgets_nothing_that_they_keep() {
         "{calls:?}"
     );
     case.hears(calls, |_| {
-        Answer::Failed(StoreError::timed_out(LEASE).with_unsent(true))
+        ServerAnswer::Failed(StoreError::timed_out(LEASE).with_unsent(true))
     });
     case.waits();
     let left = case.round.take_abandoned().into_iter();

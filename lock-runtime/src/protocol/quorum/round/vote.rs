@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::AbandonedAlias;
+use super::KnownAlias;
 use crate::{
     guard::fence::FencingToken,
     protocol::held::lease::Correction,
@@ -17,7 +17,7 @@ pub(super) struct VoteState {
     /// The alias of the acquisition here. It is replaced when it is abandoned (rule 1).
     pub(super) token: Token,
     pub(super) was_writer: bool,
-    pub(super) standing: Standing,
+    pub(super) standing: VoteStanding,
     /// The server has renewed the lock, so it holds it although its grant has not arrived.
     pub(super) renewed: bool,
     /// The number of a grant that the server has pushed. It may be forged, so the server is polled.
@@ -35,7 +35,7 @@ impl VoteState {
         Self {
             token,
             was_writer: false,
-            standing: Standing::Outside,
+            standing: VoteStanding::Outside,
             renewed: false,
             pushed: None,
             straggler_until: None,
@@ -45,10 +45,10 @@ impl VoteState {
         }
     }
 
-    /// The alias as it is abandoned, if this server may know it.
-    pub(super) fn left_at(&self, server: usize) -> Option<AbandonedAlias> {
-        let is_known = self.standing != Standing::Outside;
-        is_known.then_some(AbandonedAlias {
+    /// The alias, if this server may know it.
+    pub(super) fn known_at(&self, server: usize) -> Option<KnownAlias> {
+        let is_known = self.standing != VoteStanding::Outside;
+        is_known.then_some(KnownAlias {
             server,
             token: self.token,
             straggler_until: self.straggler_until,
@@ -64,7 +64,7 @@ impl VoteState {
     /// The latest vote, of whichever exchange.
     pub(super) fn held(&self) -> Option<Vote> {
         match self.standing {
-            Standing::Holds(vote) => Some(vote),
+            VoteStanding::Holds(vote) => Some(vote),
             _ => None,
         }
     }
@@ -76,7 +76,7 @@ impl VoteState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum VoteStanding {
     /// The server does not know the alias.
     Outside,
     /// The server may know the alias.

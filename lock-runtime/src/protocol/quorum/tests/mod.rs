@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Cx, Mutation, Output, Reply, RequestId, Send, ServerRequest, Session, Step};
+use super::{
+    MajorityCx, MajorityMutation, MajoritySession, Output, Progress, Reply, RequestId, Send,
+    ServerRequest,
+};
 use crate::{
     guard::fence::FencingToken,
     protocol::{STRAGGLE, acquire::UNENDED},
@@ -40,10 +43,10 @@ fn renewed() -> Reply {
 
 /// The client of three servers, and its acquisition.
 struct Client {
-    session: Session,
+    session: MajoritySession,
     now: Instant,
     hold: Hold,
-    mutation: Option<Mutation>,
+    mutation: Option<MajorityMutation>,
 }
 
 impl Client {
@@ -56,7 +59,7 @@ impl Client {
     /// The same for a request that waits for this time.
     fn acquire_within(mode: Mode, wait: Duration) -> (Self, RequestId, Vec<Send>) {
         let mut client = Self {
-            session: Session::new(["a", "b", "c"].map(String::from)),
+            session: MajoritySession::new(["a", "b", "c"].map(String::from)),
             now: Instant::now(),
             hold: Hold::new(LockKey::new("a").unwrap(), mode, Token::random()),
             mutation: None,
@@ -92,9 +95,12 @@ impl Client {
         (client, id, sends)
     }
 
-    fn visit<T>(&mut self, visit: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> (T, Output) {
+    fn visit<T>(
+        &mut self,
+        visit: impl FnOnce(&mut MajoritySession, &mut MajorityCx<'_>) -> T,
+    ) -> (T, Output) {
         let mut fraction = || 0.5;
-        let mut cx = Cx::new(self.now, 1, &mut fraction);
+        let mut cx = MajorityCx::new(self.now, 1, &mut fraction);
         cx.mutation = self.mutation;
         let result = visit(&mut self.session, &mut cx);
         (result, cx.out)
@@ -111,7 +117,7 @@ impl Client {
             .1
     }
 
-    fn step(&mut self, id: RequestId) -> (Step, Output) {
+    fn step(&mut self, id: RequestId) -> (Progress, Output) {
         self.visit(|session, cx| session.step(id, cx))
     }
 
@@ -128,7 +134,7 @@ impl Client {
     /// Takes a step that raises the fencing token at some servers, and returns it for each of them.
     fn raises(&mut self, id: RequestId) -> Vec<FencingToken> {
         let (step, out) = self.step(id);
-        assert!(!matches!(step, Step::Done(..)), "{step:?}");
+        assert!(!matches!(step, Progress::Done(..)), "{step:?}");
         let raised = out.sends.iter().map(|send| match &send.request {
             ServerRequest::Raise(_, _, fence) => *fence,
             request => panic!("{request:?}"),
@@ -160,16 +166,16 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         client.reply(send, if is_queued { QUEUED } else { granted() });
     }
     let (step, _) = client.step(id);
-    let Step::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _) = step else {
+    let Progress::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _) = step else {
         panic!("{step:?}")
     };
 
     let (id, out) = client.renew();
-    assert_eq!(out.abandonments.len(), 1);
+    assert_eq!(out.ends.len(), 1);
     let [asked] = &out.background[..] else {
         panic!("{out:?}")
     };
-    assert!(matches!(asked.request, ServerRequest::Acquire(..)));
+    assert!(matches!(asked.request, ServerRequest::Acquire(_)));
     for send in out.sends {
         let is_answered = [coordinator, queued_at].contains(&send.ticket.server);
         let silent = StoreError::timed_out(LEASE);
@@ -177,7 +183,7 @@ fn renewal_of_an_abandoned_alias_does_not_count() {
         client.visit(|session, cx| session.replied(send.ticket, reply, cx));
     }
     let (step, _) = client.step(id);
-    let Step::Done(Ok(Reply::Renew(replies)), _) = step else {
+    let Progress::Done(Ok(Reply::Renew(replies)), _) = step else {
         panic!("{step:?}")
     };
     assert!(replies[0].is_err(), "{replies:?}");
@@ -192,7 +198,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     let (mut client, id, sends) = Client::granted_by_coordinator(Mode::Exclusive);
     let mut aliases = Vec::new();
     for send in sends {
-        if let ServerRequest::Acquire(request, _) = &send.request {
+        if let ServerRequest::Acquire(request) = &send.request {
             aliases.push((send.ticket.server, request.hold.token));
             client.reply(send, QUEUED);
         } else {
@@ -215,7 +221,7 @@ fn an_alias_that_is_gone_is_abandoned_without_a_further_step() {
     client.step(id);
     let [late] = late.try_into().unwrap();
     let out = client.reply(late, Reply::Poll(PollReply::Gone));
-    assert_eq!(out.abandonments.len(), 1);
+    assert_eq!(out.ends.len(), 1);
 }
 
 /// A majority has converted the writer, and no server answers the request that raises the fencing
@@ -236,8 +242,8 @@ fn a_conversion_without_an_answer_leaves_the_end_to_its_caller() {
     assert!(!client.raises(id).is_empty());
     client.now += LEASE;
     let (step, out) = client.step(id);
-    assert!(matches!(step, Step::Done(Err(_), _)), "{step:?}");
-    assert!(out.abandonments.is_empty(), "{out:?}");
+    assert!(matches!(step, Progress::Done(Err(_), _)), "{step:?}");
+    assert!(out.ends.is_empty(), "{out:?}");
     let release = Release::new(hold).keep_for(Some(LEASE));
     let (_, out) = client.visit(|session, cx| session.release(&release, cx));
     let reserves =
@@ -267,7 +273,7 @@ fn a_vote_that_was_renewed_is_not_abandoned() {
     }
 
     let (_, out) = client.renew();
-    assert_eq!((out.sends.len(), out.abandonments.len()), (3, 0));
+    assert_eq!((out.sends.len(), out.ends.len()), (3, 0));
 }
 
 /// A reader has votes without a majority, and its wait ends. The next reader of the process
@@ -300,7 +306,7 @@ fn a_reader_takes_no_number_from_a_message() {
     let mut aliases = Vec::new();
     for send in sends {
         let reply = match &send.request {
-            ServerRequest::Acquire(request, _) => {
+            ServerRequest::Acquire(request) => {
                 aliases.push((send.ticket.server, request.hold.token));
                 QUEUED
             }
@@ -337,7 +343,7 @@ fn messages_of_all_servers_grant_nothing() {
     for mode in [Mode::Exclusive, Mode::Shared] {
         let (mut client, id, sends) = Client::acquire(mode);
         let alias = |send: &Send| match &send.request {
-            ServerRequest::Acquire(request, _) => (send.ticket.server, request.hold.token),
+            ServerRequest::Acquire(request) => (send.ticket.server, request.hold.token),
             request => panic!("{request:?}"),
         };
         let aliases: Vec<_> = sends.iter().map(alias).collect();
@@ -357,7 +363,7 @@ fn messages_of_all_servers_grant_nothing() {
         assert!(
             matches!(
                 step,
-                Step::Done(Ok(Reply::Poll(PollReply::Queued { .. })), _)
+                Progress::Done(Ok(Reply::Poll(PollReply::Queued { .. })), _)
             ),
             "{step:?}"
         );
@@ -396,7 +402,7 @@ fn renewal_by_a_server_that_votes_late_does_not_count() {
                 client.reply(send, renewed());
             }
         }
-        let is_renewed = matches!(client.step(id).0, Step::Done(Ok(Reply::Renew(replies)), _)
+        let is_renewed = matches!(client.step(id).0, Progress::Done(Ok(Reply::Renew(replies)), _)
             if matches!(replies[..], [Ok(RenewReply::Renewed { .. })]));
         assert_eq!(is_renewed, !is_late);
     }
@@ -418,12 +424,12 @@ fn a_lost_release_of_a_reserved_vote_is_repeated() {
     let mut sends = out.sends;
     let lost = sends.remove(0);
     for send in sends {
-        assert!(client.reply(send, released()).abandonments.is_empty());
+        assert!(client.reply(send, released()).ends.is_empty());
     }
     client.now += second;
     let error = StoreError::timed_out(second);
     let (_, out) = client.visit(|session, cx| session.replied(lost.ticket, Err(error), cx));
-    let [ending] = out.abandonments[..] else {
+    let [ending] = out.ends[..] else {
         panic!("{out:?}")
     };
     // The first repetition is lost as well, and the next one follows a second later.
@@ -445,7 +451,7 @@ fn a_lost_release_of_a_reserved_vote_is_repeated() {
         client.now += second;
     }
     let (step, out) = client.step(ending);
-    let is_over = matches!(step, Step::Done(Ok(Reply::Abandoned), _));
+    let is_over = matches!(step, Progress::Done(Ok(Reply::Abandoned), _));
     assert!(is_over && out.sends.is_empty(), "{step:?}");
 }
 
@@ -455,7 +461,7 @@ fn a_request_with_a_short_wait_opens_no_circuit_breaker() {
     let short = Duration::from_millis(10);
     for (wait, is_open) in [(short, false), (LEASE, true)] {
         let (mut client, id, _) = Client::acquire_within(Mode::Exclusive, wait);
-        while let Step::Wait(until) = client.step(id).0 {
+        while let Progress::Wait(until) = client.step(id).0 {
             client.now = until.expect("it does not wait for ever");
         }
         let coordinator = client.session.coordinator(&client.hold.key, client.now);
@@ -500,18 +506,18 @@ fn votes_that_are_to_be_ended_are_limited() {
     let (refused, sends) = client.ask(LEASE, LEASE);
     assert!(sends.is_empty());
     let step = client.step(refused).0;
-    let is_unsent = matches!(&step, Step::Done(Err(error), _) if error.is_unsent());
+    let is_unsent = matches!(&step, Progress::Done(Err(error), _) if error.is_unsent());
     assert!(is_unsent, "{step:?}");
     let request = KeyRequest::new(client.hold.clone(), LEASE, client.now + LEASE);
     let (refused, _) = client.visit(|session, cx| session.acquire_all(&[request], cx));
     let step = client.step(refused).0;
-    assert!(matches!(step, Step::Done(Err(_), _)), "{step:?}");
+    assert!(matches!(step, Progress::Done(Err(_), _)), "{step:?}");
     // Those that have begun go on.
     client.step(id);
     let again = KeyRequest::new(held, LEASE, client.now + LEASE);
     let (again, _) = client.visit(|session, cx| session.acquire(&again, cx));
     let step = client.step(again).0;
-    assert!(matches!(step, Step::Wait(_)), "{step:?}");
+    assert!(matches!(step, Progress::Wait(_)), "{step:?}");
 }
 
 /// A server that is late with its replies would be later with each repetition.
@@ -522,9 +528,9 @@ fn abandonments_wait_for_a_late_server_whatever_the_lease() {
     client.ask(short, LEASE);
     let hold = client.hold.clone();
     let (_, out) = client.visit(|session, cx| session.abandon(&hold, cx));
-    assert_eq!(out.abandonments.len(), 3);
-    for abandonment in out.abandonments {
-        let send = client.step(abandonment).1.sends.pop().expect("a call");
+    assert_eq!(out.ends.len(), 3);
+    for end in out.ends {
+        let send = client.step(end).1.sends.pop().expect("a call");
         assert_eq!(send.timeout, Some(Duration::from_millis(500)));
     }
 }

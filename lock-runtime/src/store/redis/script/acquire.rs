@@ -26,10 +26,9 @@ impl RedisStore {
     pub(super) async fn acquire_one(
         &self,
         request: &KeyRequest,
-        proposal: Option<FencingToken>,
     ) -> Result<AcquireReply, StoreError> {
         let (requests, if_busy) = (slice::from_ref(request), request.if_busy);
-        match self.acquire_in_time(requests, if_busy, proposal).await? {
+        match self.acquire_in_time(requests, if_busy).await? {
             AcquireAllReply::Granted(grants) => {
                 let grant = grants.first().copied().ok_or_else(unexpected)?;
                 Ok(AcquireReply::Granted(grant))
@@ -57,7 +56,7 @@ impl RedisStore {
         // Each slot has the time of a call.
         let patience = call_timeout(*lease);
         if slots.len() == 1 {
-            let acquiring = self.acquire_in_time(requests, IfBusy::Refuse, None);
+            let acquiring = self.acquire_in_time(requests, IfBusy::Refuse);
             return within(patience, acquiring).await;
         }
         let mut grants = vec![None; requests.len()];
@@ -73,7 +72,7 @@ impl RedisStore {
                 let unsent = error.is_unsent() && taken == 0;
                 error.of_key(indices[0]).with_unsent(unsent)
             };
-            let acquiring = self.acquire_in_time(&some, IfBusy::Refuse, None);
+            let acquiring = self.acquire_in_time(&some, IfBusy::Refuse);
             match within(patience, acquiring).await.map_err(failed)? {
                 AcquireAllReply::Granted(granted) => {
                     for (index, grant) in indices.iter().zip(granted) {
@@ -104,14 +103,13 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
-        proposal: Option<FencingToken>,
     ) -> Result<AcquireAllReply, StoreError> {
-        let mut reply = self.try_acquire(requests, if_busy, proposal).await?;
+        let mut reply = self.try_acquire(requests, if_busy).await?;
         let now = Instant::now();
         if matches!(&reply, AcquireAllReply::Refused { reply, .. } if *reply == AcquireReply::Late)
             && requests.iter().all(|request| request.deadline > now)
         {
-            reply = self.try_acquire(requests, if_busy, proposal).await?;
+            reply = self.try_acquire(requests, if_busy).await?;
         }
         if let AcquireAllReply::Granted(_) = reply {
             let grants = requests.iter().map(|request| &request.hold);
@@ -126,12 +124,11 @@ impl RedisStore {
         &self,
         requests: &[KeyRequest],
         if_busy: IfBusy,
-        proposal: Option<FencingToken>,
     ) -> Result<AcquireAllReply, StoreError> {
         let Some(deadline) = requests.iter().map(|request| request.deadline).min() else {
             return Ok(AcquireAllReply::Granted(Vec::new()));
         };
-        let hold = &requests[0].hold;
+        let KeyRequest { hold, proposal, .. } = &requests[0];
         let place = self.servers.place(hold);
         let channel = match if_busy {
             IfBusy::Queue => self.servers.channel(place),

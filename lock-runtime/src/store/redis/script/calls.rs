@@ -43,7 +43,7 @@ use crate::{
 
 impl Store for RedisStore {
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Replied<'a, AcquireReply> {
-        Box::pin(self.acquire_one(request, None))
+        Box::pin(self.acquire_one(request))
     }
 
     fn acquire_all<'a>(&'a self, requests: &'a [KeyRequest]) -> Replied<'a, AcquireAllReply> {
@@ -224,14 +224,6 @@ impl Store for RedisStore {
 }
 
 impl QuorumMember for RedisStore {
-    fn acquire_proposed<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        proposal: FencingToken,
-    ) -> Replied<'a, AcquireReply> {
-        Box::pin(self.acquire_one(request, Some(proposal)))
-    }
-
     fn raise<'a>(
         &'a self,
         key: &'a LockKey,

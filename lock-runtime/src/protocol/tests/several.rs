@@ -1,0 +1,80 @@
+//! Requests for several keys.
+
+use super::*;
+
+/// Of several keys one was granted too late: no lock is held, renewed or reserved.
+#[test]
+fn keys_that_were_granted_beside_one_that_came_too_late_are_released() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b"].map(named);
+    let terms = writer(|it| (it.wait, it.min_hold) = (Wait::No, Some(LEASE)));
+    let times = (bench.now, terms.call_timeout());
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, _) = begun.unwrap();
+    let grants = [(7, LEASE), (8, Duration::ZERO)];
+    let grants = grants.map(|(number, ttl)| Grant::new(fence(number).unwrap(), ttl));
+    let reply = Ok(AcquireAllReply::Granted(grants.to_vec()));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    assert!(matches!(step, AllStep::Done(Err(_))), "{step:?}");
+    assert!(bench.session.held.is_empty());
+    let mut ended = Vec::new();
+    while let Some((job, call)) = bench.due_job() {
+        match call.request {
+            Request::Release(release) => {
+                assert_eq!(release.keep_for, None);
+                ended.push(release.hold.key);
+                bench.job_reply(job, Ok(Reply::Release(ReleaseReply::Released)));
+            }
+            Request::Abandon(hold) => {
+                ended.push(hold.key);
+                bench.job_reply(job, Ok(Reply::Abandoned));
+            }
+            request => panic!("{request:?}"),
+        }
+    }
+    ended.sort();
+    assert_eq!(ended, keys);
+}
+
+/// The error of a store that acquires one key after the other names the key that was reached.
+#[test]
+fn an_error_of_several_keys_names_the_key_that_was_reached() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b", "c"].map(named);
+    let terms = writer(|it| it.wait = Wait::No);
+    let times = (bench.now, terms.patience(keys.len()));
+    assert_eq!(times.1, terms.call_timeout() * 3);
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, _) = begun.unwrap();
+    bench.now += times.1;
+    let reply = Err(StoreError::out_of_turn(1, 3));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    let is_named = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
+    assert!(is_named, "{step:?}");
+    assert_eq!(bench.endings().len(), 3, "every token is abandoned");
+}
+
+/// A request for several keys that came too late is repeated as a whole.
+#[test]
+fn several_keys_that_came_too_late_are_requested_again() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b"].map(named);
+    let terms = writer(|it| it.wait = Wait::No);
+    let times = (bench.now, terms.call_timeout());
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, first) = begun.unwrap();
+    let too_late = |bench: &mut Bench| {
+        let (index, reply) = (1, AcquireReply::Late);
+        let reply = Ok(AcquireAllReply::Refused { index, reply });
+        bench.input(|session, cx| session.all_replied(&together, reply, cx))
+    };
+    let AllStep::Call(second) = too_late(&mut bench) else {
+        panic!("it is early")
+    };
+    assert_eq!(second.len(), 2);
+    assert_ne!(first[0].hold.token, second[0].hold.token);
+    let step = too_late(&mut bench);
+    let is_refused = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
+    assert!(is_refused, "{step:?}");
+    assert!(bench.session.rest().is_none());
+}
