@@ -51,7 +51,7 @@ pub(crate) struct OnceTerms {
 impl OnceTerms {
     pub(crate) const KEEP: Duration = lock_runtime::OnceRequest::DEFAULT_KEEP;
     pub(crate) const MOST_OF_REQUEST: usize = 1024 * 1024;
-    pub(crate) const MOST_OF_RESPONSE: usize = lock_runtime::OnceRequest::DEFAULT_MOST;
+    pub(crate) const MOST_OF_RESPONSE: usize = lock_runtime::OnceRequest::DEFAULT_MAX_BYTES;
 }
 
 #[cfg(feature = "once")]

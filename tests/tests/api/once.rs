@@ -15,7 +15,7 @@ use std::{
 };
 
 use lock_runtime::{
-    Begun, LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, distributed_lock,
+    LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, Begun, distributed_lock,
     store::{
         Hold, Instant, KeyRequest, MemoryStore, Release, Store as _, StoreError, StoreErrorKind,
         Token,
@@ -246,10 +246,11 @@ async fn results_that_are_too_long_or_cannot_be_read_are_errors() {
 async fn requests_without_meaning_are_refused_before_the_store_is_asked() {
     let locks = LockClient::in_memory();
     let second = Duration::from_secs(1);
+    let with = |spec| locks.once("k").spec(spec);
     for (request, part) in [
-        (locks.once("k").shared(), "one holder"),
-        (locks.once("k").reentrant(), "reentrant"),
-        (locks.once("k").min_hold(second), "min_hold"),
+        (with(LockSpec::shared()), "one holder"),
+        (with(LockSpec::exclusive().reentrant()), "reentrant"),
+        (with(LockSpec::exclusive().min_hold(second)), "min_hold"),
         (locks.once("k").keep(second / 2), "500ms"),
         (locks.once("k").keep(second * 86_400 * 367), "366 days"),
     ] {
@@ -257,6 +258,10 @@ async fn requests_without_meaning_are_refused_before_the_store_is_asked() {
         assert_eq!(refused.kind(), LockErrorKind::InvalidSpec, "{refused}");
         assert!(refused.to_string().contains(part), "{refused}");
     }
+    let defaults = LockSpec::exclusive().reentrant();
+    let reentrant = LockClient::builder().defaults(defaults).build_in_memory();
+    let once = reentrant.unwrap().once("k").no_reentrant();
+    assert!(matches!(once.begin().await, Ok(Begun::Running(_))));
     let servers = [
         RedisServer::start().await,
         RedisServer::start().await,
