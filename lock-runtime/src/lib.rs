@@ -93,7 +93,7 @@ pub use lock_macros::distributed_lock;
 pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
-pub use once::{Begun, Once, OnceGuard, OnceRequest};
+pub use once::{Once, OnceEntry, OnceGuard, OnceRequest};
 pub use request::LockRequest;
 pub use request::key::{IntoLockKey, KeyWriter, LockKey};
 pub use request::name::RequestName;

@@ -148,7 +148,7 @@ impl OnceRequest {
     ///
     /// # Cancellation
     /// As [`LockRequest::acquire`].
-    pub async fn begin(self) -> Result<Begun, LockError> {
+    pub async fn begin(self) -> Result<OnceEntry, LockError> {
         self.checked()?;
         let Self {
             request,
@@ -158,14 +158,14 @@ impl OnceRequest {
         let error = match request.clone().acquired().await {
             Ok(guard) => {
                 let guard = OnceGuard::new(guard, request.name, keep, most);
-                return Ok(Begun::Running(guard));
+                return Ok(OnceEntry::Vacant(guard));
             }
             Err(error) => error,
         };
         match (error.kind(), error.result::<Done>()) {
             (LockErrorKind::Done, Some(done)) => {
                 watch::once(request.name.as_ref(), OnceOutcome::Replayed, 0);
-                Ok(Begun::Done(Once::replay(done.clone())))
+                Ok(OnceEntry::Done(Once::replay(done.clone())))
             }
             (LockErrorKind::Contended, _) => {
                 watch::once(request.name.as_ref(), OnceOutcome::Running, 0);
@@ -195,8 +195,8 @@ impl OnceRequest {
         body: impl AsyncFnOnce(HeldLock) -> Result<Vec<u8>, E>,
     ) -> Result<Result<Once<Vec<u8>>, E>, LockError> {
         match self.begin().await? {
-            Begun::Done(once) => Ok(Ok(once)),
-            Begun::Running(guard) => {
+            OnceEntry::Done(once) => Ok(Ok(once)),
+            OnceEntry::Vacant(guard) => {
                 let body = body(guard.held());
                 guard.run_fresh(body, |value| Ok(value.clone())).await
             }
@@ -235,11 +235,11 @@ impl OnceRequest {
         let key = self.key()?;
         let named = |error: LockError| error.with_key(&key);
         match self.begin().await? {
-            Begun::Done(once) => {
+            OnceEntry::Done(once) => {
                 let value = read(&once).map_err(named)?;
                 Ok(Ok(once.with(value)))
             }
-            Begun::Running(guard) => {
+            OnceEntry::Vacant(guard) => {
                 let body = body(guard.held());
                 guard.run_fresh(body, write).await
             }
@@ -341,11 +341,11 @@ impl fmt::Debug for OnceRequest {
 /// The state in which a [`OnceRequest`] has found its key.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "there is no third state")]
-pub enum Begun {
+pub enum OnceEntry {
     /// The work was done before.
     Done(Once<Vec<u8>>),
     /// The work is to be done now, by the caller.
-    Running(OnceGuard),
+    Vacant(OnceGuard),
 }
 
 /// The result of work that is done once.

@@ -17,7 +17,7 @@ use super::{
     query::{accepts_json, parse_key, parse_kind},
     text,
 };
-use crate::protocol::body::{Begun, BoxError};
+use crate::protocol::body::{BoxError, Buffered};
 
 /// More than the longest key takes when each of its bytes is escaped.
 const MAX_FORM_BYTES: usize = 4096;
@@ -55,7 +55,7 @@ where
         return text(StatusCode::FORBIDDEN, message);
     }
     let caller = inspector.caller_of(parts);
-    let body = Begun::read(body, MAX_FORM_BYTES).await;
+    let body = Buffered::read(body, MAX_FORM_BYTES).await;
     if body.next.is_some() {
         return text(
             StatusCode::BAD_REQUEST,
