@@ -129,8 +129,10 @@ pub mod health {
 /// See [`LockClient::inspect`], [`LockClient::list`], [`LockClient::revoke`] and
 /// [`LockClient::activity`].
 pub mod operator {
-    pub use crate::client::{Inspect, ListPage, ListedLock, LockList, LockPage, Revoke};
+    pub use crate::client::{
+        Inspect, ListPage, ListedLock, LockList, LockPage, Revocation, Revoke,
+    };
     pub use crate::observe::activity::{Activity, LostLock, NameActivity};
     #[doc(no_inline)]
-    pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, Waiter};
+    pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, Waiter};
 }

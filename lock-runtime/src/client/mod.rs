@@ -27,7 +27,7 @@ pub use self::{
     builder::LockClientBuilder,
     from_env::EnvVariable,
     list::{ListPage, ListedLock, LockList, LockPage},
-    operate::{Inspect, Revoke},
+    operate::{Inspect, Revocation, Revoke},
 };
 use crate::{
     error::LockError,

@@ -66,7 +66,7 @@ impl fmt::Debug for ClientId {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lock_runtime::LockError> {
-/// use lock_runtime::{LockClient, operator::{HolderId, RevokeReply}, store::RevokeScope};
+/// use lock_runtime::{LockClient, operator::{HolderId, Revocation}};
 ///
 /// let locks = LockClient::in_memory();
 /// let guard = locks.exclusive("order:42").acquire().await?;
@@ -76,7 +76,7 @@ impl fmt::Debug for ClientId {
 /// let guard = locks.exclusive("order:42").acquire().await?;
 /// let seen: HolderId = shown.parse()?;
 /// let reply = locks.revoke("order:42").holder(seen).await?;
-/// assert_eq!(reply, RevokeReply::Changed);
+/// assert_eq!(reply, Revocation::Changed);
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```

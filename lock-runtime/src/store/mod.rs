@@ -53,7 +53,7 @@ pub mod zookeeper;
 pub use error::{StoreError, StoreErrorKind};
 pub use identity::{ClientId, HolderId, Identity};
 pub(crate) use identity::{default_name, presentable};
-pub use inspection::{Holder, Inspection, RevokeReply, Waiter};
+pub use inspection::{Holder, Inspection, Waiter};
 pub use limits::Limits;
 pub use message::KeyPart;
 #[cfg(any(feature = "redis", feature = "records"))]
@@ -66,7 +66,7 @@ pub use records::{RecordStore, Records};
 #[doc(hidden)]
 pub use {
     event::{Listener, Listeners, StoreEvent},
-    inspection::RevokeScope,
+    inspection::{RevokeReply, RevokeScope},
     listing::{Cursor, Page},
     memory::MemoryStore,
     message::{

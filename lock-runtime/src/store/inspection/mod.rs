@@ -20,7 +20,7 @@ pub enum RevokeScope {
     Holder(HolderId),
 }
 
-/// The reply to [`LockClient::revoke`](crate::LockClient::revoke).
+/// The reply to [`Store::revoke`](super::Store::revoke).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeReply {
@@ -33,8 +33,6 @@ pub enum RevokeReply {
     /// The key has no expiry, so it may not be a lock. It was left untouched.
     Endless,
     /// Foreign data is stored under the key of the lock. It was left untouched.
-    /// [`LockClient::revoke`](crate::LockClient::revoke) turns this reply into an error that
-    /// names the key.
     ForeignKey,
 }
 

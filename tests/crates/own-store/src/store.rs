@@ -10,11 +10,10 @@ use std::{
 
 use lock_runtime::{
     LockKey, LockKind, Mode,
-    operator::RevokeReply,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
         Limits, Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal,
-        RevokeScope, Store, StoreError, Token,
+        RevokeReply, RevokeScope, Store, StoreError, Token,
     },
 };
 

@@ -94,7 +94,7 @@ async fn a_result_without_its_lock_is_refused_in_a_transaction() {
     let (url, locks, mut database) = client_of_new_database().await;
     let mut guard = running(&locks).await;
     let revoked = locks.revoke("invoice:42").await.unwrap();
-    assert_eq!(revoked, lock_runtime::operator::RevokeReply::Revoked);
+    assert_eq!(revoked, lock_runtime::operator::Revocation::Revoked);
     let transaction = database.transaction().await.unwrap();
     let refused = guard.complete_in(&transaction, b"late").await.unwrap_err();
     assert!(
