@@ -271,10 +271,7 @@ impl Core {
         for note in notes {
             let of = |(view, _): &&(Arc<View>, _)| note.is_loss_of(&view.key, view.fence);
             match ended.iter().find(of) {
-                Some((view, _)) => view
-                    .watch
-                    .span
-                    .within(|| write(*note, view.name.as_deref())),
+                Some((view, _)) => view.watch.span.within(|| write(*note, view.name())),
                 None => write(*note, None),
             }
         }

@@ -329,8 +329,8 @@ fn activity(activity: &Activity) -> Markup {
                     th scope="col" { "Failed" } th scope="col" { "Lost" } th scope="col" { "Latest" }
                 } }
                 tbody { @for name in &activity.names {
-                    tr id={ "name-" (visible(&name.name)) } {
-                        th scope="row" data-label="Name" { bdi { (visible(&name.name)) } }
+                    tr id={ "name-" (visible(name.name.as_str())) } {
+                        th scope="row" data-label="Name" { bdi { (visible(name.name.as_str())) } }
                         td.number data-label="Waited" { (name.contended) }
                         td.number data-label="Given up" { (name.refused) }
                         td.number data-label="Failed" { (name.failed) }
@@ -353,7 +353,7 @@ fn activity(activity: &Activity) -> Markup {
                 tbody { @for lost in &activity.losses {
                     tr {
                         th scope="row" data-label="Key" { bdi { (visible(lost.key.as_str())) } }
-                        td data-label="Name" { @if let Some(name) = &lost.name { bdi { (visible(name)) } } }
+                        td data-label="Name" { @if let Some(name) = &lost.name { bdi { (visible(name.as_str())) } } }
                         td data-label="Cause" { (LockErrorKind::Lost(lost.loss).code()) }
                         td data-label="When" { (brief(lost.ago)) " ago" }
                         td.number data-label="Fencing token" { (lost.fence) }
