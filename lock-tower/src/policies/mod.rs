@@ -20,7 +20,7 @@ use self::table::Table;
 use crate::{
     key::{KeyError, Target},
     policy::Policy,
-    selector::{RouteOf, Selection, Selector},
+    selector::{RouteOf, Selection, Selector, sealed::Sealed},
 };
 use arc_swap::ArcSwap;
 use http::{Method, Request};
@@ -312,6 +312,8 @@ impl LockPolicies {
         }
     }
 }
+
+impl<B> Sealed<Request<B>> for LockPolicies {}
 
 impl<B> Selector<Request<B>> for LockPolicies {
     fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {

@@ -98,7 +98,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .max_waiters(7)
         .on_lost(OnLost::Error);
     let all = Policy::new("all")
-        .spec(spec)
+        .with_spec(spec)
         .hold_until(HoldUntil::Body)
         .retry_after(seconds(3))
         .fail_open()
@@ -112,13 +112,13 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .no_strict_order()
         .renew();
     let none = Policy::new("/none")
-        .spec(spec)
+        .with_spec(spec)
         .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::PUT, "/none").unwrap(), none);
     let open = policies.find(&Method::PUT, "/open").unwrap();
     assert_eq!(
-        *open.lock_spec(),
+        *open.spec(),
         LockSpec::exclusive().lease(seconds(10)).wait(seconds(2))
     );
     assert_eq!(open.status_of(ErrorClass::Busy), StatusCode::LOCKED);
@@ -170,7 +170,11 @@ fn policy_file_has_each_option_of_a_spec() {
             .collect();
         let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
         let policy = policies.find(&Method::GET, "/a").unwrap();
-        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+        assert_eq!(
+            policy,
+            Arc::new(Policy::new("/a").with_spec(spec)),
+            "{fields}"
+        );
     }
 }
 
@@ -185,7 +189,11 @@ fn policy_file_accepts_all_spellings() {
     ] {
         let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
         let policy = policies.find(&Method::GET, "/a").unwrap();
-        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+        assert_eq!(
+            policy,
+            Arc::new(Policy::new("/a").with_spec(spec)),
+            "{fields}"
+        );
     }
 }
 
