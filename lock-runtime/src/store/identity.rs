@@ -28,6 +28,7 @@ impl ClientId {
     }
 
     /// Generates a fresh identifier.
+    #[doc(hidden)]
     pub fn random() -> Self {
         Self::first_of(random())
     }
@@ -176,6 +177,7 @@ impl Identity {
     pub const MAX_BYTES: usize = 128;
 
     /// The client with this identifier, before its name is known.
+    #[doc(hidden)]
     pub fn unnamed(id: ClientId) -> Self {
         Self::Client { id, name: None }
     }

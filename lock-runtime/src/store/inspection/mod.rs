@@ -105,6 +105,7 @@ pub struct Holder {
 
 impl Holder {
     /// Creates a holder with the remaining lease `ttl`.
+    #[doc(hidden)]
     pub fn new(id: HolderId, mode: Mode, ttl: Option<Duration>, client: Identity) -> Self {
         Self {
             id,
@@ -118,12 +119,14 @@ impl Holder {
     }
 
     /// Sets the time since the lock was acquired.
+    #[doc(hidden)]
     #[must_use]
     pub fn held_for(self, held_for: Option<Duration>) -> Self {
         Self { held_for, ..self }
     }
 
     /// Sets whether the holder has released the lock.
+    #[doc(hidden)]
     #[must_use]
     pub fn reservation(self, is_reservation: bool) -> Self {
         Self {
@@ -133,6 +136,7 @@ impl Holder {
     }
 
     /// Sets whether the lock is done.
+    #[doc(hidden)]
     #[must_use]
     pub fn done(self, is_done: bool) -> Self {
         Self { is_done, ..self }
@@ -191,6 +195,7 @@ impl Waiter {
     pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
     /// Creates an entry whose waiter called last `silent` ago.
+    #[doc(hidden)]
     pub fn new(mode: Mode, lease: Duration, silent: Duration, client: Identity) -> Self {
         Self {
             mode,
@@ -202,6 +207,7 @@ impl Waiter {
     }
 
     /// Sets the time since the process entered the queue.
+    #[doc(hidden)]
     #[must_use]
     pub fn waited(self, waited: Option<Duration>) -> Self {
         Self { waited, ..self }
