@@ -82,7 +82,7 @@ pub use client::ambient::AlreadyInstalled;
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub use client::credentials::Credentials;
 pub use client::{EnvVariable, LockClient, LockClientBuilder};
-pub use error::{LockError, LockErrorKind, Loss};
+pub use error::{ErrorClass, LockError, LockErrorKind, Loss};
 pub use guard::fence::{FencingToken, InvalidFencingToken};
 pub use guard::fencing;
 pub use guard::owner::is_held;
@@ -103,11 +103,12 @@ pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
 #[cfg(feature = "etcd")]
+#[doc(inline)]
 pub use store::etcd::EtcdOptions;
 #[cfg(feature = "postgres")]
-pub use store::postgres::PostgresOptions;
+pub use store::postgres::settings::PostgresOptions;
 #[cfg(feature = "redis")]
-pub use store::redis::RedisOptions;
+pub use store::redis::settings::RedisOptions;
 
 /// The futures of requests, guards and scopes.
 pub mod future {
@@ -133,6 +134,6 @@ pub mod operator {
         Inspect, ListPage, ListedLock, LockList, LockPage, Revocation, Revoke,
     };
     pub use crate::observe::activity::{Activity, LostLock, NameActivity};
-    #[doc(no_inline)]
-    pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, Waiter};
+    pub use crate::store::identity::{ClientId, HolderId, Identity};
+    pub use crate::store::inspection::{Holder, Inspection, Waiter};
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use lock_runtime::{LockClient, LockSpec, RequestName, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockClient, LockSpec, RequestName};
 
 use crate::key::KeyError;
 

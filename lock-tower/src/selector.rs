@@ -157,7 +157,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http::{Request, Response, StatusCode};
-    use lock_runtime::{LockClient, LockKey, LockSpec, web::ErrorClass};
+    use lock_runtime::{ErrorClass, LockClient, LockKey, LockSpec};
     use tower::{Layer, ServiceExt, service_fn};
 
     use super::*;

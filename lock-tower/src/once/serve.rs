@@ -10,8 +10,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use lock_runtime::{
-    LockClient, LockErrorKind, LockKey, OnceEntry, OnceGuard,
-    web::{ErrorClass, Problem},
+    ErrorClass, LockClient, LockErrorKind, LockKey, OnceEntry, OnceGuard, web::Problem,
 };
 use tower::util::ServiceExt as _;
 use tower_service::Service;

@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use http::StatusCode;
 #[cfg(feature = "once")]
 use lock_runtime::LockClient;
-use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec};
 
 use super::mistake::Mistakes;
 #[cfg(feature = "once")]

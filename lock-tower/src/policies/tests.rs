@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockKey, LockSpec, OnLost, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockKey, LockSpec, OnLost};
 
 use super::*;
 use crate::policy::HoldUntil;

@@ -60,7 +60,7 @@ mod error;
 mod fuzz;
 mod operator;
 mod script;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod topology;
 mod url;
 
@@ -80,7 +80,7 @@ use super::{
 };
 use crate::{error::LockError, shell::runtime, shell::sync};
 
-pub use self::settings::RedisOptions;
+pub(crate) use self::settings::RedisOptions;
 
 /// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between
 /// them, and the checks.

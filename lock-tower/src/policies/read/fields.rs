@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockSpec, OnLost, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec, OnLost};
 use toml::{Spanned, de::DeTable};
 
 use super::{

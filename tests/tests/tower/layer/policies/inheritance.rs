@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use axum::http::{Method, StatusCode};
-use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec};
 use lock_tower::{HoldUntil, LockPolicies, Policy};
 use proptest::{option::weighted, prelude::*};
 
