@@ -15,7 +15,7 @@ use crate::{
     error::LockErrorKind,
     guard::LockGuard,
     guard::under_lock::RunFuture,
-    once::{self, Once, OnceEntry, OnceGuard, OnceRequest},
+    once::{Once, OnceEntry, OnceGuard, OnceRequest},
     request::{LockRequest, granted},
 };
 
@@ -187,11 +187,12 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned, E> Recorded for Result<T
     }
 
     fn record(&self) -> Result<Vec<u8>, LockError> {
-        self.as_ref().map_or_else(|_| Ok(Vec::new()), once::write)
+        self.as_ref()
+            .map_or_else(|_| Ok(Vec::new()), crate::once::write)
     }
 
     fn replay(done: &Once<Vec<u8>>) -> Result<Self, LockError> {
-        once::read(done).map(Ok)
+        crate::once::read(done).map(Ok)
     }
 }
 
