@@ -97,7 +97,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `min_hold = "5s"` | keeps the lock for at least this long |
 /// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost; a minute by default |
 /// | `no_max_hold = true` | no `max_hold`; a mistake with `hold_until = "body"` |
-/// | `renew = false`, `no_renew = true` | the lock ends with its lease |
+/// | `renew = false` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
 /// | `on_lost = "error"` | the effect of a loss, `"cancel"` by default, or `"ignore"`: [`OnLost`] |

@@ -63,7 +63,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         reentrant = true
         min_hold = "1s"
         max_hold = "1m"
-        no_renew = true
+        renew = false
         strict_order = true
         max_waiters = 7
         on_lost = "error"
@@ -184,8 +184,8 @@ fn policy_file_accepts_all_spellings() {
     for (fields, spec) in [
         ("mode = 'exclusive'", open()),
         ("mode = 'shared'", LockSpec::shared()),
-        ("no_renew = true", open().no_renew()),
-        ("no_renew = false", open().renew()),
+        ("renew = false", open().no_renew()),
+        ("renew = true", open().renew()),
     ] {
         let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
         let policy = policies.find(&Method::GET, "/a").unwrap();
@@ -420,7 +420,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
         ("mode = \"readers\"", "\"shared\""),
-        ("renew = true, no_renew = false", "leave one out"),
+        ("no_renew = true", "did you mean `renew = false`"),
         ("no_reentrant = true", "did you mean `reentrant`"),
         ("no_strict_order = true", "did you mean `strict_order`"),
         ("shared = true", "did you mean `mode`"),

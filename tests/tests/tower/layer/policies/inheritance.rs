@@ -16,7 +16,7 @@ struct Said {
     sharing: Option<Sharing>,
     reentrant: Option<bool>,
     strict_order: Option<bool>,
-    no_renew: Option<bool>,
+    renew: Option<bool>,
     min_hold: Option<u64>,
     max_hold: Option<u64>,
     max_waiters: Option<usize>,
@@ -69,7 +69,7 @@ fn said() -> impl Strategy<Value = Said> {
     );
     (times, flags, rest).prop_map(|(times, flags, rest)| {
         let (lease, wait, min_hold, max_hold, retry_after) = times;
-        let (reentrant, strict_order, no_renew, fail_open) = flags;
+        let (reentrant, strict_order, renew, fail_open) = flags;
         let (sharing, max_waiters, hold, statuses) = rest;
         Said {
             lease,
@@ -77,7 +77,7 @@ fn said() -> impl Strategy<Value = Said> {
             sharing,
             reentrant,
             strict_order,
-            no_renew,
+            renew,
             min_hold,
             max_hold,
             max_waiters,
@@ -112,7 +112,7 @@ impl Said {
             }),
             flag("reentrant", self.reentrant),
             flag("strict_order", self.strict_order),
-            flag("no_renew", self.no_renew),
+            flag("renew", self.renew),
             seconds("min_hold", self.min_hold),
             seconds("max_hold", self.max_hold),
             self.max_waiters
@@ -168,11 +168,11 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
             spec.no_strict_order()
         };
     }
-    if let Some(no_renew) = first(all, |said| said.no_renew) {
-        spec = if no_renew {
-            spec.no_renew()
-        } else {
+    if let Some(renew) = first(all, |said| said.renew) {
+        spec = if renew {
             spec.renew()
+        } else {
+            spec.no_renew()
         };
     }
     if let Some(min_hold) = seconds(|said| said.min_hold) {
