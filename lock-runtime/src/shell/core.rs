@@ -406,10 +406,10 @@ fn write(note: Note, name: Option<&str>) {
             tracing::debug!(key = %key.shown(), "waiting behind others in this process")
         }
         Note::Queued(key, holder_ttl) => {
-            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = true, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, queued = true, "waiting for its holder");
         }
         Note::Waiting(key, holder_ttl) => {
-            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = false, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, queued = false, "waiting for its holder");
         }
         Note::Unavailable(key, error) => {
             tracing::debug!(key = %key.shown(), %error, "waiting for the store")
