@@ -76,8 +76,9 @@ mod shell;
 #[path = "../sim/mod.rs"]
 mod sim;
 
+// Compiler errors name this trait by its shortest path.
 pub use shell::rt::FromLockError;
-// Compiler errors name these traits by their shortest path.
+
 pub use client::ambient::AlreadyInstalled;
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub use client::credentials::Credentials;

@@ -57,7 +57,7 @@ impl fmt::Debug for ClientId {
 }
 
 /// The identifier of one holder of one lock, for
-/// [`RevokeScope::Holder`](super::RevokeScope::Holder).
+/// [`Revoke::holder`](crate::operator::Revoke::holder).
 ///
 /// It is a digest that reveals neither the token nor the value of a foreign holder, unless that
 /// value can be guessed. Another acquisition of the same lock has another identifier; acquisitions

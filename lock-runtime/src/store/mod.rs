@@ -57,11 +57,11 @@ pub use limits::Limits;
 pub use message::KeyPart;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
-// The contract between a client and a store, see `Store`. It may change in any minor release.
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
 pub use records::{RecordStore, Records};
+// The contract between a client and a store, see `Store`. It may change in any minor release.
 #[doc(hidden)]
 pub use {
     event::{Listener, Listeners, StoreEvent},

@@ -65,8 +65,8 @@ pub struct Inspection {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The identifier of the holder, with which [`RevokeScope::Holder`] takes the lock away from
-    /// it alone.
+    /// The identifier of the holder, with which
+    /// [`Revoke::holder`](crate::operator::Revoke::holder) takes the lock away from it alone.
     pub id: HolderId,
     /// The mode in which it holds the lock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::mode"))]
@@ -158,8 +158,7 @@ pub struct Waiter {
     )]
     pub lease: Duration,
     /// The time since its last call. The entry is skipped after
-    /// [`Waiter::STALE_AFTER`](super::Waiter::STALE_AFTER) and removed after
-    /// [`Waiter::TTL`](super::Waiter::TTL).
+    /// [`STALE_AFTER`](Self::STALE_AFTER) and removed after [`TTL`](Self::TTL).
     #[cfg_attr(
         feature = "serde",
         serde(

@@ -169,11 +169,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
         };
     }
     if let Some(renew) = first(all, |said| said.renew) {
-        spec = if renew {
-            spec.renew()
-        } else {
-            spec.no_renew()
-        };
+        spec = if renew { spec.renew() } else { spec.no_renew() };
     }
     if let Some(min_hold) = seconds(|said| said.min_hold) {
         spec = spec.min_hold(min_hold);
