@@ -15,8 +15,9 @@ use crate::{
 /// Trait for choosing the policy and the key of each request, for a
 /// [`PolicyLayer`](crate::PolicyLayer).
 ///
-/// It is sealed, and implemented for `LockPolicies` (feature `policy`), and for closures that return a policy
-/// and anything that a [`KeyExtractor`] closure returns. Their argument needs a type annotation.
+/// It is sealed. It is implemented for `LockPolicies` (feature `policy`), and for closures that
+/// return a policy and anything that a [`KeyExtractor`] closure returns. Their argument needs a
+/// type annotation.
 ///
 /// ```
 /// use std::sync::Arc;
