@@ -9,7 +9,7 @@
 use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use futures_util::{StreamExt as _, future::join_all};
-use lock_runtime::{LockClient, operator::RevokeReply};
+use lock_runtime::{LockClient, operator::Revocation};
 use lock_tests::{Prometheus, RedisServer, Supervised};
 use tokio::time::{Instant, sleep};
 
@@ -157,7 +157,7 @@ async fn an_operator_sees_holders_revocations_and_outages() {
         assert!(Instant::now() < until, "{}", sale.process.output());
         for holder in operator.inspect(KEY).await.unwrap().holders {
             let revoked = operator.revoke(KEY).holder(holder.id).await;
-            if revoked.unwrap() == RevokeReply::Revoked {
+            if revoked.unwrap() == Revocation::Revoked {
                 println!("revoked {}", holder.client);
             }
         }

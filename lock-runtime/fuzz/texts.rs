@@ -6,12 +6,12 @@ use futures_util::FutureExt as _;
 
 use super::{is_readable, refused_readably, within_bounds};
 use crate::{
-    KeyWriter, LockKey, LockSpec, RequestName,
+    ErrorClass, KeyWriter, LockKey, LockSpec, RequestName,
     operator::HolderId,
     request::spec::parse_duration,
     store::{ClientId, Cursor, MemoryStore, Store as _, Token, presentable},
     text::{brief, in_line, visible},
-    web::{ErrorClass, GrpcCode, Problem, retry_info},
+    web::{GrpcCode, Problem, retry_info},
 };
 
 #[test]

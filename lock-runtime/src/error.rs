@@ -286,7 +286,7 @@ impl LockError {
     /// Returns the name of the request, if it has one: the path of the function with the attribute,
     /// the policy of a layer, or that given to [`LockRequest::name`](crate::LockRequest::name).
     pub fn name(&self) -> Option<&str> {
-        self.0.name.as_deref()
+        self.0.name.as_ref().map(RequestName::as_str)
     }
 
     /// Returns the error of the store, if the store refused the call or did not answer.

@@ -76,13 +76,14 @@ mod shell;
 #[path = "../sim/mod.rs"]
 mod sim;
 
+// Compiler errors name this trait by its shortest path.
 pub use shell::rt::FromLockError;
-// Compiler errors name these traits by their shortest path.
+
 pub use client::ambient::AlreadyInstalled;
 #[cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 pub use client::credentials::Credentials;
 pub use client::{EnvVariable, LockClient, LockClientBuilder};
-pub use error::{LockError, LockErrorKind, Loss};
+pub use error::{ErrorClass, LockError, LockErrorKind, Loss};
 pub use guard::fence::{FencingToken, InvalidFencingToken};
 pub use guard::fencing;
 pub use guard::owner::is_held;
@@ -93,7 +94,7 @@ pub use lock_macros::distributed_lock;
 pub use observe::metrics;
 #[doc(hidden)]
 pub use observe::{log, text};
-pub use once::{Begun, Once, OnceGuard, OnceRequest};
+pub use once::{Once, OnceEntry, OnceGuard, OnceRequest};
 pub use request::LockRequest;
 pub use request::key::{IntoLockKey, KeyWriter, LockKey};
 pub use request::name::RequestName;
@@ -103,11 +104,12 @@ pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
 #[cfg(feature = "etcd")]
+#[doc(inline)]
 pub use store::etcd::EtcdOptions;
 #[cfg(feature = "postgres")]
-pub use store::postgres::PostgresOptions;
+pub use store::postgres::settings::PostgresOptions;
 #[cfg(feature = "redis")]
-pub use store::redis::RedisOptions;
+pub use store::redis::settings::RedisOptions;
 
 /// The futures of requests, guards and scopes.
 pub mod future {
@@ -129,8 +131,10 @@ pub mod health {
 /// See [`LockClient::inspect`], [`LockClient::list`], [`LockClient::revoke`] and
 /// [`LockClient::activity`].
 pub mod operator {
-    pub use crate::client::{Inspect, ListPage, ListedLock, LockList, LockPage, Revoke};
+    pub use crate::client::{
+        Inspect, ListPage, ListedLock, LockList, LockPage, Revocation, Revoke,
+    };
     pub use crate::observe::activity::{Activity, LostLock, NameActivity};
-    #[doc(no_inline)]
-    pub use crate::store::{ClientId, Holder, HolderId, Identity, Inspection, RevokeReply, Waiter};
+    pub use crate::store::identity::{ClientId, HolderId, Identity};
+    pub use crate::store::inspection::{Holder, Inspection, Waiter};
 }

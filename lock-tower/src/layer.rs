@@ -1,9 +1,9 @@
 //! [`LockLayer`] and [`PolicyLayer`], which apply the [`Lock`] middleware to services.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use http::StatusCode;
-use lock_runtime::{LockClient, LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockClient, LockSpec, RequestName};
 use tower_layer::Layer;
 
 use crate::{
@@ -49,8 +49,8 @@ impl LockLayer {
     /// If no request could fill the template, or if it has no placeholder: all requests would have
     /// the same key. The message explains the correct form.
     pub fn new(locks: LockClient, template: &str) -> Result<Self, TemplateError> {
-        let name: Arc<str> = template.into();
-        Ok(Self::with_key(locks, KeyTemplate::not_constant(template)?).name(name))
+        let key = KeyTemplate::not_constant(template)?;
+        Ok(Self::with_key(locks, key).name(template.to_owned()))
     }
 }
 
@@ -87,7 +87,7 @@ impl<K, P> LockLayer<K, P> {
     }
 
     fn with(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
-        self.set(|policy| policy.with_spec(set))
+        self.set(|policy| policy.set_spec(set))
     }
 
     /// Replaces the whole configuration of locks and refusals, except
@@ -107,9 +107,9 @@ impl<K, P> LockLayer<K, P> {
     /// method, such as `/shop.Orders/Pay`, or else `unrouted`. After 128 routes, further ones are
     /// `unrouted` as well: a caller that invents gRPC methods uses them up, so a layer around a
     /// whole server is best named.
-    pub fn name(self, name: impl Into<Arc<str>>) -> Self {
+    pub fn name(self, name: impl Into<RequestName>) -> Self {
         Self {
-            selector: self.selector.set_named(|policy| policy.named(name)),
+            selector: self.selector.set_named(|policy| policy.with_name(name)),
             ..self
         }
     }
@@ -118,7 +118,7 @@ impl<K, P> LockLayer<K, P> {
     /// defaults, except the wait, which is then 2 s. If these set no `max_hold` either, it is a
     /// minute.
     pub fn spec(self, spec: LockSpec) -> Self {
-        self.set(|policy| policy.spec(spec))
+        self.set(|policy| policy.with_spec(spec))
     }
 
     lock_runtime::__lock_options!(lock_runtime::__lock_setters);
@@ -248,7 +248,7 @@ mod tests {
         set(LockLayer::with_key(LockClient::in_memory(), ()))
             .selector
             .policy
-            .lock_spec()
+            .spec()
             .clone()
     }
 

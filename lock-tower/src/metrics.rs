@@ -7,8 +7,7 @@
 //!
 //! A lock is held from its grant to the release after the response, or after its last frame.
 
-use std::sync::Arc;
-
+use lock_runtime::RequestName;
 use metrics::{Key, Label, SharedString, Unit, describe_counter};
 
 const UNLOCKED: &str = "lock_unlocked_total";
@@ -22,7 +21,7 @@ pub fn describe() {
 
 /// Returns the metric key of a policy. It is built once, so that a request allocates nothing if no
 /// recorder is installed.
-pub(crate) fn unlocked_key(policy: &Arc<str>) -> Key {
-    let name = SharedString::from_shared(policy.clone());
+pub(crate) fn unlocked_key(policy: &RequestName) -> Key {
+    let name = SharedString::from_owned(policy.to_string());
     Key::from_parts(UNLOCKED, vec![Label::new("name", name)])
 }

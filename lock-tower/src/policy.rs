@@ -1,9 +1,9 @@
 //! [`Policy`]: the configuration of locks and refusals, without the key.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use http::StatusCode;
-use lock_runtime::{LockClient, LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockClient, LockSpec, RequestName};
 
 use crate::key::KeyError;
 
@@ -51,7 +51,7 @@ pub(crate) struct OnceTerms {
 impl OnceTerms {
     pub(crate) const KEEP: Duration = lock_runtime::OnceRequest::DEFAULT_KEEP;
     pub(crate) const MOST_OF_REQUEST: usize = 1024 * 1024;
-    pub(crate) const MOST_OF_RESPONSE: usize = lock_runtime::OnceRequest::DEFAULT_MOST;
+    pub(crate) const MOST_OF_RESPONSE: usize = lock_runtime::OnceRequest::DEFAULT_MAX_BYTES;
 }
 
 #[cfg(feature = "once")]
@@ -72,7 +72,7 @@ impl Default for OnceTerms {
 /// [`PolicyLayer`](crate::PolicyLayer) chooses among several for each request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
-    name: Arc<str>,
+    name: RequestName,
     #[cfg(feature = "metrics")]
     unlocked: metrics::Key,
     spec: LockSpec,
@@ -97,7 +97,7 @@ impl Policy {
     /// Creates a new [`Policy`] with a name for metrics and refusals. It acquires an exclusive
     /// lock, waits up to 2 s, and holds the lock until the inner service has responded, for a
     /// minute at most.
-    pub fn new(name: impl Into<Arc<str>>) -> Self {
+    pub fn new(name: impl Into<RequestName>) -> Self {
         let name = name.into();
         Self {
             #[cfg(feature = "metrics")]
@@ -118,9 +118,9 @@ impl Policy {
         Self::new("unrouted")
     }
 
-    /// Sets the name.
+    /// Replaces the name.
     #[must_use]
-    pub fn named(self, name: impl Into<Arc<str>>) -> Self {
+    pub fn with_name(self, name: impl Into<RequestName>) -> Self {
         let named = Self::new(name);
         Self {
             name: named.name,
@@ -130,16 +130,16 @@ impl Policy {
         }
     }
 
-    /// See [`LockLayer::spec`](crate::LockLayer::spec).
+    /// Replaces the lock options. See [`LockLayer::spec`](crate::LockLayer::spec).
     #[must_use]
-    pub fn spec(self, spec: LockSpec) -> Self {
+    pub fn with_spec(self, spec: LockSpec) -> Self {
         Self {
             spec: spec.or(&LockSpec::exclusive().wait(Self::DEFAULT_WAIT)),
             ..self
         }
     }
 
-    pub(crate) fn with_spec(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
+    pub(crate) fn set_spec(self, set: impl FnOnce(LockSpec) -> LockSpec) -> Self {
         Self {
             spec: set(self.spec),
             ..self
@@ -194,11 +194,11 @@ impl Policy {
 
     /// Returns the name.
     pub fn name(&self) -> &str {
-        &self.name
+        self.name.as_str()
     }
 
     /// Returns the lock options.
-    pub fn lock_spec(&self) -> &LockSpec {
+    pub fn spec(&self) -> &LockSpec {
         &self.spec
     }
 
@@ -217,7 +217,7 @@ impl Policy {
         &self.unlocked
     }
 
-    pub(crate) fn shared_name(&self) -> Arc<str> {
+    pub(crate) fn shared_name(&self) -> RequestName {
         self.name.clone()
     }
 

@@ -227,7 +227,7 @@
 //! };
 //! use lock_tower::{
 //!     IntoTarget, KeyError, LockLayer, Target, key,
-//!     runtime::{KeyWriter, LockClient, web::ErrorClass},
+//!     runtime::{ErrorClass, KeyWriter, LockClient},
 //! };
 //! use tokio::time::timeout;
 //! # use axum::body::Body;

@@ -15,22 +15,23 @@ use crate::{
 /// Trait for choosing the policy and the key of each request, for a
 /// [`PolicyLayer`](crate::PolicyLayer).
 ///
-/// It is implemented for `LockPolicies` (feature `policy`), and for closures that return a policy
-/// and anything that a [`KeyExtractor`] closure returns. Their argument needs a type annotation.
+/// It is sealed. It is implemented for `LockPolicies` (feature `policy`), and for closures that
+/// return a policy and anything that a [`KeyExtractor`] closure returns. Their argument needs a
+/// type annotation.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use http::{Method, Request};
 /// use lock_tower::{Policy, PolicyLayer, runtime::{LockClient, LockKey, LockSpec}};
 ///
-/// let read = Arc::new(Policy::new("catalog-read").spec(LockSpec::shared()));
+/// let read = Arc::new(Policy::new("catalog-read").with_spec(LockSpec::shared()));
 /// let write = Arc::new(Policy::new("catalog-write"));
 /// let layer = PolicyLayer::new(LockClient::in_memory(), move |request: &Request<()>| {
 ///     let policy = if request.method() == Method::GET { &read } else { &write };
 ///     (policy.clone(), LockKey::new("catalog"))
 /// });
 /// ```
-pub trait Selector<Req> {
+pub trait Selector<Req>: sealed::Sealed<Req> {
     /// Returns the policy of `req`, and its key under that policy. `route` returns the route of a
     /// request.
     #[doc(hidden)]
@@ -43,11 +44,22 @@ pub trait Selector<Req> {
     }
 }
 
+pub(crate) mod sealed {
+    pub trait Sealed<Req> {}
+}
+
 /// The policy of a request, and its key or the reason why it is refused under that policy.
 pub(crate) type Selection = (Arc<Policy>, Result<Target, KeyError>);
 
 /// Returns the route of a request, if it has one.
 pub(crate) type RouteOf<Req> = fn(&Req) -> Option<&str>;
+
+impl<F, Req, T> sealed::Sealed<Req> for F
+where
+    F: Fn(&Req) -> (Arc<Policy>, T),
+    T: IntoTarget,
+{
+}
 
 impl<F, Req, T> Selector<Req> for F
 where
@@ -117,10 +129,12 @@ impl<K> Keyed<K> {
         if known.len() >= MAX_ROUTES {
             return None;
         }
-        let named = || Arc::new(Policy::clone(&self.policy).named(route));
+        let named = || Arc::new(Policy::clone(&self.policy).with_name(route.to_owned()));
         Some(known.entry(route.into()).or_insert_with(named).clone())
     }
 }
+
+impl<Req, K: KeyExtractor<Req>> sealed::Sealed<Req> for Keyed<K> {}
 
 impl<Req, K: KeyExtractor<Req>> Selector<Req> for Keyed<K> {
     fn select(&self, req: &mut Req, route: RouteOf<Req>) -> Selection {
@@ -144,7 +158,7 @@ mod tests {
     use std::convert::Infallible;
 
     use http::{Request, Response, StatusCode};
-    use lock_runtime::{LockClient, LockKey, LockSpec, web::ErrorClass};
+    use lock_runtime::{ErrorClass, LockClient, LockKey, LockSpec};
     use tower::{Layer, ServiceExt, service_fn};
 
     use super::*;
@@ -152,7 +166,7 @@ mod tests {
 
     #[tokio::test]
     async fn select_by_closure_applies_the_chosen_policy() {
-        let read = Arc::new(Policy::new("read").spec(LockSpec::shared()));
+        let read = Arc::new(Policy::new("read").with_spec(LockSpec::shared()));
         let write =
             Arc::new(Policy::new("write").status(ErrorClass::BadRequest, StatusCode::IM_A_TEAPOT));
         let locks = LockClient::in_memory();
@@ -191,7 +205,7 @@ mod tests {
         let other = one.clone().set(Policy::fail_open);
         assert!(known(&other).fails_open() && !known(&one).fails_open());
         assert_eq!(known(&other).name(), "/a");
-        let named = one.set_named(|policy| policy.named("b"));
+        let named = one.set_named(|policy| policy.with_name("b"));
         assert!(named.named_after(|| Some("/a")).is_none());
         assert_eq!(named.policy.name(), "b");
     }

@@ -32,11 +32,11 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     FencingToken, LockKey, LockKind,
     health::Health,
-    operator::RevokeReply,
+    operator::{ClientId, Holder, HolderId, Inspection},
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, Holder,
-        HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, QuorumMember,
-        RaiseReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store, StoreError,
+        AcquireAllReply, AcquireReply, ConvertReply, Cursor, Done, Hold, KeyPart, KeyRequest,
+        Limits, Listener, Page, PollReply, QuorumMember, RaiseReply, Release, ReleaseReply,
+        RenewReply, Renewal, RevokeReply, RevokeScope, Store, StoreError,
     },
 };
 use tokio::sync::watch;

@@ -12,13 +12,11 @@ use std::{
 };
 
 use lock_runtime::{
-    LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, LockSpec,
+    EtcdOptions, LockClient, LockClientBuilder, LockError, LockErrorKind, LockRequest, LockSpec,
+    PostgresOptions,
     store::{
-        MemoryStore, QuorumMember, QuorumStore, Store,
-        etcd::{EtcdOptions, EtcdRecords},
-        postgres::{PostgresOptions, PostgresRecords},
-        redis::RedisStore,
-        zookeeper::ZooKeeperRecords,
+        MemoryStore, QuorumMember, QuorumStore, Store, etcd::EtcdRecords,
+        postgres::PostgresRecords, redis::RedisStore, zookeeper::ZooKeeperRecords,
     },
 };
 use tokio::time::{Instant, sleep, timeout};

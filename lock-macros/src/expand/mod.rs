@@ -159,11 +159,11 @@ impl Expansion {
                 (
                     quote_spanned!(span=> #rt::begin(__request, #name, #keep)),
                     quote_spanned! {span=>
-                        ::core::result::Result::Ok(#rt::Begun::Running(__entered)) => {
+                        ::core::result::Result::Ok(#rt::Entered::Fresh(__entered)) => {
                             #held
                             #rt::run_once(__entered, #future).await
                         }
-                        ::core::result::Result::Ok(#rt::Begun::Done(__done)) => {
+                        ::core::result::Result::Ok(#rt::Entered::Done(__done)) => {
                             #rt::replay(__done)
                         }
                     },

@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lock_runtime::{
-    LockKey, LockKind,
-    store::{Store, Waiter},
-};
+use lock_runtime::{LockKey, LockKind, operator::Waiter, store::Store};
 
 use super::{
     SEED,

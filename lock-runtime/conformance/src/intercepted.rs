@@ -11,11 +11,11 @@ use futures_util::future::BoxFuture;
 use lock_runtime::{
     LockKey, LockKind,
     health::Health,
+    operator::{ClientId, Holder, HolderId, Inspection},
     store::{
-        AcquireAllReply, AcquireReply, ClientId, ConvertReply, Cursor, Done, Hold, Holder,
-        HolderId, Inspection, KeyPart, KeyRequest, Limits, Listener, Page, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Replied, Replies, RevokeReply, RevokeScope, Store,
-        StoreError, StoreErrorKind, StoreEvent,
+        AcquireAllReply, AcquireReply, ConvertReply, Cursor, Done, Hold, KeyPart, KeyRequest,
+        Limits, Listener, Page, PollReply, Release, ReleaseReply, RenewReply, Renewal, Replied,
+        Replies, RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, StoreEvent,
     },
 };
 

@@ -1,7 +1,9 @@
-//! Tests of a store of locks, such as a `RecordStore` over a database of your own: the promises of
-//! the trait [`Store`].
+//! Tests of locks in a database of your own: `conformance!(records: ..)` has those of the public
+//! trait `Records`, and `conformance!(..)` those of a whole store, which is the hidden contract.
 //!
-//! They are the tests that the stores of lock-runtime pass.
+//! The tests of a whole store are the promises of the trait [`Store`], which may change in any
+//! minor release. The stores of lock-runtime pass them, and so does a `RecordStore` over records
+//! that keep their promises: run both.
 //!
 //! # Tests of your own store
 //!

@@ -4,10 +4,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lock_runtime::{
     LockKey, LockKind, Mode,
-    store::{
-        ClientId, Hold, HolderId, Identity, Release, RenewReply, RevokeReply, RevokeScope, Store,
-        StoreErrorKind, Token,
-    },
+    operator::{ClientId, HolderId, Identity},
+    store::{Hold, Release, RenewReply, RevokeReply, RevokeScope, Store, StoreErrorKind, Token},
 };
 
 use super::subject::{IMPRECISE, Subject, beside, in_time, promise, skipped, unique};

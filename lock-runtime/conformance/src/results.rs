@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use lock_runtime::{
     FencingToken, LockClient, LockErrorKind, Mode,
+    operator::Holder,
     store::{
-        AcquireAllReply, AcquireReply, Done, Grant, Hold, Holder, PollReply, Release, ReleaseReply,
+        AcquireAllReply, AcquireReply, Done, Grant, Hold, PollReply, Release, ReleaseReply,
         RenewReply, RevokeReply, RevokeScope, Store,
     },
 };

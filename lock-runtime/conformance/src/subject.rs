@@ -11,9 +11,10 @@ use tokio::time::{sleep, timeout};
 
 use lock_runtime::{
     LockClient, LockKey, LockKind, LockSpec, Mode,
+    operator::Inspection,
     store::{
-        AcquireReply, Grant, Hold, Inspection, KeyRequest, Limits, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, Store, StoreError, Token,
+        AcquireReply, Grant, Hold, KeyRequest, Limits, PollReply, Release, ReleaseReply,
+        RenewReply, Renewal, Store, StoreError, Token,
     },
     time::Instant,
 };

@@ -4,7 +4,7 @@ use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockKind,
-    operator::{HolderId, RevokeReply},
+    operator::{self, HolderId},
     text::visible,
 };
 
@@ -36,7 +36,7 @@ pub(crate) async fn revoke(store: &Store, revocation: Revocation) -> Result<u8, 
     let locks = store.connect().await?;
     let mut is_revoked = false;
     let mut said = |holder: Option<HolderId>, reply| {
-        is_revoked |= reply == RevokeReply::Revoked;
+        is_revoked |= reply == operator::Revocation::Revoked;
         say(store.json, key, holder, reply)
     };
     match holder {
@@ -115,7 +115,7 @@ async fn with_prefix(store: &Store, prefix: &str) -> Result<u8, Failure> {
             for holder in &lock.state.holders {
                 let reply = of_holder(&locks, key, permits, holder.id).await;
                 let reply = reply.map_err(unknown)?;
-                is_revoked |= reply == RevokeReply::Revoked;
+                is_revoked |= reply == operator::Revocation::Revoked;
                 say(store.json, key, Some(holder.id), reply)?;
             }
         }
@@ -137,7 +137,12 @@ fn unknown(error: LockError) -> Failure {
     failure
 }
 
-fn say(as_json: bool, key: &str, holder: Option<HolderId>, reply: RevokeReply) -> io::Result<()> {
+fn say(
+    as_json: bool,
+    key: &str,
+    holder: Option<HolderId>,
+    reply: operator::Revocation,
+) -> io::Result<()> {
     let (code, sentence) = describe(reply);
     let id = holder.map(|holder| holder.to_string());
     if as_json {
@@ -153,14 +158,17 @@ async fn of_holder(
     key: &str,
     permits: bool,
     holder: HolderId,
-) -> Result<RevokeReply, LockError> {
+) -> Result<operator::Revocation, LockError> {
     match permits {
         true => locks.revoke(key).permits().holder(holder).await,
         false => locks.revoke(key).holder(holder).await,
     }
 }
 
-async fn of_all(locks: &LockClient, revocation: &Revocation) -> Result<RevokeReply, LockError> {
+async fn of_all(
+    locks: &LockClient,
+    revocation: &Revocation,
+) -> Result<operator::Revocation, LockError> {
     let key = revocation.key.as_str();
     match (revocation.permits, revocation.endless) {
         (true, _) => locks.revoke(key).permits().await,
@@ -180,12 +188,14 @@ fn confirmed() -> io::Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn describe(reply: RevokeReply) -> (&'static str, &'static str) {
+fn describe(reply: operator::Revocation) -> (&'static str, &'static str) {
     match reply {
-        RevokeReply::Revoked => ("revoked", "revoked"),
-        RevokeReply::NotHeld => ("not_held", "not held"),
-        RevokeReply::Changed => ("changed", "not revoked: that holder no longer has the lock"),
-        RevokeReply::Endless => (
+        operator::Revocation::Revoked => ("revoked", "revoked"),
+        operator::Revocation::NotHeld => ("not_held", "not held"),
+        operator::Revocation::Changed => {
+            ("changed", "not revoked: that holder no longer has the lock")
+        }
+        operator::Revocation::Endless => (
             "endless",
             "not revoked: the key has no expiry, so it may not be a lock; --all --endless revokes it",
         ),

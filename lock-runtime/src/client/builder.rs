@@ -163,8 +163,8 @@ impl LockClientBuilder {
     ///
     /// Requests that do not wait never wait for an outage to end, with or without this setting. See
     /// the guide's [page on Redis](crate::guide::redis#outages). An in-memory store always answers.
-    /// A custom store has no such setting, and [`build_with_store`](Self::build_with_store) refuses
-    /// it; [`RecordStore::unavailable_after`](crate::store::RecordStore::unavailable_after) has it.
+    /// [`build_with_records`](Self::build_with_records) refuses the setting, which is that of the
+    /// store: [`RecordStore::unavailable_after`](crate::store::RecordStore::unavailable_after).
     pub fn unavailable_after(mut self, unavailable_after: Duration) -> Self {
         self.unavailable_after = Some(unavailable_after);
         #[cfg(feature = "redis")]
@@ -345,13 +345,32 @@ impl LockClientBuilder {
         Ok(self.build(opened.store))
     }
 
-    /// Creates a client of a store of your own, such as a
-    /// [`RecordStore`](crate::store::RecordStore).
+    /// Creates a client of a database of your own.
+    ///
+    /// ```
+    /// # #[cfg(feature = "records")]
+    /// # mod files { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/guide/stores/files.rs")); }
+    /// # #[cfg(feature = "records")]
+    /// # fn build() -> Result<(), lock_runtime::LockError> {
+    /// # use files::FileRecords;
+    /// use lock_runtime::{LockClient, store::RecordStore};
+    ///
+    /// let store = RecordStore::new(FileRecords::new("/var/lib/locks"));
+    /// let locks = LockClient::builder().identity("orders").build_with_records(store)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `InvalidSpec` for invalid settings, and for those of a server, which the store would not
     /// honour: the namespace, `unavailable_after`, `confirm_grants`, `keep_fences_for` and
     /// replicas.
+    #[cfg(feature = "records")]
+    pub fn build_with_records(self, store: RecordStore) -> Result<LockClient, LockError> {
+        self.build_with_store(Arc::new(store))
+    }
+
+    /// Same as [`build_with_records`](Self::build_with_records), for any store.
+    #[doc(hidden)]
     pub fn build_with_store(self, store: Arc<dyn Store>) -> Result<LockClient, LockError> {
         self.check()?;
         let set = [

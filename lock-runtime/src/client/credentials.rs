@@ -37,7 +37,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 ///
 /// [`RedisOptions::credentials`]: crate::RedisOptions::credentials
 /// [`EtcdOptions::credentials`]: crate::EtcdOptions::credentials
-/// [`PostgresOptions::credentials`]: crate::store::postgres::PostgresOptions::credentials
+/// [`PostgresOptions::credentials`]: crate::PostgresOptions::credentials
 #[derive(Clone)]
 pub struct Credentials {
     pub(crate) user: Option<String>,

@@ -27,7 +27,7 @@ pub use self::{
     builder::LockClientBuilder,
     from_env::EnvVariable,
     list::{ListPage, ListedLock, LockList, LockPage},
-    operate::{Inspect, Revoke},
+    operate::{Inspect, Revocation, Revoke},
 };
 use crate::{
     error::LockError,
@@ -186,8 +186,15 @@ impl LockClient {
         LockClientBuilder::default()
     }
 
-    /// Creates a client of a store of your own, such as a
-    /// [`RecordStore`](crate::store::RecordStore).
+    /// Creates a client of a database of your own, with the default settings. See
+    /// [`LockClientBuilder::build_with_records`].
+    #[cfg(feature = "records")]
+    pub fn with_records(store: crate::store::RecordStore) -> Self {
+        Self::with_store(Arc::new(store))
+    }
+
+    /// Creates a client of any store.
+    #[doc(hidden)]
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self::builder().build(store)
     }

@@ -115,8 +115,8 @@ impl Revoke {
 
     /// Takes the lock from this holder only, whose [`Holder::id`](crate::operator::Holder::id) an
     /// inspection or a list has shown, and only if it still holds the lock: the store compares in
-    /// the same step. Otherwise the reply is [`Changed`](RevokeReply::Changed) or
-    /// [`NotHeld`](RevokeReply::NotHeld).
+    /// the same step. Otherwise the reply is [`Changed`](Revocation::Changed) or
+    /// [`NotHeld`](Revocation::NotHeld).
     pub fn holder(mut self, holder: HolderId) -> Self {
         self.holder = Some(holder);
         self
@@ -129,7 +129,7 @@ impl Revoke {
         self
     }
 
-    async fn revoke(self) -> Result<RevokeReply, LockError> {
+    async fn revoke(self) -> Result<Revocation, LockError> {
         let Self {
             client,
             key,
@@ -149,22 +149,38 @@ impl Revoke {
         }
         let revoking = core.store.revoke(&key, kind, scope);
         let reply = core.bounded(&key, revoking).await?;
-        match reply {
+        Ok(match reply {
             RevokeReply::Revoked => {
                 core.visit(|state, cx| state.session.revoked(kind, &key, &holders, cx));
+                Revocation::Revoked
             }
+            RevokeReply::NotHeld => Revocation::NotHeld,
+            RevokeReply::Changed => Revocation::Changed,
+            RevokeReply::Endless => Revocation::Endless,
             RevokeReply::ForeignKey => return Err(core.foreign(&key, kind, KeyPart::Lock)),
-            RevokeReply::NotHeld | RevokeReply::Changed | RevokeReply::Endless => {}
-        }
-        Ok(reply)
+        })
     }
 }
 
 impl IntoFuture for Revoke {
-    type Output = Result<RevokeReply, LockError>;
+    type Output = Result<Revocation, LockError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         self.revoke().boxed()
     }
+}
+
+/// The outcome of [`LockClient::revoke`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Revocation {
+    /// The lock was taken away.
+    Revoked,
+    /// The lock was not held.
+    NotHeld,
+    /// The lock is held, but not by the given holder any more. It was left untouched.
+    Changed,
+    /// The key has no expiry, so it may not be a lock. It was left untouched.
+    Endless,
 }

@@ -65,6 +65,7 @@ impl FencingToken {
     /// `max(previous + 1, micros)`. `None` if there is no larger one: a store then grants the lock
     /// to no request.
     #[must_use]
+    #[doc(hidden)]
     pub fn next(previous: Option<Self>, micros: u64) -> Option<Self> {
         let after = previous.map_or(1, |token| token.number().saturating_add(1));
         Self::new(after.max(micros))

@@ -306,7 +306,7 @@ impl Entry {
             Ok(state.add_view(reader))
         });
         if let Err(ConvertError::Lost(loss)) = &converted {
-            let name = view.name.as_deref();
+            let name = view.name();
             log_loss("lost before its downgrade", name, key, view.fence, *loss);
             view.watch.meter.lost(*loss);
         }

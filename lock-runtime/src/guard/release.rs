@@ -219,7 +219,7 @@ fn outcome(view: &View, released: Result<Released, ReleaseError>) -> Result<(), 
         }
         Err(ReleaseError::Lost(loss)) => Err(view.lost_error(loss)),
         Err(ReleaseError::NotHeld(loss)) => {
-            let name = view.name.as_deref();
+            let name = view.name();
             log_loss("lost before its release", name, key, fence, loss);
             view.watch.meter.lost(loss);
             Err(view.lost_error(loss))

@@ -76,7 +76,7 @@ impl LockGuard {
         let (view, (loss, at)) = views.find_map(|view| Some((view, view.loss_by(now)?)))?;
         let error = view.lost_error(loss);
         log::summarise(OUTLIVED, error.code(), error.name(), |left_out| {
-            let (name, fence) = (view.name.as_deref(), view.fence);
+            let (name, fence) = (view.name(), view.fence);
             let after = now.saturating_duration_since(at);
             tracing::warn!(name, key = %view.key.shown(), %fence, ?loss, ?after, left_out, "{OUTLIVED}");
         });

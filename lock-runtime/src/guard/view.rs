@@ -135,6 +135,11 @@ impl View {
         error.with_key(&self.key).with_name(self.name.as_ref())
     }
 
+    /// The name of the request.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_ref().map(RequestName::as_str)
+    }
+
     /// Records that the hold begins, after the client's mutex is unlocked.
     pub(crate) fn begun(&self, request: Option<&WatchedRequest>) {
         let name = self.name.as_ref();

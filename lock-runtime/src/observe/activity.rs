@@ -48,10 +48,6 @@ pub struct Activity {
 pub struct NameActivity {
     /// The [name](crate::LockRequest::name) of the requests; `unnamed` for those without one, and
     /// `other` for those beyond the first 256 names.
-    #[cfg_attr(
-        feature = "serde",
-        serde(serialize_with = "crate::observe::fields::text")
-    )]
     pub name: RequestName,
     /// The number of requests that were granted a contended lock.
     pub contended: u64,
@@ -89,10 +85,6 @@ pub struct LostLock {
     /// The key of the lock.
     pub key: LockKey,
     /// The name of its request.
-    #[cfg_attr(
-        feature = "serde",
-        serde(serialize_with = "crate::observe::fields::known_text")
-    )]
     pub name: Option<RequestName>,
     /// The fencing token of the grant.
     pub fence: FencingToken,
@@ -192,7 +184,9 @@ impl Recorded {
         drop(numbers);
         names.sort_by(|a, b| {
             let most = |it: &NameActivity| it.contended + it.refused;
-            most(b).cmp(&most(a)).then_with(|| a.name.cmp(&b.name))
+            most(b)
+                .cmp(&most(a))
+                .then_with(|| a.name.as_str().cmp(b.name.as_str()))
         });
         Activity {
             age: now.saturating_duration_since(epoch),
@@ -210,7 +204,7 @@ impl Numbers {
         key: Option<&LockKey>,
         number: impl FnOnce(&mut Tally) -> &mut u64,
     ) -> Instant {
-        let name = name.map_or("unnamed", |name| name);
+        let name = name.map_or("unnamed", RequestName::as_str);
         let now = Instant::now();
         let latest = (key.cloned(), now);
         if let Some(tally) = self.names.get_mut(name) {
@@ -258,7 +252,11 @@ mod tests {
         let seen = locks.activity();
         assert_eq!(seen.age, Duration::from_secs(3));
         let of = |name: &str| {
-            let of_name = seen.names.iter().find(|it| &*it.name == name).unwrap();
+            let of_name = seen
+                .names
+                .iter()
+                .find(|it| it.name.as_str() == name)
+                .unwrap();
             (
                 of_name.contended,
                 of_name.refused,
@@ -288,7 +286,11 @@ mod tests {
         let seen = locks.activity();
         assert_eq!(seen.losses.len(), MAX_LOSSES);
         assert!(seen.names.len() <= MAX_NAMES + 1, "{}", seen.names.len());
-        let other = seen.names.iter().find(|it| &*it.name == "other").unwrap();
+        let other = seen
+            .names
+            .iter()
+            .find(|it| it.name.as_str() == "other")
+            .unwrap();
         assert!(other.refused >= 9, "{other:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Parts of serialized forms (feature `serde`).
 
-use std::{ops::Deref, time::Duration};
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
@@ -18,22 +18,6 @@ pub(crate) fn known_millis<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     millis.serialize(serializer)
-}
-
-/// Writes a text.
-pub(crate) fn text<S: Serializer>(
-    text: &impl Deref<Target = str>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(text)
-}
-
-/// Writes a text, or null.
-pub(crate) fn known_text<S: Serializer>(
-    text: &Option<impl Deref<Target = str>>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    text.as_deref().serialize(serializer)
 }
 
 /// Writes the code and the text of each error.

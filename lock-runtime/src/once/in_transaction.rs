@@ -21,11 +21,11 @@ impl OnceGuard {
     /// as it is in this database.
     ///
     /// ```no_run
-    /// # use lock_runtime::{Begun, LockClient};
+    /// # use lock_runtime::{OnceEntry, LockClient};
     /// # async fn pay(
     /// #     locks: LockClient, database: &mut tokio_postgres::Client,
     /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// if let Begun::Running(mut guard) = locks.once("invoice:42").begin().await? {
+    /// if let OnceEntry::Vacant(mut guard) = locks.once("invoice:42").begin().await? {
     ///     let transaction = database.transaction().await?;
     ///     transaction.execute("update account set amount = amount - 5", &[]).await?;
     ///     guard.complete_in(&transaction, b"receipt 7").await?;

@@ -27,6 +27,30 @@ use crate::{
     store::{Done, RevokeReply, RevokeScope},
 };
 
+/// Defines the setters of the options that such work can have: it has one holder, which does not
+/// enter itself, and keeps a result in place of a reservation.
+macro_rules! setters {
+    (
+        options {
+            $(
+                $(#[$doc:meta])*
+                $option:ident($($arg:ident: $of:ty)?) { $field:ident: $value:expr }
+            )*
+        }
+        modes $modes:tt
+    ) => {
+        $( setters! { @$option $(#[$doc])* ($($arg: $of)?) } )*
+    };
+    (@reentrant $($rest:tt)*) => {};
+    (@min_hold $($rest:tt)*) => {};
+    (@$option:ident $(#[$doc:meta])* ($($arg:ident: $of:ty)?)) => {
+        $(#[$doc])*
+        pub fn $option(self $(, $arg: $of)?) -> Self {
+            self.with(|spec| spec.$option($($arg)?))
+        }
+    };
+}
+
 impl LockClient {
     /// Creates a request for work that is done once for `key`, whose result the store keeps for
     /// [`keep`](OnceRequest::keep).
@@ -71,7 +95,7 @@ impl OnceRequest {
     /// The time for which a result is kept by default.
     pub const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
     /// The longest result by default, in bytes.
-    pub const DEFAULT_MOST: usize = 64 * 1024;
+    pub const DEFAULT_MAX_BYTES: usize = 64 * 1024;
     /// The longest time for which a result is kept.
     const LONGEST_KEEP: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -79,7 +103,7 @@ impl OnceRequest {
         Self {
             request,
             keep,
-            most: Self::DEFAULT_MOST,
+            most: Self::DEFAULT_MAX_BYTES,
         }
     }
 
@@ -102,7 +126,8 @@ impl OnceRequest {
     }
 
     /// Replaces the options of the lock with `spec`. Options that it leaves unset come from the
-    /// client's defaults.
+    /// client's defaults. Another mode than exclusive, `reentrant` and `min_hold` are refused as
+    /// `InvalidSpec` when the request is made.
     pub fn spec(self, spec: LockSpec) -> Self {
         self.with(|_| spec)
     }
@@ -112,7 +137,7 @@ impl OnceRequest {
         Self { request, ..self }
     }
 
-    crate::__lock_options!(crate::__lock_setters);
+    crate::__lock_options!(setters);
 
     /// Returns the result if the work is done, and otherwise begins it.
     ///
@@ -123,7 +148,7 @@ impl OnceRequest {
     ///
     /// # Cancellation
     /// As [`LockRequest::acquire`].
-    pub async fn begin(self) -> Result<Begun, LockError> {
+    pub async fn begin(self) -> Result<OnceEntry, LockError> {
         self.checked()?;
         let Self {
             request,
@@ -133,14 +158,14 @@ impl OnceRequest {
         let error = match request.clone().acquired().await {
             Ok(guard) => {
                 let guard = OnceGuard::new(guard, request.name, keep, most);
-                return Ok(Begun::Running(guard));
+                return Ok(OnceEntry::Vacant(guard));
             }
             Err(error) => error,
         };
         match (error.kind(), error.result::<Done>()) {
             (LockErrorKind::Done, Some(done)) => {
                 watch::once(request.name.as_ref(), OnceOutcome::Replayed, 0);
-                Ok(Begun::Done(Once::replay(done.clone())))
+                Ok(OnceEntry::Done(Once::replay(done.clone())))
             }
             (LockErrorKind::Contended, _) => {
                 watch::once(request.name.as_ref(), OnceOutcome::Running, 0);
@@ -170,8 +195,8 @@ impl OnceRequest {
         body: impl AsyncFnOnce(HeldLock) -> Result<Vec<u8>, E>,
     ) -> Result<Result<Once<Vec<u8>>, E>, LockError> {
         match self.begin().await? {
-            Begun::Done(once) => Ok(Ok(once)),
-            Begun::Running(guard) => {
+            OnceEntry::Done(once) => Ok(Ok(once)),
+            OnceEntry::Vacant(guard) => {
                 let body = body(guard.held());
                 guard.run_fresh(body, |value| Ok(value.clone())).await
             }
@@ -210,11 +235,11 @@ impl OnceRequest {
         let key = self.key()?;
         let named = |error: LockError| error.with_key(&key);
         match self.begin().await? {
-            Begun::Done(once) => {
+            OnceEntry::Done(once) => {
                 let value = read(&once).map_err(named)?;
                 Ok(Ok(once.with(value)))
             }
-            Begun::Running(guard) => {
+            OnceEntry::Vacant(guard) => {
                 let body = body(guard.held());
                 guard.run_fresh(body, write).await
             }
@@ -316,11 +341,11 @@ impl fmt::Debug for OnceRequest {
 /// The state in which a [`OnceRequest`] has found its key.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "there is no third state")]
-pub enum Begun {
+pub enum OnceEntry {
     /// The work was done before.
     Done(Once<Vec<u8>>),
-    /// The work is to be done now.
-    Running(OnceGuard),
+    /// The work is to be done now, by the caller.
+    Vacant(OnceGuard),
 }
 
 /// The result of work that is done once.

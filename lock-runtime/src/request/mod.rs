@@ -97,7 +97,7 @@ impl LockRequest {
     /// # Ok(()) }
     /// ```
     pub fn name(self, name: impl Into<RequestName>) -> Self {
-        let name = Some(name.into()).filter(|name| !name.is_empty());
+        let name = Some(name.into()).filter(|name| !name.as_str().is_empty());
         Self { name, ..self }
     }
 

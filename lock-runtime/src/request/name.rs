@@ -1,6 +1,6 @@
 //! [`RequestName`]: the name of a request in metrics, traces and logs.
 
-use std::{borrow::Borrow, fmt, hash, ops::Deref, sync::Arc};
+use std::{borrow::Borrow, fmt, hash, sync::Arc};
 
 /// The name of a request in metrics, traces and logs, such as the path of a function or a route.
 ///
@@ -16,22 +16,19 @@ enum Repr {
 }
 
 impl RequestName {
+    /// Returns the name.
+    pub fn as_str(&self) -> &str {
+        match &self.0 {
+            Repr::Static(name) => name,
+            Repr::Shared(name) => name,
+        }
+    }
+
     #[cfg(feature = "metrics")]
     pub(crate) fn to_label(&self) -> metrics::SharedString {
         match &self.0 {
             Repr::Static(name) => metrics::SharedString::const_str(name),
             Repr::Shared(name) => metrics::SharedString::from_shared(name.clone()),
-        }
-    }
-}
-
-impl Deref for RequestName {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        match &self.0 {
-            Repr::Static(name) => name,
-            Repr::Shared(name) => name,
         }
     }
 }
@@ -54,15 +51,21 @@ impl From<String> for RequestName {
     }
 }
 
+impl AsRef<str> for RequestName {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
 impl Borrow<str> for RequestName {
     fn borrow(&self) -> &str {
-        self
+        self.as_str()
     }
 }
 
 impl PartialEq for RequestName {
     fn eq(&self, other: &Self) -> bool {
-        **self == **other
+        self.as_str() == other.as_str()
     }
 }
 
@@ -70,18 +73,25 @@ impl Eq for RequestName {}
 
 impl hash::Hash for RequestName {
     fn hash<H: hash::Hasher>(&self, state: &mut H) {
-        (**self).hash(state);
+        self.as_str().hash(state);
     }
 }
 
 impl fmt::Display for RequestName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self)
+        f.pad(self.as_str())
     }
 }
 
 impl fmt::Debug for RequestName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
+        self.as_str().fmt(f)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for RequestName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }

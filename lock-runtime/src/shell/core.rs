@@ -271,10 +271,7 @@ impl Core {
         for note in notes {
             let of = |(view, _): &&(Arc<View>, _)| note.is_loss_of(&view.key, view.fence);
             match ended.iter().find(of) {
-                Some((view, _)) => view
-                    .watch
-                    .span
-                    .within(|| write(*note, view.name.as_deref())),
+                Some((view, _)) => view.watch.span.within(|| write(*note, view.name())),
                 None => write(*note, None),
             }
         }
@@ -409,10 +406,10 @@ fn write(note: Note, name: Option<&str>) {
             tracing::debug!(key = %key.shown(), "waiting behind others in this process")
         }
         Note::Queued(key, holder_ttl) => {
-            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = true, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, queued = true, "waiting for its holder");
         }
         Note::Waiting(key, holder_ttl) => {
-            tracing::debug!(key = %key.shown(), ?holder_ttl, in_line = false, "waiting for its holder");
+            tracing::debug!(key = %key.shown(), ?holder_ttl, queued = false, "waiting for its holder");
         }
         Note::Unavailable(key, error) => {
             tracing::debug!(key = %key.shown(), %error, "waiting for the store")

@@ -15,7 +15,7 @@ use crate::{
     error::LockErrorKind,
     guard::LockGuard,
     guard::under_lock::RunFuture,
-    once::{self, Once, OnceGuard, OnceRequest},
+    once::{Once, OnceEntry, OnceGuard, OnceRequest},
     request::{LockRequest, granted},
 };
 
@@ -136,9 +136,9 @@ pub fn enter(
 /// The state in which the body is found that runs once.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "not public")]
-pub enum Begun {
+pub enum Entered {
     /// It runs now.
-    Running(OnceGuard),
+    Fresh(OnceGuard),
     /// It has run before.
     Done(Done),
 }
@@ -152,13 +152,13 @@ pub async fn begin(
     request: Result<LockRequest, LockError>,
     name: &'static str,
     keep: Duration,
-) -> Result<Begun, LockError> {
+) -> Result<Entered, LockError> {
     let request = request.map_err(|error| error.with_name(Some(&name.into())))?;
     let request = OnceRequest::new(request.or_name(name), keep);
     let key = request.key()?;
     Ok(match request.begin().await? {
-        once::Begun::Running(guard) => Begun::Running(guard),
-        once::Begun::Done(done) => Begun::Done(Done(key, done)),
+        OnceEntry::Vacant(guard) => Entered::Fresh(guard),
+        OnceEntry::Done(done) => Entered::Done(Done(key, done)),
     })
 }
 
@@ -187,11 +187,12 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned, E> Recorded for Result<T
     }
 
     fn record(&self) -> Result<Vec<u8>, LockError> {
-        self.as_ref().map_or_else(|_| Ok(Vec::new()), once::write)
+        self.as_ref()
+            .map_or_else(|_| Ok(Vec::new()), crate::once::write)
     }
 
     fn replay(done: &Once<Vec<u8>>) -> Result<Self, LockError> {
-        once::read(done).map(Ok)
+        crate::once::read(done).map(Ok)
     }
 }
 

@@ -28,6 +28,7 @@ impl ClientId {
     }
 
     /// Generates a fresh identifier.
+    #[doc(hidden)]
     pub fn random() -> Self {
         Self::first_of(random())
     }
@@ -56,7 +57,7 @@ impl fmt::Debug for ClientId {
 }
 
 /// The identifier of one holder of one lock, for
-/// [`RevokeScope::Holder`](super::RevokeScope::Holder).
+/// [`Revoke::holder`](crate::operator::Revoke::holder).
 ///
 /// It is a digest that reveals neither the token nor the value of a foreign holder, unless that
 /// value can be guessed. Another acquisition of the same lock has another identifier; acquisitions
@@ -66,7 +67,7 @@ impl fmt::Debug for ClientId {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lock_runtime::LockError> {
-/// use lock_runtime::{LockClient, operator::{HolderId, RevokeReply}, store::RevokeScope};
+/// use lock_runtime::{LockClient, operator::{HolderId, Revocation}};
 ///
 /// let locks = LockClient::in_memory();
 /// let guard = locks.exclusive("order:42").acquire().await?;
@@ -76,7 +77,7 @@ impl fmt::Debug for ClientId {
 /// let guard = locks.exclusive("order:42").acquire().await?;
 /// let seen: HolderId = shown.parse()?;
 /// let reply = locks.revoke("order:42").holder(seen).await?;
-/// assert_eq!(reply, RevokeReply::Changed);
+/// assert_eq!(reply, Revocation::Changed);
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
@@ -176,6 +177,7 @@ impl Identity {
     pub const MAX_BYTES: usize = 128;
 
     /// The client with this identifier, before its name is known.
+    #[doc(hidden)]
     pub fn unnamed(id: ClientId) -> Self {
         Self::Client { id, name: None }
     }

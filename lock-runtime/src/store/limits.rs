@@ -24,11 +24,14 @@ pub struct Limits {
     /// Whether a call acquires several keys one after the other; `false` by default. If so, the
     /// caller waits for as long as a call for each key may take, and at most for half of the lease.
     /// The store limits the time of each key.
+    #[doc(hidden)]
     pub in_turn: bool,
     /// Whether the store grants permits; `true` by default.
+    #[doc(hidden)]
     pub permits: bool,
     /// Whether the store keeps results ([`LockClient::once`](crate::LockClient::once)); `false` by
     /// default.
+    #[doc(hidden)]
     pub results: bool,
     /// Whether the store sends messages; `true` by default. Without them, waiters find their grants
     /// by polling, and poll sooner at first, and holders notice a revocation at their next renewal.
@@ -42,7 +45,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Creates the limits of a store that supports every valid request.
+    /// Creates the limits of a store that grants every valid lease, any number of keys at once, and
+    /// permits, and sends messages.
     pub const fn new() -> Self {
         Self {
             shortest_lease: LockSpec::MIN_LEASE,
@@ -77,18 +81,21 @@ impl Limits {
     }
 
     /// Sets whether the store acquires several keys one after the other.
+    #[doc(hidden)]
     #[must_use]
     pub const fn in_turn(self, in_turn: bool) -> Self {
         Self { in_turn, ..self }
     }
 
     /// Sets whether the store grants permits.
+    #[doc(hidden)]
     #[must_use]
     pub const fn permits(self, permits: bool) -> Self {
         Self { permits, ..self }
     }
 
     /// Sets whether the store keeps results.
+    #[doc(hidden)]
     #[must_use]
     pub const fn results(self, results: bool) -> Self {
         Self { results, ..self }

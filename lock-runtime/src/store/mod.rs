@@ -1,5 +1,4 @@
-//! Lock stores: their options and errors, what operators see of them, and [`records`] for a
-//! database of your own.
+//! Lock stores and their errors, and [`records`] for a database of your own.
 
 // The contract of stores is the trait `Store`. `MemoryStore` is the reference: the same sequence of
 // operations on it and on any other store gives the same replies. The trait deals with single
@@ -30,8 +29,8 @@ pub(crate) mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 mod event;
-mod identity;
-mod inspection;
+pub(crate) mod identity;
+pub(crate) mod inspection;
 mod limits;
 mod listing;
 mod memory;
@@ -51,22 +50,22 @@ pub(crate) mod table;
 pub mod zookeeper;
 
 pub use error::{StoreError, StoreErrorKind};
-pub use identity::{ClientId, HolderId, Identity};
+pub(crate) use identity::{ClientId, HolderId, Identity};
 pub(crate) use identity::{default_name, presentable};
-pub use inspection::{Holder, Inspection, RevokeReply, Waiter};
+pub(crate) use inspection::{Holder, Inspection, Waiter};
 pub use limits::Limits;
 pub use message::KeyPart;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
-// The contract between a client and a store, see `Store`. It may change in any minor release.
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
 pub use records::{RecordStore, Records};
+// The contract between a client and a store, see `Store`. It may change in any minor release.
 #[doc(hidden)]
 pub use {
     event::{Listener, Listeners, StoreEvent},
-    inspection::RevokeScope,
+    inspection::{RevokeReply, RevokeScope},
     listing::{Cursor, Page},
     memory::MemoryStore,
     message::{

@@ -22,9 +22,8 @@
 
 use std::{fmt, time::Duration};
 
-pub use crate::error::ErrorClass;
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::{ErrorClass, LockError, LockErrorKind},
     observe::log,
 };
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 use futures_util::future::join;
 use http::StatusCode;
 use lock_runtime::{
-    LockClient, LockError, LockErrorKind, LockKind,
+    ErrorClass, LockClient, LockError, LockErrorKind, LockKind,
     health::Health,
     operator::{Activity, Inspection, LockPage},
-    web::ErrorClass,
 };
 use serde_json::{Value, json};
 

@@ -118,16 +118,16 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
     });
     html! {
         (errors(&page.errors))
-        @if page.in_all == 0 && page.errors.is_empty() && page.is_complete {
+        @if page.total == 0 && page.errors.is_empty() && page.is_complete {
             p { "No lock is held" @if !prefix.is_empty() { " under this prefix" } "." }
         } @else {
             table {
                 caption {
                     @if !page.locks.is_empty() {
-                        (page.before + 1) " to " (page.before + page.locks.len()) " of "
+                        (page.offset + 1) " to " (page.offset + page.locks.len()) " of "
                     }
                     @if !page.is_complete { "at least " }
-                    (page.in_all) " names"
+                    (page.total) " names"
                 }
                 thead { tr {
                     th scope="col" { "Key" } th scope="col" { "Mode" } th scope="col" { "Held by" }
@@ -137,9 +137,9 @@ fn locks(prefix: &str, page: &LockPage) -> Markup {
                 tbody { @for lock in &page.locks { (row(lock)) } }
             }
         }
-        @if page.before > 0 || next_page.is_some() {
+        @if page.offset > 0 || next_page.is_some() {
             nav aria-label="Pages" {
-                @if page.before > 0 { a href=(first_page.link(Format::Html)) { "First page" } }
+                @if page.offset > 0 { a href=(first_page.link(Format::Html)) { "First page" } }
                 @if let Some(next) = next_page { a href=(next.link(Format::Html)) rel="next" { "Next page" } }
             }
         }
@@ -329,8 +329,8 @@ fn activity(activity: &Activity) -> Markup {
                     th scope="col" { "Failed" } th scope="col" { "Lost" } th scope="col" { "Latest" }
                 } }
                 tbody { @for name in &activity.names {
-                    tr id={ "name-" (visible(&name.name)) } {
-                        th scope="row" data-label="Name" { bdi { (visible(&name.name)) } }
+                    tr id={ "name-" (visible(name.name.as_str())) } {
+                        th scope="row" data-label="Name" { bdi { (visible(name.name.as_str())) } }
                         td.number data-label="Waited" { (name.contended) }
                         td.number data-label="Given up" { (name.refused) }
                         td.number data-label="Failed" { (name.failed) }
@@ -353,7 +353,7 @@ fn activity(activity: &Activity) -> Markup {
                 tbody { @for lost in &activity.losses {
                     tr {
                         th scope="row" data-label="Key" { bdi { (visible(lost.key.as_str())) } }
-                        td data-label="Name" { @if let Some(name) = &lost.name { bdi { (visible(name)) } } }
+                        td data-label="Name" { @if let Some(name) = &lost.name { bdi { (visible(name.as_str())) } } }
                         td data-label="Cause" { (LockErrorKind::Lost(lost.loss).code()) }
                         td data-label="When" { (brief(lost.ago)) " ago" }
                         td.number data-label="Fencing token" { (lost.fence) }

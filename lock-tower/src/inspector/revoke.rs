@@ -5,7 +5,7 @@ use http::{HeaderValue, Response, StatusCode, header, request::Parts};
 use http_body::Body;
 use lock_runtime::{
     LockClient, LockError, LockErrorKind, LockKey, LockKind,
-    operator::{HolderId, RevokeReply},
+    operator::{HolderId, Revocation},
     text::visible,
 };
 use serde_json::json;
@@ -17,7 +17,7 @@ use super::{
     query::{accepts_json, parse_key, parse_kind},
     text,
 };
-use crate::protocol::body::{Begun, BoxError};
+use crate::protocol::body::{BoxError, Buffered};
 
 /// More than the longest key takes when each of its bytes is escaped.
 const MAX_FORM_BYTES: usize = 4096;
@@ -55,7 +55,7 @@ where
         return text(StatusCode::FORBIDDEN, message);
     }
     let caller = inspector.caller_of(parts);
-    let body = Begun::read(body, MAX_FORM_BYTES).await;
+    let body = Buffered::read(body, MAX_FORM_BYTES).await;
     if body.next.is_some() {
         return text(
             StatusCode::BAD_REQUEST,
@@ -131,7 +131,7 @@ impl Form {
         Ok(Self { key, kind, holder })
     }
 
-    async fn revoke(&self, locks: &LockClient) -> Result<RevokeReply, LockError> {
+    async fn revoke(&self, locks: &LockClient) -> Result<Revocation, LockError> {
         let revoking = locks.revoke(&self.key).holder(self.holder);
         match self.kind {
             LockKind::Permits => revoking.permits().await,
@@ -140,25 +140,25 @@ impl Form {
     }
 }
 
-fn reply_code(reply: RevokeReply) -> &'static str {
+fn reply_code(reply: Revocation) -> &'static str {
     match reply {
-        RevokeReply::Revoked => "revoked",
-        RevokeReply::NotHeld => "not_held",
+        Revocation::Revoked => "revoked",
+        Revocation::NotHeld => "not_held",
         _ => "changed",
     }
 }
 
-fn status_of_reply(reply: RevokeReply) -> StatusCode {
+fn status_of_reply(reply: Revocation) -> StatusCode {
     match reply {
-        RevokeReply::Revoked => StatusCode::OK,
+        Revocation::Revoked => StatusCode::OK,
         _ => StatusCode::CONFLICT,
     }
 }
 
-fn message(reply: RevokeReply) -> &'static str {
+fn message(reply: Revocation) -> &'static str {
     match reply {
-        RevokeReply::Revoked => "Revoked. The holder notices at once, or at its next renewal.",
-        RevokeReply::NotHeld => "Not revoked: the lock was not held any more.",
+        Revocation::Revoked => "Revoked. The holder notices at once, or at its next renewal.",
+        Revocation::NotHeld => "Not revoked: the lock was not held any more.",
         _ => "Not revoked: this holder no longer had the lock.",
     }
 }

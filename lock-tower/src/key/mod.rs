@@ -9,7 +9,7 @@ mod template;
 use std::{borrow::Cow, error::Error, fmt};
 
 use http::{HeaderName, Request};
-use lock_runtime::{LockError, LockKey, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockError, LockKey};
 
 pub use ready::{FromExtension, Global, Header, from_extension, global, header};
 pub use template::{KeyTemplate, TemplateError};

@@ -13,7 +13,7 @@ use http::{
         CONTENT_TYPE, ETAG, LOCATION, VARY,
     },
 };
-use lock_runtime::{LockClient, LockSpec};
+use lock_runtime::{LockClient, LockSpec, RequestName};
 use tower_layer::Layer;
 
 use crate::{
@@ -138,7 +138,7 @@ impl OnceLayer {
     pub fn new(locks: LockClient, template: &str) -> Result<Self, TemplateError> {
         let key = KeyTemplate::not_constant(template)?;
         key.warn_without_caller(template);
-        Ok(Self::with_key(locks, key).name(template))
+        Ok(Self::with_key(locks, key).name(template.to_owned()))
     }
 }
 
@@ -180,15 +180,15 @@ impl<K> OnceLayer<Keyed<K>> {
     pub fn with_key(locks: LockClient, key: K) -> Self {
         Self {
             locks,
-            selector: Keyed::new(key).set_named(|policy| policy.named("once")),
+            selector: Keyed::new(key).set_named(|policy| policy.with_name("once")),
             settings: Settings::default(),
         }
     }
 
     /// Sets the name of this layer in metrics, spans and refusals. It is not the key. It defaults
     /// to the text of the template.
-    pub fn name(self, name: impl Into<Arc<str>>) -> Self {
-        let selector = self.selector.set_named(|policy| policy.named(name));
+    pub fn name(self, name: impl Into<RequestName>) -> Self {
+        let selector = self.selector.set_named(|policy| policy.with_name(name));
         Self { selector, ..self }
     }
 
@@ -200,7 +200,7 @@ impl<K> OnceLayer<Keyed<K>> {
     /// Replaces the options of the lock with `spec`. A request waits 2 s by default for another one
     /// that runs. [`LockSpec::no_wait`] refuses it with 409 at once.
     pub fn spec(self, spec: LockSpec) -> Self {
-        let selector = self.selector.set(|policy| policy.spec(spec));
+        let selector = self.selector.set(|policy| policy.with_spec(spec));
         Self { selector, ..self }
     }
 

@@ -10,8 +10,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use lock_runtime::{
-    Begun, LockClient, LockErrorKind, LockKey, OnceGuard,
-    web::{ErrorClass, Problem},
+    ErrorClass, LockClient, LockErrorKind, LockKey, OnceEntry, OnceGuard, web::Problem,
 };
 use tower::util::ServiceExt as _;
 use tower_service::Service;
@@ -26,7 +25,7 @@ use crate::{
     key::{KeyTemplate, Target},
     policy::{OnceTerms, Policy},
     protocol::{
-        body::{Begun as BegunBody, BoxError},
+        body::{BoxError, Buffered},
         caller_of,
         reject::{Reason, Refusal, refused_in_grpc},
         wire::{Caller, Wire, patience},
@@ -140,14 +139,14 @@ impl Serving {
             most_of_response,
         } = self.settings.terms;
         let (mut parts, body) = req.into_parts();
-        let body = match BegunBody::read(body, most_of_request).await {
-            BegunBody {
+        let body = match Buffered::read(body, most_of_request).await {
+            Buffered {
                 next: None, data, ..
             } => data,
-            BegunBody {
+            Buffered {
                 next: Some(Ok(_)), ..
             } => return Ok(self.rejected(&Rejection::TooLong)),
-            BegunBody {
+            Buffered {
                 next: Some(Err(_)), ..
             } => return Ok(self.rejected(&Rejection::Unreadable)),
         };
@@ -166,8 +165,8 @@ impl Serving {
         let once = locks.once(&key).spec(spec).name(self.policy.shared_name());
         let once = once.keep(keep).max_bytes(most);
         let guard = match once.clone().begin().await {
-            Ok(Begun::Running(guard)) => guard,
-            Ok(Begun::Done(done)) => {
+            Ok(OnceEntry::Vacant(guard)) => guard,
+            Ok(OnceEntry::Done(done)) => {
                 return Ok(replay(&done.value, fingerprint).unwrap_or_else(|unfit| {
                     if let Unfit::Reused = unfit {
                         once.conflicts();

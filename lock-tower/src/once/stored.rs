@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Settings, body::OnceBody};
 use crate::protocol::{
-    body::{Begun, BoxError},
+    body::{BoxError, Buffered},
     wire::{is_grpc, is_grpc_web, is_transient_in_grpc},
 };
 
@@ -131,12 +131,12 @@ impl Collected {
         }
         let (parts, body) = response.into_parts();
         let most = settings.terms.most_of_response;
-        let Begun {
+        let Buffered {
             data,
             trailers,
             next,
             rest,
-        } = Begun::read(body, most).await;
+        } = Buffered::read(body, most).await;
         let is_failed = matches!(next, Some(Err(_)));
         let status = trailers.as_ref().unwrap_or(&parts.headers);
         // A gRPC response that is longer has no status so far.

@@ -20,7 +20,7 @@ use self::table::Table;
 use crate::{
     key::{KeyError, Target},
     policy::Policy,
-    selector::{RouteOf, Selection, Selector},
+    selector::{RouteOf, Selection, Selector, sealed::Sealed},
 };
 use arc_swap::ArcSwap;
 use http::{Method, Request};
@@ -97,7 +97,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `min_hold = "5s"` | keeps the lock for at least this long |
 /// | `max_hold = "5m"` | ends renewal after this long; the lock is then lost; a minute by default |
 /// | `no_max_hold = true` | no `max_hold`; a mistake with `hold_until = "body"` |
-/// | `renew = false`, `no_renew = true` | the lock ends with its lease |
+/// | `renew = false` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
 /// | `on_lost = "error"` | the effect of a loss, `"cancel"` by default, or `"ignore"`: [`OnLost`] |
@@ -312,6 +312,8 @@ impl LockPolicies {
         }
     }
 }
+
+impl<B> Sealed<Request<B>> for LockPolicies {}
 
 impl<B> Selector<Request<B>> for LockPolicies {
     fn select(&self, req: &mut Request<B>, _route: RouteOf<Request<B>>) -> Selection {

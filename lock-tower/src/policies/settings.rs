@@ -1,11 +1,11 @@
 //! The settings of a table in a policy file, and the policy that the tables of a route result in.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, time::Duration};
 
 use http::StatusCode;
 #[cfg(feature = "once")]
 use lock_runtime::LockClient;
-use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec};
 
 use super::mistake::Mistakes;
 #[cfg(feature = "once")]
@@ -94,7 +94,7 @@ impl<'t> Settings<'t> {
             mistakes.add(min_hold.max(max_hold), error.to_string());
         }
         let is_unlimited = spec.is_unlimited();
-        let mut policy = Policy::new(Arc::from(name)).spec(spec);
+        let mut policy = Policy::new(name.to_owned()).with_spec(spec);
         if let Some(hold_until) = self.hold_until {
             policy = policy.hold_until(hold_until.value);
             if is_unlimited && policy.is_held_for_the_body() {

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockKey, LockSpec, OnLost, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockKey, LockSpec, OnLost};
 
 use super::*;
 use crate::policy::HoldUntil;
@@ -63,7 +63,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         reentrant = true
         min_hold = "1s"
         max_hold = "1m"
-        no_renew = true
+        renew = false
         strict_order = true
         max_waiters = 7
         on_lost = "error"
@@ -98,7 +98,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .max_waiters(7)
         .on_lost(OnLost::Error);
     let all = Policy::new("all")
-        .spec(spec)
+        .with_spec(spec)
         .hold_until(HoldUntil::Body)
         .retry_after(seconds(3))
         .fail_open()
@@ -112,13 +112,13 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .no_strict_order()
         .renew();
     let none = Policy::new("/none")
-        .spec(spec)
+        .with_spec(spec)
         .status(ErrorClass::Busy, StatusCode::TOO_MANY_REQUESTS)
         .status(ErrorClass::Lost, StatusCode::BAD_GATEWAY);
     assert_eq!(*policies.find(&Method::PUT, "/none").unwrap(), none);
     let open = policies.find(&Method::PUT, "/open").unwrap();
     assert_eq!(
-        *open.lock_spec(),
+        *open.spec(),
         LockSpec::exclusive().lease(seconds(10)).wait(seconds(2))
     );
     assert_eq!(open.status_of(ErrorClass::Busy), StatusCode::LOCKED);
@@ -170,7 +170,11 @@ fn policy_file_has_each_option_of_a_spec() {
             .collect();
         let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
         let policy = policies.find(&Method::GET, "/a").unwrap();
-        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+        assert_eq!(
+            policy,
+            Arc::new(Policy::new("/a").with_spec(spec)),
+            "{fields}"
+        );
     }
 }
 
@@ -180,12 +184,16 @@ fn policy_file_accepts_all_spellings() {
     for (fields, spec) in [
         ("mode = 'exclusive'", open()),
         ("mode = 'shared'", LockSpec::shared()),
-        ("no_renew = true", open().no_renew()),
-        ("no_renew = false", open().renew()),
+        ("renew = false", open().no_renew()),
+        ("renew = true", open().renew()),
     ] {
         let policies = policies(&format!("[routes.'/a']\nkey = '{{header.x}}'\n{fields}"));
         let policy = policies.find(&Method::GET, "/a").unwrap();
-        assert_eq!(policy, Arc::new(Policy::new("/a").spec(spec)), "{fields}");
+        assert_eq!(
+            policy,
+            Arc::new(Policy::new("/a").with_spec(spec)),
+            "{fields}"
+        );
     }
 }
 
@@ -412,7 +420,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
         ("mode = \"readers\"", "\"shared\""),
-        ("renew = true, no_renew = false", "leave one out"),
+        ("no_renew = true", "did you mean `renew = false`"),
         ("no_reentrant = true", "did you mean `reentrant`"),
         ("no_strict_order = true", "did you mean `strict_order`"),
         ("shared = true", "did you mean `mode`"),

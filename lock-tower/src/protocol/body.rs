@@ -34,7 +34,7 @@ pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
         reason = "a form has no trailers, and is no longer than this"
     )
 )]
-pub(crate) struct Begun<B: Body> {
+pub(crate) struct Buffered<B: Body> {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<http::HeaderMap>,
     /// The frame that goes beyond the length, or an error.
@@ -44,7 +44,7 @@ pub(crate) struct Begun<B: Body> {
 }
 
 #[cfg(any(feature = "inspector", feature = "once"))]
-impl<B: Body<Error: Into<BoxError>>> Begun<B> {
+impl<B: Body<Error: Into<BoxError>>> Buffered<B> {
     /// Reads a body to its end, or up to `most` bytes. The data is copied: a frame of a byte keeps
     /// a whole buffer of its connection. Nothing follows the trailers: tonic would repeat those of
     /// an error.

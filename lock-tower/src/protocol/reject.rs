@@ -6,8 +6,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use lock_runtime::{
-    LockError, LockErrorKind,
-    web::{self, ErrorClass, GrpcCode, Problem},
+    ErrorClass, LockError, LockErrorKind,
+    web::{self, GrpcCode, Problem},
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
@@ -152,7 +152,7 @@ impl<'a> Refusal<'a> {
             Reason::Key(error) if error.class() == ErrorClass::BadRequest => {
                 Cow::Owned(error.to_string())
             }
-            Reason::Key(_) => Cow::Borrowed(web::ErrorClass::INTERNAL_DETAIL),
+            Reason::Key(_) => Cow::Borrowed(ErrorClass::INTERNAL_DETAIL),
             Reason::Lock(error) => Cow::Borrowed(web::public_detail(error.kind())),
         }
     }

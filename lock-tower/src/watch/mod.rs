@@ -72,15 +72,15 @@ impl Watch {
 
     /// Records that a request without a route was answered as if it had one, once for each name.
     pub(crate) fn unlocked(&self) {
-        static SAID: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
-        let name = self.policy.shared_name();
+        static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        let name = self.policy.name();
         let is_first = SAID
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(name.clone());
+            .insert(name.to_owned());
         if is_first {
             tracing::error!(
-                name = &*name,
+                name,
                 "served without its lock: no route has matched, and the response is neither 404 nor 405; if a router \
                  behind `nest_service` or the fallback needs the lock, put the layer on its routes"
             );

@@ -14,7 +14,7 @@ use axum::{
     http::{Request, StatusCode},
     routing::post,
 };
-use lock_runtime::{Begun, LockClient, LockGuard, OnceGuard};
+use lock_runtime::{LockClient, LockGuard, OnceEntry, OnceGuard};
 use lock_tests::redis_server::RedisServer;
 use lock_tower::OnceLayer;
 use redis::aio::MultiplexedConnection;
@@ -49,7 +49,7 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         rows.extend(first.run().await);
         for task in 0..tasks {
             let once = locks.once(format!("done:{task}"));
-            let Ok(Begun::Running(guard)) = once.begin().await else {
+            let Ok(OnceEntry::Vacant(guard)) = once.begin().await else {
                 panic!("the key is new");
             };
             guard.complete(RESULT).await.expect("it is held");
@@ -127,8 +127,8 @@ impl Subject for First {
     async fn acquire(&self) -> OnceGuard {
         let once = self.0.locks.once(self.0.next()).lease(LEASE).keep(KEEP);
         match once.begin().await.expect("it is free") {
-            Begun::Running(guard) => guard,
-            Begun::Done(_) => panic!("the key is new"),
+            OnceEntry::Vacant(guard) => guard,
+            OnceEntry::Done(_) => panic!("the key is new"),
         }
     }
 
@@ -147,7 +147,7 @@ impl Subject for Replay {
 
     async fn acquire(&self) {
         let begun = self.locks.once(&*self.key).begin().await;
-        assert!(matches!(begun, Ok(Begun::Done(_))), "{begun:?}");
+        assert!(matches!(begun, Ok(OnceEntry::Done(_))), "{begun:?}");
     }
 
     async fn release(&self, (): ()) {}

@@ -7,7 +7,7 @@ mod peers;
 use std::{io, time::Duration};
 
 use futures_util::future::{join_all, try_join};
-use lock_runtime::{LockClient, store::postgres::PostgresOptions};
+use lock_runtime::{LockClient, PostgresOptions};
 use lock_tests::PostgresServer;
 
 use self::{

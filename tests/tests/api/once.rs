@@ -15,7 +15,7 @@ use std::{
 };
 
 use lock_runtime::{
-    Begun, LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, distributed_lock,
+    LockClient, LockError, LockErrorKind, LockSpec, Loss, Once, OnceEntry, distributed_lock,
     store::{
         Hold, Instant, KeyRequest, MemoryStore, Release, Store as _, StoreError, StoreErrorKind,
         Token,
@@ -104,7 +104,7 @@ async fn work_that_fails_panics_or_is_cancelled_records_nothing() {
         _ = pending => unreachable!("it does not end"),
         () = begun.notified() => {}
     }
-    let Begun::Running(guard) = once().begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = once().begin().await.unwrap() else {
         panic!("nothing was recorded");
     };
     drop(guard);
@@ -120,7 +120,7 @@ async fn work_that_fails_panics_or_is_cancelled_records_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_does_not_wait_is_refused_while_the_work_runs() {
     let (_server, [locks, other]) = clients().await;
-    let Begun::Running(guard) = locks.once("job").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").begin().await.unwrap() else {
         panic!("it is free");
     };
     for locks in [&locks, &other] {
@@ -131,7 +131,7 @@ async fn a_request_that_does_not_wait_is_refused_while_the_work_runs() {
     guard.complete(b"done").await.unwrap();
     for locks in [&locks, &other] {
         let done = locks.once("job").no_wait().begin().await.unwrap();
-        assert!(matches!(done, Begun::Done(done) if done.value == b"done"));
+        assert!(matches!(done, OnceEntry::Done(done) if done.value == b"done"));
         // A plain lock of this name is no way around it.
         for request in [locks.exclusive("job"), locks.shared("job").no_wait()] {
             let refused = request.acquire().await.unwrap_err();
@@ -143,7 +143,7 @@ async fn a_request_that_does_not_wait_is_refused_while_the_work_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_of_work_that_has_lost_its_lock_is_refused() {
     let (_server, [locks, other]) = clients().await;
-    let Begun::Running(guard) = locks.once("job").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").begin().await.unwrap() else {
         panic!("it is free");
     };
     other.revoke("job").await.unwrap();
@@ -178,7 +178,7 @@ async fn a_result_can_be_forgotten_and_work_that_runs_cannot() {
     let again = work.charge(&other, "job").await.unwrap();
     assert!(!again.is_replay && again.value == "receipt 1");
     assert!(locks.once("job").forget().await.unwrap());
-    let Begun::Running(guard) = locks.once("job").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").begin().await.unwrap() else {
         panic!("it is free");
     };
     assert!(!other.once("job").forget().await.unwrap());
@@ -210,7 +210,7 @@ async fn to_forget_a_result_never_frees_work_that_runs() {
     let forgetting = tokio::spawn(locks.once("job").forget());
     begun.notified().await;
     assert!(other.once("job").forget().await.unwrap());
-    let Begun::Running(guard) = other.once("job").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = other.once("job").begin().await.unwrap() else {
         panic!("it was forgotten");
     };
     running.notify_one();
@@ -246,10 +246,11 @@ async fn results_that_are_too_long_or_cannot_be_read_are_errors() {
 async fn requests_without_meaning_are_refused_before_the_store_is_asked() {
     let locks = LockClient::in_memory();
     let second = Duration::from_secs(1);
+    let with = |spec| locks.once("k").spec(spec);
     for (request, part) in [
-        (locks.once("k").shared(), "one holder"),
-        (locks.once("k").reentrant(), "reentrant"),
-        (locks.once("k").min_hold(second), "min_hold"),
+        (with(LockSpec::shared()), "one holder"),
+        (with(LockSpec::exclusive().reentrant()), "reentrant"),
+        (with(LockSpec::exclusive().min_hold(second)), "min_hold"),
         (locks.once("k").keep(second / 2), "500ms"),
         (locks.once("k").keep(second * 86_400 * 367), "366 days"),
     ] {
@@ -257,6 +258,10 @@ async fn requests_without_meaning_are_refused_before_the_store_is_asked() {
         assert_eq!(refused.kind(), LockErrorKind::InvalidSpec, "{refused}");
         assert!(refused.to_string().contains(part), "{refused}");
     }
+    let defaults = LockSpec::exclusive().reentrant();
+    let reentrant = LockClient::builder().defaults(defaults).build_in_memory();
+    let once = reentrant.unwrap().once("k").no_reentrant();
+    assert!(matches!(once.begin().await, Ok(OnceEntry::Vacant(_))));
     let servers = [
         RedisServer::start().await,
         RedisServer::start().await,
@@ -357,7 +362,7 @@ async fn a_result_that_the_store_refuses_leaves_the_key_free() {
         refused.to_string().contains("was not recorded"),
         "{refused}"
     );
-    let Begun::Running(guard) = locks.once("job").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").begin().await.unwrap() else {
         panic!("nothing was recorded");
     };
     guard.release().await.unwrap();
@@ -406,7 +411,7 @@ async fn a_function_runs_once_for_each_key() {
     locks.as_default(unit(3)).await.unwrap();
     other.as_default(unit(3)).await.unwrap();
     assert_eq!(RUNS.load(Ordering::Relaxed), 4);
-    let Begun::Running(_guard) = other.once("report:4").begin().await.unwrap() else {
+    let OnceEntry::Vacant(_guard) = other.once("report:4").begin().await.unwrap() else {
         panic!("it is free");
     };
     locks.as_default(unit(4)).await.unwrap();

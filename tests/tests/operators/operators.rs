@@ -6,7 +6,7 @@ mod seen;
 
 use std::time::Duration;
 
-use lock_runtime::{LockErrorKind, Loss, Mode, operator::RevokeReply};
+use lock_runtime::{LockErrorKind, Loss, Mode, operator::Revocation};
 use lock_tests::{
     place::{LONG, Place, begun, in_time, on_every_store},
     shared_server,
@@ -70,12 +70,12 @@ async fn inspect_shows_who_holds_and_for_how_long(place: Place) {
 async fn a_revoked_holder_in_this_process_is_told_at_once(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::Revoked);
+    assert_eq!(locks.revoke("a").await.unwrap(), Revocation::Revoked);
     assert_eq!(
         guard.lost().await.kind(),
         LockErrorKind::Lost(Loss::Revoked)
     );
-    assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::NotHeld);
+    assert_eq!(locks.revoke("a").await.unwrap(), Revocation::NotHeld);
     assert_eq!(
         guard.release().await.unwrap_err().kind(),
         LockErrorKind::Lost(Loss::Revoked)
@@ -90,7 +90,7 @@ async fn a_revoked_holder_elsewhere_finds_out_by_its_next_renewal(place: Place) 
         .acquire()
         .await
         .unwrap();
-    assert_eq!(others.revoke("a").await.unwrap(), RevokeReply::Revoked);
+    assert_eq!(others.revoke("a").await.unwrap(), Revocation::Revoked);
     let next = others
         .exclusive("a")
         .try_acquire()
@@ -124,7 +124,7 @@ async fn revoked_permits_are_taken_from_all(place: Place) {
     }
     assert_eq!(
         others.revoke("a").permits().await.unwrap(),
-        RevokeReply::Revoked
+        Revocation::Revoked
     );
     for permit in permits {
         assert_eq!(
@@ -155,11 +155,11 @@ async fn a_lock_without_an_end_is_revoked_only_if_that_is_said() {
                 .free_in(),
             None
         );
-        assert_eq!(locks.revoke("a").await.unwrap(), RevokeReply::Endless);
+        assert_eq!(locks.revoke("a").await.unwrap(), Revocation::Endless);
         assert_eq!(server.query::<String>(&["GET", &name]).await, "by hand");
         assert_eq!(
             locks.revoke("a").also_endless().await.unwrap(),
-            RevokeReply::Revoked
+            Revocation::Revoked
         );
         locks
             .exclusive("a")

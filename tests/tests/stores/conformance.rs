@@ -41,9 +41,9 @@ mod on_redis_by_polls_alone {
 mod on_postgres {
     use std::sync::Arc;
 
-    use lock_runtime::store::{
-        Records, Store,
-        postgres::{PostgresOptions, PostgresRecords},
+    use lock_runtime::{
+        PostgresOptions,
+        store::{Records, Store, postgres::PostgresRecords},
     };
     use lock_tests::shared_postgres;
 

@@ -6,8 +6,9 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lock_runtime::{
     LockClient, LockKey, LockKind, Mode,
+    operator::Inspection,
     store::{
-        AcquireReply, Grant, Hold, Inspection, Instant, KeyRequest, MemoryStore, Store, Token,
+        AcquireReply, Grant, Hold, Instant, KeyRequest, MemoryStore, Store, Token,
         redis::RedisStore,
     },
 };

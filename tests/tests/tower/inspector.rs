@@ -135,7 +135,7 @@ async fn a_held_lock_is_shown_with_its_holder_and_waiter(place: Place) {
     })
     .await;
     let json = json().await;
-    assert_eq!(json["in_all"], 1);
+    assert_eq!(json["total"], 1);
     let lock = &json["locks"][0];
     assert_eq!(lock["key"], "order:42");
     assert_eq!(lock["fence"].to_string(), fence);

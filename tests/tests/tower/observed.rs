@@ -8,7 +8,7 @@ use axum::{Router, body::Body, routing::post};
 use futures_util::{FutureExt as _, future::join_all, poll};
 use http::Request;
 use lock_runtime::{
-    Begun, LockClient, LockError, LockErrorKind, distributed_lock, store::MemoryStore,
+    LockClient, LockError, LockErrorKind, OnceEntry, distributed_lock, store::MemoryStore,
 };
 use lock_tests::{Captured, RedisServer, unique};
 use lock_tower::LockLayer;
@@ -235,14 +235,14 @@ async fn outcomes_of_work_that_is_done_once_are_counted() {
     let locks = LockClient::in_memory();
     let once = |key: &str| locks.once(key.to_owned()).name("pay").no_wait();
     let guard = match once("a").begin().await.unwrap() {
-        Begun::Running(guard) => guard,
-        Begun::Done(done) => panic!("{done:?}"),
+        OnceEntry::Vacant(guard) => guard,
+        OnceEntry::Done(done) => panic!("{done:?}"),
     };
     once("a").begin().await.unwrap_err();
     guard.complete(b"12345").await.unwrap();
     for _ in 0..2 {
         let done = once("a").begin().await.unwrap();
-        assert!(matches!(done, Begun::Done(_)), "{done:?}");
+        assert!(matches!(done, OnceEntry::Done(_)), "{done:?}");
     }
     drop(once("b").begin().await.unwrap());
     once("c").conflicts();

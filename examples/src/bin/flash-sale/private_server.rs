@@ -3,7 +3,7 @@
 #[cfg(any(feature = "postgres", feature = "etcd", feature = "zookeeper"))]
 use anyhow::Context;
 #[cfg(feature = "postgres")]
-use lock_runtime::store::postgres::PostgresOptions;
+use lock_runtime::PostgresOptions;
 #[cfg(feature = "etcd")]
 use lock_tests::EtcdCluster;
 #[cfg(feature = "postgres")]

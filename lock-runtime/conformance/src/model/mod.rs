@@ -15,7 +15,8 @@ use std::{env, fmt::Write as _, panic::resume_unwind, sync::Arc, time::Duration}
 use futures_util::future::join_all;
 use lock_runtime::{
     Mode,
-    store::{MemoryStore, Store, Waiter},
+    operator::Waiter,
+    store::{MemoryStore, Store},
     time::Instant,
 };
 use tokio::{

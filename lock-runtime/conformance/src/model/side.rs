@@ -4,10 +4,11 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use lock_runtime::{
     FencingToken, LockKey, LockKind, Mode,
+    operator::Inspection,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, Inspection, KeyRequest,
-        NextHolder, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store,
-        StoreError, Token,
+        AcquireAllReply, AcquireReply, ConvertReply, Grant, Hold, KeyRequest, NextHolder,
+        PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeScope, Store, StoreError,
+        Token,
     },
     time::Instant,
 };

@@ -5,7 +5,8 @@ use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
 use lock_runtime::{
     LockKey, LockKind, Mode,
-    store::{Grant, Hold, NextHolder, RevokeScope, Token, Waiter},
+    operator::Waiter,
+    store::{Grant, Hold, NextHolder, RevokeScope, Token},
     time::Instant,
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};

@@ -5,9 +5,12 @@ use std::{
     time::Duration,
 };
 
-use lock_runtime::store::{
-    ClientId, Instant, Records,
-    records::{Change, Inbox, Message, Record, RecordName, Swap, Swapped, Timestamp, Version},
+use lock_runtime::{
+    operator::ClientId,
+    store::{
+        Instant, Records,
+        records::{Change, Inbox, Message, Record, RecordName, Swap, Swapped, Timestamp, Version},
+    },
 };
 use tokio::time::sleep;
 

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockKey,
-    store::{Grant, Listener, Store, StoreEvent, Token, Waiter},
+    operator::Waiter,
+    store::{Grant, Listener, Store, StoreEvent, Token},
     time::Instant,
 };
 use tokio::{runtime::Handle, sync::Mutex, time::sleep};

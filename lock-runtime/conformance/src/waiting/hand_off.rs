@@ -7,7 +7,8 @@ use std::{
 
 use lock_runtime::{
     Mode,
-    store::{Grant, Hold, Listener, PollReply, Store, StoreEvent, Waiter},
+    operator::Waiter,
+    store::{Grant, Hold, Listener, PollReply, Store, StoreEvent},
     time::{Instant, sleep_until, timeout_at},
 };
 use tokio::{sync::mpsc, time::sleep};

@@ -25,9 +25,9 @@ pub struct LockPage {
     pub locks: Vec<ListedLock>,
     /// The number of names with the prefix: locks, and foreign data in the namespace. About right
     /// beyond a million.
-    pub in_all: usize,
-    /// The number of those before this page.
-    pub before: usize,
+    pub total: usize,
+    /// The number of names before this page.
+    pub offset: usize,
     /// Where the next page begins: behind this lock. `None` on the last page.
     pub next: Option<(LockKey, LockKind)>,
     /// Whether the store was read to its end. If not, there may be locks that are not counted, also
@@ -66,11 +66,11 @@ impl LockClient {
     /// let locks = LockClient::in_memory();
     /// let guard = locks.all(["order:1", "order:2", "order:3"]).acquire().await?;
     /// let page = locks.list_page("order:").limit(2).await;
-    /// assert_eq!(page.in_all, 3);
+    /// assert_eq!(page.total, 3);
     /// assert_eq!(page.locks[1].key.as_str(), "order:2");
     /// let page = locks.list_page("order:").limit(2).after(page.next).await;
     /// assert_eq!(page.locks[0].key.as_str(), "order:3");
-    /// # assert_eq!((page.before, page.next), (2, None));
+    /// # assert_eq!((page.offset, page.next), (2, None));
     /// # guard.release().await?;
     /// # Ok(()) }
     /// ```
@@ -136,9 +136,9 @@ impl ListPage {
             let cursor = cursor.clone();
             listing.turn_page(cursor).await;
             for lock in listing.found.drain(..) {
-                page.in_all += 1;
+                page.total += 1;
                 if after.is_some_and(|after| lock <= *after) {
-                    page.before += 1;
+                    page.offset += 1;
                 } else if first.len() <= at_most || first.last().is_some_and(|last| lock < *last) {
                     first.insert(lock);
                     if first.len() > at_most + 1 {

@@ -129,7 +129,7 @@ static OTHER: ByMode = [const { OnceLock::new() }; 3];
 /// Returns the meters of all requests with this name.
 fn named(name: &RequestName) -> Option<&'static ByMode> {
     let names = NAMES.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = names.as_ref().and_then(|names| names.get(&**name)) {
+    if let Some(known) = names.as_ref().and_then(|names| names.get(name)) {
         return Some(known);
     }
     let is_full = |names: &HashMap<_, _>| names.len() >= MAX_NAMES;
@@ -139,7 +139,7 @@ fn named(name: &RequestName) -> Option<&'static ByMode> {
     drop(names);
     let mut names = NAMES.write().unwrap_or_else(PoisonError::into_inner);
     let names = names.get_or_insert_default();
-    if is_full(names) && !names.contains_key(&**name) {
+    if is_full(names) && !names.contains_key(name) {
         return None;
     }
     let new = || &*Box::leak(Box::new([const { OnceLock::new() }; 3]));

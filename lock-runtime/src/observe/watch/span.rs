@@ -35,7 +35,7 @@ impl AttemptSpan {
     pub(super) fn begin(name: Option<&RequestName>, keys: &[LockKey], mode: Mode) -> Self {
         let span = debug_span!(
             "lock.acquire",
-            lock.name = name.map(|name| &**name),
+            lock.name = name.map(RequestName::as_str),
             lock.key = keys.first().map(|key| field::display(key.shown())),
             lock.mode = mode.as_str(),
             lock.fence = Empty,
@@ -133,7 +133,7 @@ impl HoldSpan {
         let span = debug_span!(
             parent: around.id(),
             "lock.hold",
-            lock.name = name.map(|name| &**name),
+            lock.name = name.map(RequestName::as_str),
             lock.key = %key.shown(),
             lock.mode = mode.as_str(),
             lock.fence = %fence,
@@ -195,7 +195,7 @@ impl ReleaseSpan {
     ) -> Self {
         Self(debug_span!(
             "lock.release",
-            lock.name = name.map(|name| &**name),
+            lock.name = name.map(RequestName::as_str),
             lock.key = %key.shown(),
             lock.mode = mode.as_str(),
             lock.fence = %fence,

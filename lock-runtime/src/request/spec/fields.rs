@@ -22,8 +22,6 @@ pub(super) struct Fields {
     no_wait: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     renew: Option<bool>,
-    #[serde(skip_serializing)]
-    no_renew: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reentrant: Option<bool>,
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
@@ -71,7 +69,6 @@ impl From<LockSpec> for Fields {
             wait,
             no_wait,
             renew: spec.renew,
-            no_renew: None,
             reentrant: spec.reentrant,
             min_hold: spec.min_hold,
             max_hold,
@@ -107,10 +104,7 @@ impl TryFrom<Fields> for LockSpec {
                 (None, Some(true)) => Some(Wait::No),
                 (wait, None) => wait.map(Wait::AtMost),
             },
-            renew: match (fields.renew, fields.no_renew) {
-                (Some(_), Some(_)) => return twice("renew", "no_renew"),
-                (renew, no_renew) => renew.or(no_renew.map(|no_renew| !no_renew)),
-            },
+            renew: fields.renew,
             strict_order: fields.strict_order,
             reentrant: fields.reentrant,
             min_hold: fields.min_hold,
@@ -235,8 +229,8 @@ mod tests {
             ("{}", LockSpec::exclusive()),
             (r#"{"mode":"exclusive"}"#, LockSpec::exclusive()),
             (r#"{"mode":"shared"}"#, LockSpec::shared()),
-            (r#"{"no_renew":true}"#, LockSpec::exclusive().no_renew()),
-            (r#"{"no_renew":false}"#, LockSpec::exclusive().renew()),
+            (r#"{"renew":false}"#, LockSpec::exclusive().no_renew()),
+            (r#"{"renew":true}"#, LockSpec::exclusive().renew()),
             (
                 r#"{"lease":"1500ms"}"#,
                 LockSpec::exclusive().lease(Duration::from_millis(1_500)),
@@ -258,7 +252,7 @@ mod tests {
             (r#"{"permits":0}"#, "nonzero"),
             (r#"{"wait":"1s","no_wait":true}"#, "leave one out"),
             (r#"{"no_wait":false}"#, "set the wait instead"),
-            (r#"{"renew":true,"no_renew":true}"#, "leave one out"),
+            (r#"{"no_renew":true}"#, "unknown field `no_renew`"),
             (r#"{"lease":30}"#, "expected a string"),
             (r#"{"lease":"30"}"#, "is not a duration"),
             (r#"{"lease":"1ms"}"#, "100 ms to 24 h"),

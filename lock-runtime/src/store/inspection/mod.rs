@@ -20,7 +20,7 @@ pub enum RevokeScope {
     Holder(HolderId),
 }
 
-/// The reply to [`LockClient::revoke`](crate::LockClient::revoke).
+/// The reply to [`Store::revoke`](super::Store::revoke).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RevokeReply {
@@ -33,8 +33,6 @@ pub enum RevokeReply {
     /// The key has no expiry, so it may not be a lock. It was left untouched.
     Endless,
     /// Foreign data is stored under the key of the lock. It was left untouched.
-    /// [`LockClient::revoke`](crate::LockClient::revoke) turns this reply into an error that
-    /// names the key.
     ForeignKey,
 }
 
@@ -67,8 +65,8 @@ pub struct Inspection {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The identifier of the holder, with which [`RevokeScope::Holder`] takes the lock away from
-    /// it alone.
+    /// The identifier of the holder, with which
+    /// [`Revoke::holder`](crate::operator::Revoke::holder) takes the lock away from it alone.
     pub id: HolderId,
     /// The mode in which it holds the lock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "fields::mode"))]
@@ -107,6 +105,7 @@ pub struct Holder {
 
 impl Holder {
     /// Creates a holder with the remaining lease `ttl`.
+    #[doc(hidden)]
     pub fn new(id: HolderId, mode: Mode, ttl: Option<Duration>, client: Identity) -> Self {
         Self {
             id,
@@ -120,12 +119,14 @@ impl Holder {
     }
 
     /// Sets the time since the lock was acquired.
+    #[doc(hidden)]
     #[must_use]
     pub fn held_for(self, held_for: Option<Duration>) -> Self {
         Self { held_for, ..self }
     }
 
     /// Sets whether the holder has released the lock.
+    #[doc(hidden)]
     #[must_use]
     pub fn reservation(self, is_reservation: bool) -> Self {
         Self {
@@ -135,6 +136,7 @@ impl Holder {
     }
 
     /// Sets whether the lock is done.
+    #[doc(hidden)]
     #[must_use]
     pub fn done(self, is_done: bool) -> Self {
         Self { is_done, ..self }
@@ -156,8 +158,7 @@ pub struct Waiter {
     )]
     pub lease: Duration,
     /// The time since its last call. The entry is skipped after
-    /// [`Waiter::STALE_AFTER`](super::Waiter::STALE_AFTER) and removed after
-    /// [`Waiter::TTL`](super::Waiter::TTL).
+    /// [`STALE_AFTER`](Self::STALE_AFTER) and removed after [`TTL`](Self::TTL).
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -193,6 +194,7 @@ impl Waiter {
     pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
     /// Creates an entry whose waiter called last `silent` ago.
+    #[doc(hidden)]
     pub fn new(mode: Mode, lease: Duration, silent: Duration, client: Identity) -> Self {
         Self {
             mode,
@@ -204,6 +206,7 @@ impl Waiter {
     }
 
     /// Sets the time since the process entered the queue.
+    #[doc(hidden)]
     #[must_use]
     pub fn waited(self, waited: Option<Duration>) -> Self {
         Self { waited, ..self }

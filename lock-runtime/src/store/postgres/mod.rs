@@ -8,7 +8,7 @@ mod failure;
 mod fuzz;
 mod health;
 mod locked;
-mod settings;
+pub(crate) mod settings;
 mod statements;
 mod transaction;
 mod upkeep;
@@ -53,7 +53,7 @@ use crate::{
     shell::time::{Instant, timeout_at},
 };
 
-pub use self::settings::PostgresOptions;
+pub(crate) use self::settings::PostgresOptions;
 
 /// The statements that create the schema of the locks, and the function `guard`. Those of the
 /// function `fenced` are apart ([`fencing::MIGRATION`](crate::fencing::MIGRATION)), as not every

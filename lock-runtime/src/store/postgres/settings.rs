@@ -97,7 +97,7 @@ impl PostgresOptions {
     ///
     /// ```
     /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
-    /// use lock_runtime::{Credentials, store::postgres::PostgresOptions};
+    /// use lock_runtime::{Credentials, PostgresOptions};
     ///
     /// let options = PostgresOptions::new()
     ///     .credentials(async || Ok(Credentials::new("app", token().await?)));

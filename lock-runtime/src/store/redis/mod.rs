@@ -60,7 +60,7 @@ mod error;
 mod fuzz;
 mod operator;
 mod script;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod topology;
 mod url;
 
@@ -80,7 +80,7 @@ use super::{
 };
 use crate::{error::LockError, shell::runtime, shell::sync};
 
-pub use self::settings::RedisOptions;
+pub(crate) use self::settings::RedisOptions;
 
 /// The time limit of [`RedisStore::connect`]: two attempts of a second each, the pause between
 /// them, and the checks.
@@ -132,6 +132,7 @@ impl RedisStore {
     /// - `WrongServer`: the server is not Redis, is a Sentinel, or is older than 6.0.
     /// - `IncompatibleFormat`: the keys of the namespace have the format of another version of this
     ///   library.
+    #[doc(hidden)]
     pub async fn connect(url: &str, namespace: &str) -> Result<Self, LockError> {
         Self::connect_with(url, namespace, RedisOptions::default()).await
     }
@@ -141,6 +142,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// The errors of [`connect`](Self::connect), and `InvalidSpec` for invalid options.
+    #[doc(hidden)]
     pub async fn connect_with(
         url: &str,
         namespace: &str,

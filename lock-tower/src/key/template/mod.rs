@@ -325,7 +325,7 @@ impl Error for TemplateError {}
 #[cfg(test)]
 mod tests {
     use http::HeaderName;
-    use lock_runtime::{LockClient, web::ErrorClass};
+    use lock_runtime::{ErrorClass, LockClient};
 
     use crate::LockLayer;
 

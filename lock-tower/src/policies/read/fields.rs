@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use http::StatusCode;
-use lock_runtime::{LockSpec, OnLost, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec, OnLost};
 use toml::{Spanned, de::DeTable};
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 21] = [
+pub(super) const FIELDS: [&str; 20] = [
     "key",
     "global",
     "lease",
@@ -33,7 +33,6 @@ pub(super) const FIELDS: [&str; 21] = [
     "max_hold",
     "no_max_hold",
     "renew",
-    "no_renew",
     "strict_order",
     "max_waiters",
     "on_lost",
@@ -44,7 +43,7 @@ pub(super) const FIELDS: [&str; 21] = [
     "once",
 ];
 /// Names of the same options in other libraries and in the attribute.
-const ALIASES: [(&str, &str); 13] = [
+const ALIASES: [(&str, &str); 14] = [
     ("ttl", "lease"),
     ("expiry", "lease"),
     ("timeout", "wait"),
@@ -57,6 +56,7 @@ const ALIASES: [(&str, &str); 13] = [
     ("lock_at_most_for", "max_hold"),
     ("lock_at_least_for", "min_hold"),
     ("fair", "strict_order"),
+    ("no_renew", "renew = false"),
     ("template", "key"),
 ];
 impl Reader<'_> {
@@ -68,7 +68,6 @@ impl Reader<'_> {
             ("wait", "no_wait"),
             ("mode", "permits"),
             ("max_hold", "no_max_hold"),
-            ("renew", "no_renew"),
         ] {
             if let (true, Some((second, _))) = (table.contains_key(one), table.get_key_value(other))
             {
@@ -143,7 +142,6 @@ impl Reader<'_> {
                 );
             }
             "renew" => self.switch(settings, name, value, LockSpec::renew, LockSpec::no_renew),
-            "no_renew" => self.switch(settings, name, value, LockSpec::no_renew, LockSpec::renew),
             "strict_order" => self.switch(
                 settings,
                 name,

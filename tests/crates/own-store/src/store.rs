@@ -10,10 +10,10 @@ use std::{
 
 use lock_runtime::{
     LockKey, LockKind, Mode,
-    operator::RevokeReply,
+    operator::Inspection,
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, Inspection, KeyPart, KeyRequest,
-        Limits, Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal,
+        AcquireAllReply, AcquireReply, ConvertReply, Hold, IfBusy, KeyPart, KeyRequest, Limits,
+        Listener, MemoryStore, PollReply, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
         RevokeScope, Store, StoreError, Token,
     },
 };

@@ -2,7 +2,7 @@
 
 use std::{process, time::Duration};
 
-use lock_runtime::{Begun, LockClient};
+use lock_runtime::{LockClient, OnceEntry};
 use lock_tests::{place::LONG, processes::Parent};
 use tokio::task::yield_now;
 
@@ -42,7 +42,7 @@ impl Once {
     async fn do_one(&self, locks: &LockClient, parent: &mut Parent) {
         let lease = Duration::from_millis(self.lease_ms);
         let begun = locks.once(&*self.prefix).lease(lease).begin().await;
-        let Ok(Begun::Running(guard)) = begun else {
+        let Ok(OnceEntry::Vacant(guard)) = begun else {
             panic!("the key is free: {begun:?}");
         };
         parent.say("began");

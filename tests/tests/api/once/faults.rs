@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use lock_runtime::{Begun, LockClient, LockErrorKind, Once};
+use lock_runtime::{LockClient, LockErrorKind, Once, OnceEntry};
 use lock_tests::{
     EtcdCluster, PostgresServer, Proxy, RedisServer, chain,
     place::{LONG, Place, eventually, in_time},
@@ -26,7 +26,7 @@ async fn is_recorded_across_a_restart(place: Place, restart: impl AsyncFn()) {
     for is_midway in [false, true] {
         let key = unique("job");
         let begun = locks.once(&*key).lease(LEASE).begin().await;
-        let Begun::Running(guard) = begun.unwrap() else {
+        let OnceEntry::Vacant(guard) = begun.unwrap() else {
             panic!("it is free");
         };
         let fence = guard.held().fence();
@@ -81,7 +81,7 @@ async fn a_result_is_refused_by_a_server_that_has_lost_its_data() {
     let server = RedisServer::start().await;
     let place = Place::at(server.url());
     let [locks, other] = [place.client().await, place.client().await];
-    let Begun::Running(guard) = locks.once("job").lease(LEASE).begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").lease(LEASE).begin().await.unwrap() else {
         panic!("it is free");
     };
     server.restart_empty().await;
@@ -105,7 +105,7 @@ async fn a_record_whose_reply_is_lost_on_the_wire_is_known() {
     let other = LockClient::connect(&server.url()).await.unwrap();
     for is_silent in [false, true] {
         let key = unique("job");
-        let Begun::Running(guard) = locks.once(&*key).begin().await.unwrap() else {
+        let OnceEntry::Vacant(guard) = locks.once(&*key).begin().await.unwrap() else {
             panic!("it is free");
         };
         let lost = DropReply::next().to("EVALSHA");
@@ -137,7 +137,7 @@ async fn a_server_out_of_memory_records_nothing() {
     let place = Place::at(server.url());
     let [locks, other] = [place.client().await, place.client().await];
     let lease = Duration::from_secs(3);
-    let Begun::Running(guard) = locks.once("job").lease(lease).begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").lease(lease).begin().await.unwrap() else {
         panic!("it is free");
     };
     full(&server, true).await;
@@ -167,7 +167,7 @@ async fn a_server_out_of_memory_records_nothing() {
 async fn a_result_is_recorded_once_the_server_has_memory_again() {
     let server = RedisServer::start().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
-    let Begun::Running(guard) = locks.once("job").lease(LEASE).begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("job").lease(LEASE).begin().await.unwrap() else {
         panic!("it is free");
     };
     full(&server, true).await;
@@ -198,7 +198,7 @@ async fn refuses_a_long_result(place: Place, bytes: usize) {
     assert!(text.contains("was not recorded"), "{text}");
     // It is free at once, and not at the end of the lease.
     let begun = other.once(&*key).wait(LEASE / 2).begin().await.unwrap();
-    assert!(matches!(begun, Begun::Running(_)), "{begun:?}");
+    assert!(matches!(begun, OnceEntry::Vacant(_)), "{begun:?}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use lock_runtime::Begun;
+use lock_runtime::OnceEntry;
 use lock_tests::{
     Proxy, Worker,
     place::{LONG, Place, in_time, times_as_long},
@@ -78,13 +78,13 @@ async fn leave_each_key_done_or_free(place: Place, url: &str) {
     let left = keys.iter().map(async |(key, said)| {
         let begun = clients[0].once(&**key).wait(LONG).begin().await;
         match begun.unwrap_or_else(|error| panic!("{error}: {said:?}")) {
-            Begun::Done(done) => {
+            OnceEntry::Done(done) => {
                 let value = String::from_utf8(done.value).unwrap();
                 assert!(said.ended.contains(&value), "{key} is {value}: {said:?}");
                 assert!(said.done.iter().all(|it| *it == value), "{key}: {said:?}");
                 true
             }
-            Begun::Running(guard) => {
+            OnceEntry::Vacant(guard) => {
                 assert!(said.done.is_empty(), "{key} is free: {said:?}");
                 guard.complete(b"at last").await.unwrap();
                 let done = clients[1].once(&**key).stored().await.unwrap();

@@ -116,7 +116,7 @@ async fn pages_have_each_lock_once_in_order(place: Place) {
     loop {
         let page = locks.list_page("k:").after(after).timeout(LONG).await;
         assert!(page.is_complete && page.errors.is_empty(), "{page:?}");
-        assert_eq!((page.in_all, page.before), (250, found.len()));
+        assert_eq!((page.total, page.offset), (250, found.len()));
         assert_eq!(page.locks.len(), 100.min(250 - found.len()));
         let keys = page.locks.iter().map(|lock| lock.key.to_string());
         found.extend(keys);
@@ -127,7 +127,7 @@ async fn pages_have_each_lock_once_in_order(place: Place) {
     }
     assert_eq!(found, expected);
     let nothing = locks.list_page("none:").timeout(LONG).await;
-    assert_eq!((nothing.locks.len(), nothing.in_all), (0, 0));
+    assert_eq!((nothing.locks.len(), nothing.total), (0, 0));
     other.release().await.unwrap();
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lock_runtime::{
     LockClient, LockErrorKind, Loss,
-    operator::{HolderId, Identity, RevokeReply},
+    operator::{HolderId, Identity, Revocation},
 };
 use lock_tests::{
     Proxy, RedisServer,
@@ -40,15 +40,15 @@ async fn a_lock_that_has_changed_hands_is_left_alone(place: Place) {
     );
     let revoke = async || operator.revoke("a").holder(seen).await.unwrap();
     guard.release().await.unwrap();
-    assert_eq!(revoke().await, RevokeReply::NotHeld);
+    assert_eq!(revoke().await, Revocation::NotHeld);
 
     let guard = locks.exclusive("a").acquire().await.unwrap();
-    assert_eq!(revoke().await, RevokeReply::Changed);
+    assert_eq!(revoke().await, Revocation::Changed);
     guard.verify().await.unwrap();
     guard.release().await.unwrap();
 
     let reader = locks.shared("a").acquire().await.unwrap();
-    assert_eq!(revoke().await, RevokeReply::Changed);
+    assert_eq!(revoke().await, Revocation::Changed);
     reader.verify().await.unwrap();
     reader.release().await.unwrap();
 }
@@ -61,7 +61,7 @@ async fn a_release_after_a_revocation_names_it(place: Place) {
             let guard = request.acquire().await.unwrap();
             let seen = holder_of(&operator, "a").await;
             let revoked = operator.revoke("a").holder(seen).await;
-            assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+            assert_eq!(revoked.unwrap(), Revocation::Revoked);
             let error = guard.release().await.unwrap_err();
             assert_eq!(
                 error.kind(),
@@ -87,18 +87,18 @@ async fn of_two_operators_one_revokes(place: Place) {
             other.revoke("a").holder(holder)
         );
         let mut replies = [first.unwrap(), second.unwrap()];
-        replies.sort_by_key(|reply| *reply != RevokeReply::Revoked);
-        assert_eq!(replies[0], RevokeReply::Revoked);
+        replies.sort_by_key(|reply| *reply != Revocation::Revoked);
+        assert_eq!(replies[0], Revocation::Revoked);
         // A majority may see both of them at work on different servers.
         let is_majority = matches!(place, Place::Majority(_));
-        let is_late = matches!(replies[1], RevokeReply::NotHeld | RevokeReply::Changed);
+        let is_late = matches!(replies[1], Revocation::NotHeld | Revocation::Changed);
         assert!(is_late || is_majority, "{replies:?}");
         assert!(matches!(guard.lost().await.kind(), LockErrorKind::Lost(_)));
         drop(guard);
         if let Some(waiting) = waiting {
             let guard = waiting.await.unwrap();
             let third = one.revoke("a").holder(holder).await.unwrap();
-            assert_eq!(third, RevokeReply::Changed);
+            assert_eq!(third, Revocation::Changed);
             guard.verify().await.unwrap();
             guard.release().await.unwrap();
         }
@@ -131,7 +131,7 @@ async fn one_reader_of_several_is_revoked(place: Place) {
             .also_endless()
             .await
             .unwrap(),
-        RevokeReply::Revoked
+        Revocation::Revoked
     );
     assert_eq!(
         revoked.lost().await.kind(),
@@ -150,13 +150,13 @@ async fn one_reader_of_several_is_revoked(place: Place) {
             .holder(holder)
             .await
             .unwrap(),
-        RevokeReply::Changed
+        Revocation::Changed
     );
     kept.release().await.unwrap();
     assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     assert_eq!(
         locks.revoke("a").holder(holder).await.unwrap(),
-        RevokeReply::NotHeld
+        Revocation::NotHeld
     );
 }
 
@@ -180,7 +180,7 @@ async fn one_permit_of_several_is_revoked(place: Place) {
     let seen = locks.inspect("a").permits().await.unwrap().holders[0].id;
     assert_eq!(
         locks.revoke("a").permits().holder(seen).await.unwrap(),
-        RevokeReply::Revoked
+        Revocation::Revoked
     );
     assert_eq!(
         revoked.lost().await.kind(),
@@ -189,7 +189,7 @@ async fn one_permit_of_several_is_revoked(place: Place) {
     let next = waiting.await.unwrap();
     assert_eq!(
         locks.revoke("a").permits().holder(seen).await.unwrap(),
-        RevokeReply::Changed
+        Revocation::Changed
     );
     for permit in [kept, next] {
         permit.verify().await.unwrap();
@@ -214,7 +214,7 @@ async fn a_holder_is_revoked_or_keeps_its_lock_while_the_lock_changes_hands(plac
             operator.revoke("a").holder(holder)
         );
         let second = second.unwrap();
-        let is_revoked = reply.unwrap() == RevokeReply::Revoked;
+        let is_revoked = reply.unwrap() == Revocation::Revoked;
         // The servers of a majority may be asked in another order each.
         if !matches!(place, Place::Majority(_)) {
             assert_eq!(released.is_err(), is_revoked, "{released:?}");
@@ -240,9 +240,9 @@ async fn a_reservation_is_not_the_holder_that_left_it(place: Place) {
     let left = locks.inspect("a").await.unwrap().holders.remove(0);
     assert!(left.is_reservation, "{left:?}");
     let reply = locks.revoke("a").holder(holder).await.unwrap();
-    assert_eq!(reply, RevokeReply::Changed);
+    assert_eq!(reply, Revocation::Changed);
     let reply = locks.revoke("a").holder(left.id).await.unwrap();
-    assert_eq!(reply, RevokeReply::Revoked);
+    assert_eq!(reply, Revocation::Revoked);
     assert!(locks.inspect("a").await.unwrap().holders.is_empty());
 }
 
@@ -268,13 +268,13 @@ async fn a_foreign_holder_is_revoked_by_its_value_which_is_never_shown() {
             set("hunter3").await;
             assert_eq!(
                 locks.revoke("a").holder(holder).await.unwrap(),
-                RevokeReply::Changed
+                Revocation::Changed
             );
             assert_eq!(server.query::<String>(&["GET", &name]).await, "hunter3");
             set("hunter2").await;
             assert_eq!(
                 locks.revoke("a").holder(holder).await.unwrap(),
-                RevokeReply::Revoked
+                Revocation::Revoked
             );
             assert_eq!(server.query::<u64>(&["EXISTS", &name]).await, 0);
         }
@@ -295,7 +295,7 @@ async fn a_revocation_whose_reply_is_lost_is_not_repeated() {
         let waiting = begun(next.exclusive("a").wait(LONG).acquire()).await;
         // The server knows the script already.
         let reply = operator.revoke("b").await.unwrap();
-        assert_eq!(reply, RevokeReply::NotHeld);
+        assert_eq!(reply, Revocation::NotHeld);
 
         proxy.drop_reply(DropReply::next().to("EVALSHA"));
         let error = operator.revoke("a").await.unwrap_err();

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lock_conformance::Model;
-use lock_runtime::store::{MemoryStore, Store, Waiter, redis::RedisStore};
+use lock_runtime::{
+    operator::Waiter,
+    store::{MemoryStore, Store, redis::RedisStore},
+};
 use lock_tests::{FaultyStore, RedisServer, faulty_store::Operation};
 use tokio::time::sleep;
 

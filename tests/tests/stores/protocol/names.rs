@@ -3,10 +3,9 @@
 
 use lock_runtime::{
     LockErrorKind, LockKey, LockKind, Mode,
-    operator::RevokeReply,
     store::{
-        AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, RevokeScope,
-        Store,
+        AcquireReply, KeyPart, NextHolder, Release, ReleaseReply, RenewReply, Renewal, RevokeReply,
+        RevokeScope, Store,
     },
 };
 use lock_tests::{

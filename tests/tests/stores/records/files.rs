@@ -15,7 +15,7 @@ use futures_util::TryStreamExt as _;
 use lock_runtime::store::Instant;
 use lock_runtime::{
     LockClient, LockErrorKind, LockKey, LockKind, LockSpec, Loss, Mode,
-    operator::RevokeReply,
+    operator::Revocation,
     store::{
         AcquireAllReply, Hold, KeyRequest, RecordStore, Records, Store, StoreErrorKind, Token,
         records::{RecordName, Swap, Swapped, Timestamp},
@@ -108,7 +108,7 @@ async fn an_operator_lists_inspects_and_revokes() {
     assert_eq!(seen.fence, Some(guard.fence()));
     assert_eq!(seen.holders.len(), 1);
     let revoked = operator.revoke("a").await.unwrap();
-    assert_eq!(revoked, RevokeReply::Revoked);
+    assert_eq!(revoked, Revocation::Revoked);
     let lost = guard.release().await.unwrap_err();
     assert!(matches!(lost.kind(), LockErrorKind::Lost(_)), "{lost}");
 
@@ -117,7 +117,7 @@ async fn an_operator_lists_inspects_and_revokes() {
     let several = client.all(["b", "c"]).lease(Duration::from_secs(1));
     let several = several.try_acquire().await.unwrap().unwrap();
     let revoked = operator.revoke("c").await.unwrap();
-    assert_eq!(revoked, RevokeReply::Revoked);
+    assert_eq!(revoked, Revocation::Revoked);
     several.lost().await;
     let lost = several.verify().await.unwrap_err();
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));

@@ -10,7 +10,8 @@ use futures_util::future::join_all;
 use lock_runtime::{
     LockClient, LockGuard, LockKey, LockRequest, Mode,
     future::AcquireFuture,
-    store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token, Waiter},
+    operator::Waiter,
+    store::{AcquireReply, Hold, Instant, KeyRequest, Store, Token},
 };
 use lock_tests::{
     Proxy,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use lock_runtime::{
     FencingToken, LockClient, LockError, LockErrorKind, LockKey, LockKind, Mode,
-    operator::RevokeReply,
+    operator::Revocation,
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Hold, Instant, KeyPart, KeyRequest,
         NextHolder, PollReply, QuorumMember as _, Release, ReleaseReply, RenewReply, Renewal,
-        RevokeScope, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
+        RevokeReply, RevokeScope, Store, StoreError, StoreErrorKind, Token, redis::RedisStore,
     },
 };
 use lock_tests::{
@@ -396,7 +396,7 @@ async fn a_request_names_the_key_that_is_foreign() {
             // A foreign fence or queue does not prevent a revocation.
             match part {
                 0 => assert_names(&revoked.unwrap_err(), key, kept),
-                _ => assert_eq!(revoked.unwrap(), RevokeReply::NotHeld),
+                _ => assert_eq!(revoked.unwrap(), Revocation::NotHeld),
             }
         }
     }

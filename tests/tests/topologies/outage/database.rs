@@ -4,10 +4,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use lock_runtime::{
-    LockClient, LockErrorKind,
-    store::postgres::{PostgresOptions, PostgresRecords},
-};
+use lock_runtime::{LockClient, LockErrorKind, PostgresOptions, store::postgres::PostgresRecords};
 use lock_tests::{
     Lateness, PostgresServer, Proxy, RedisServer,
     place::{LONG, Stopwatch, begun, in_time},

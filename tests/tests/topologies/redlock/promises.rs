@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lock_runtime::{LockErrorKind, Loss, operator::RevokeReply};
+use lock_runtime::{LockErrorKind, Loss, operator::Revocation};
 use lock_tests::{
     Proxy, RedisServer, chain,
     place::{LONG, begun, eventually, in_time},
@@ -331,10 +331,10 @@ async fn a_lock_is_revoked_at_all_servers() {
     let seen = others.inspect("a").await.unwrap();
     assert_eq!(seen.holders.len(), 1);
     assert!(seen.fence.unwrap() >= guard.fence());
-    assert_eq!(others.revoke("a").await.unwrap(), RevokeReply::Revoked);
+    assert_eq!(others.revoke("a").await.unwrap(), Revocation::Revoked);
     let lost = timeout(AT_ONCE, guard.lost()).await.expect("it is lost");
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
-    assert_eq!(others.revoke("a").await.unwrap(), RevokeReply::NotHeld);
+    assert_eq!(others.revoke("a").await.unwrap(), Revocation::NotHeld);
     others
         .exclusive("a")
         .lease(LEASE)

@@ -18,7 +18,7 @@ use axum::{
 };
 use futures_util::{StreamExt as _, stream};
 use http_body_util::BodyExt as _;
-use lock_runtime::{Begun, HeldLock, LockClient, LockSpec};
+use lock_runtime::{HeldLock, LockClient, LockSpec, OnceEntry};
 use lock_tests::{RedisServer, place::in_time};
 use lock_tower::{LockPolicies, OnceLayer, PolicyLayer};
 use serde_json::Value;
@@ -372,7 +372,7 @@ async fn routes_of_a_policy_file_are_served_once() {
 async fn a_request_that_does_not_wait_is_refused_while_another_runs() {
     let (_server, _apps, locks) = apps().await;
     let app = App::new(layer(&locks).spec(LockSpec::exclusive().no_wait()));
-    let Begun::Running(guard) = locks.once("pay:7:a").begin().await.unwrap() else {
+    let OnceEntry::Vacant(guard) = locks.once("pay:7:a").begin().await.unwrap() else {
         panic!("it is free");
     };
     let seen = app.pay("7", "a", "5 EUR").await;

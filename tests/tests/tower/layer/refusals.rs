@@ -10,7 +10,7 @@ use axum::{
     routing::post,
 };
 use futures_util::future;
-use lock_runtime::{HeldLock, LockClient, web::ErrorClass};
+use lock_runtime::{ErrorClass, HeldLock, LockClient};
 use lock_tests::{Captured, RedisServer, traces::Event};
 use lock_tower::{LockLayer, Refusal, key};
 use tower::{Layer, ServiceExt};

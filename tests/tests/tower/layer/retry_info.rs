@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::{Router, routing::post};
 use lock_runtime::{
-    LockClient,
-    web::{ErrorClass, GrpcCode, retry_info},
+    ErrorClass, LockClient,
+    web::{GrpcCode, retry_info},
 };
 use lock_tower::LockLayer;
 use proptest::prelude::*;

@@ -213,7 +213,7 @@ async fn a_body_without_max_hold_is_a_mistake_in_code_and_file() {
     assert_eq!(app.oneshot(order()).await.unwrap().status(), 500);
 
     let policy = Policy::new("report").hold_until(HoldUntil::Body);
-    let policy = policy.spec(LockSpec::exclusive().no_max_hold());
+    let policy = policy.with_spec(LockSpec::exclusive().no_max_hold());
     let policy = std::sync::Arc::new(policy);
     let select = move |_: &Request<Body>| (policy.clone(), lock_runtime::LockKey::new("report"));
     let layer = PolicyLayer::new(locks, select);

@@ -4,9 +4,8 @@ use std::{num::NonZeroU32, time::Duration};
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    LockClient, LockClientBuilder, LockError, LockErrorKind,
-    health::Verdict,
-    store::postgres::{MIGRATION, PostgresOptions},
+    LockClient, LockClientBuilder, LockError, LockErrorKind, PostgresOptions, health::Verdict,
+    store::postgres::MIGRATION,
 };
 use lock_tests::{
     PostgresServer,

@@ -12,10 +12,10 @@ use std::{
 
 use futures_util::future::join_all;
 use lock_runtime::{
-    LockClient,
+    LockClient, PostgresOptions,
+    operator::ClientId,
     store::{
-        ClientId,
-        postgres::{PostgresOptions, PostgresRecords},
+        postgres::PostgresRecords,
         records::{Inbox, Records},
     },
 };

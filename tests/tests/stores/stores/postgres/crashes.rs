@@ -7,12 +7,11 @@ use std::{num::NonZeroU32, slice, sync::Arc, time::Duration};
 
 use lock_runtime::store::Instant;
 use lock_runtime::{
-    LockClient, LockKey, LockKind, Mode,
-    operator::Inspection,
+    LockClient, LockKey, LockKind, Mode, PostgresOptions,
+    operator::{ClientId, Identity, Inspection},
     store::{
-        AcquireReply, ClientId, Grant, Hold, Identity, KeyRequest, PollReply, Release,
-        ReleaseReply, RenewReply, Renewal, RevokeScope, Store, Token,
-        postgres::{PostgresOptions, PostgresRecords},
+        AcquireReply, Grant, Hold, KeyRequest, PollReply, Release, ReleaseReply, RenewReply,
+        Renewal, RevokeScope, Store, Token, postgres::PostgresRecords,
     },
 };
 use lock_tests::{

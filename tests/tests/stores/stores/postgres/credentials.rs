@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use lock_runtime::{Credentials, LockClient, LockErrorKind, store::postgres::PostgresOptions};
+use lock_runtime::{Credentials, LockClient, LockErrorKind, PostgresOptions};
 use lock_tests::{
     PostgresServer, RedisServer,
     place::{LONG, begun, eventually, in_time},

@@ -4,9 +4,7 @@
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use futures_util::future::{join, join_all};
-use lock_runtime::{
-    LockClient, LockErrorKind, LockGuard, LockSpec, Loss, store::postgres::PostgresOptions,
-};
+use lock_runtime::{LockClient, LockErrorKind, LockGuard, LockSpec, Loss, PostgresOptions};
 use lock_tests::{
     FencedResource, PostgresServer, Proxy, chain,
     place::{HANGS, LONG, Stopwatch, begun, eventually, in_time},

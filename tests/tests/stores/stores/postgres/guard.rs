@@ -5,7 +5,7 @@ use std::{fmt::Debug, num::NonZeroU32, pin::pin, time::Duration};
 use lock_runtime::{
     FencingToken, LockClient, LockGuard, LockSpec,
     fencing::{self, FencingError},
-    operator::RevokeReply,
+    operator::Revocation,
 };
 use lock_tests::{
     place::{LONG, Stopwatch, begun, eventually, in_time},
@@ -445,7 +445,7 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
         let (one, other, mut db) = two().await;
         let guard = held(&one, KEY).await;
         let revoked = other.revoke(KEY).also_endless().await;
-        assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+        assert_eq!(revoked.unwrap(), Revocation::Revoked);
         for isolation in [ReadCommitted, RepeatableRead] {
             let transaction = begin(&mut db, isolation).await;
             let refused = refused(&transaction, guard.fence()).await;
@@ -462,7 +462,7 @@ async fn a_revoked_holder_is_refused_before_the_next_grant() {
         let id = one.inspect(KEY).await.unwrap().holders[0].id;
         let second = other.shared(KEY).acquire().await.unwrap();
         let revoked = other.revoke(KEY).holder(id).await;
-        assert_eq!(revoked.unwrap(), RevokeReply::Revoked);
+        assert_eq!(revoked.unwrap(), Revocation::Revoked);
         guarded(&mut db, NAME, second.fence()).await;
     })
     .await;

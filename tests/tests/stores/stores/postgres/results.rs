@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_runtime::{Begun, LockClient, LockErrorKind, OnceGuard};
+use lock_runtime::{LockClient, LockErrorKind, OnceEntry, OnceGuard};
 use lock_tests::place::{LONG, begun, in_time};
 use tokio_postgres::Client;
 
@@ -12,8 +12,8 @@ const TABLE: &str = "create table account (amount int); insert into account valu
 
 async fn running(locks: &LockClient) -> OnceGuard {
     match locks.once("invoice:42").wait(LONG).begin().await.unwrap() {
-        Begun::Running(guard) => guard,
-        Begun::Done(done) => panic!("{done:?}"),
+        OnceEntry::Vacant(guard) => guard,
+        OnceEntry::Done(done) => panic!("{done:?}"),
     }
 }
 
@@ -55,13 +55,13 @@ async fn a_result_is_recorded_if_and_only_if_its_transaction_commits() {
             drop(guard);
         }
         match in_time(waiter).await.unwrap() {
-            Begun::Done(done) => {
+            OnceEntry::Done(done) => {
                 assert!(
                     commits && done.fence == fence && done.value == b"receipt",
                     "{done:?}"
                 );
             }
-            Begun::Running(next) => {
+            OnceEntry::Vacant(next) => {
                 assert!(!commits && next.held().fence() > fence);
                 next.release().await.unwrap();
             }
@@ -72,7 +72,7 @@ async fn a_result_is_recorded_if_and_only_if_its_transaction_commits() {
     // Also where the guard is dropped, and its release comes after the result.
     assert_eq!(result(&locks).await.as_deref(), Some(&b"receipt"[..]));
     let again = locks.once("invoice:42").begin().await.unwrap();
-    assert!(matches!(again, Begun::Done(done) if done.is_replay));
+    assert!(matches!(again, OnceEntry::Done(done) if done.is_replay));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,7 +94,7 @@ async fn a_result_without_its_lock_is_refused_in_a_transaction() {
     let (url, locks, mut database) = client_of_new_database().await;
     let mut guard = running(&locks).await;
     let revoked = locks.revoke("invoice:42").await.unwrap();
-    assert_eq!(revoked, lock_runtime::operator::RevokeReply::Revoked);
+    assert_eq!(revoked, lock_runtime::operator::Revocation::Revoked);
     let transaction = database.transaction().await.unwrap();
     let refused = guard.complete_in(&transaction, b"late").await.unwrap_err();
     assert!(

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use lock_runtime::{
-    LockClient, LockErrorKind, fencing,
-    health::Verdict,
-    store::postgres::{MIGRATION, PostgresOptions},
+    LockClient, LockErrorKind, PostgresOptions, fencing, health::Verdict,
+    store::postgres::MIGRATION,
 };
 use lock_tests::{chain, place::in_time, postgres, shared_postgres};
 use tokio::time::timeout;

@@ -206,7 +206,7 @@ async fn old_records_are_removed_and_others_stay() {
         let locking = locking.transaction().await.unwrap();
         let lock = "select from lock_runtime.record where name = 'lock:old:7' for update";
         locking.execute(lock, &[]).await.unwrap();
-        let options = lock_runtime::store::postgres::PostgresOptions::default();
+        let options = lock_runtime::PostgresOptions::default();
         let connect =
             lock_runtime::store::postgres::PostgresRecords::connect(&url, "lock", options);
         let records = connect.await.unwrap();

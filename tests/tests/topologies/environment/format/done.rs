@@ -1,6 +1,6 @@
 //! Old clients, and keys whose work is done once.
 
-use lock_runtime::{Begun, LockClient, Mode, OnceGuard};
+use lock_runtime::{LockClient, Mode, OnceEntry, OnceGuard};
 use lock_tests::RedisServer;
 
 use super::{
@@ -19,8 +19,8 @@ async fn began(locks: &LockClient, key: &str) -> OnceGuard {
         .await
         .unwrap()
     {
-        Begun::Running(guard) => guard,
-        Begun::Done(done) => panic!("{done:?}"),
+        OnceEntry::Vacant(guard) => guard,
+        OnceEntry::Done(done) => panic!("{done:?}"),
     }
 }
 
@@ -51,7 +51,7 @@ async fn an_old_client_waits_for_a_key_that_is_done() {
     }
     let (holders, waiters) = asks.inspect(&names).await;
     assert_eq!((holders.len(), waiters.len()), (1, 1));
-    let Begun::Done(done) = locks.once("k").begin().await.unwrap() else {
+    let OnceEntry::Done(done) = locks.once("k").begin().await.unwrap() else {
         panic!("the result is lost");
     };
     assert_eq!(

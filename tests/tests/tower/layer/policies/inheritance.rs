@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use axum::http::{Method, StatusCode};
-use lock_runtime::{LockSpec, web::ErrorClass};
+use lock_runtime::{ErrorClass, LockSpec};
 use lock_tower::{HoldUntil, LockPolicies, Policy};
 use proptest::{option::weighted, prelude::*};
 
@@ -16,7 +16,7 @@ struct Said {
     sharing: Option<Sharing>,
     reentrant: Option<bool>,
     strict_order: Option<bool>,
-    no_renew: Option<bool>,
+    renew: Option<bool>,
     min_hold: Option<u64>,
     max_hold: Option<u64>,
     max_waiters: Option<usize>,
@@ -69,7 +69,7 @@ fn said() -> impl Strategy<Value = Said> {
     );
     (times, flags, rest).prop_map(|(times, flags, rest)| {
         let (lease, wait, min_hold, max_hold, retry_after) = times;
-        let (reentrant, strict_order, no_renew, fail_open) = flags;
+        let (reentrant, strict_order, renew, fail_open) = flags;
         let (sharing, max_waiters, hold, statuses) = rest;
         Said {
             lease,
@@ -77,7 +77,7 @@ fn said() -> impl Strategy<Value = Said> {
             sharing,
             reentrant,
             strict_order,
-            no_renew,
+            renew,
             min_hold,
             max_hold,
             max_waiters,
@@ -112,7 +112,7 @@ impl Said {
             }),
             flag("reentrant", self.reentrant),
             flag("strict_order", self.strict_order),
-            flag("no_renew", self.no_renew),
+            flag("renew", self.renew),
             seconds("min_hold", self.min_hold),
             seconds("max_hold", self.max_hold),
             self.max_waiters
@@ -168,12 +168,8 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
             spec.no_strict_order()
         };
     }
-    if let Some(no_renew) = first(all, |said| said.no_renew) {
-        spec = if no_renew {
-            spec.no_renew()
-        } else {
-            spec.renew()
-        };
+    if let Some(renew) = first(all, |said| said.renew) {
+        spec = if renew { spec.renew() } else { spec.no_renew() };
     }
     if let Some(min_hold) = seconds(|said| said.min_hold) {
         spec = spec.min_hold(min_hold);
@@ -184,7 +180,7 @@ fn policy(name: &str, all: &[&Said]) -> Policy {
     if let Some(most) = first(all, |said| said.max_waiters) {
         spec = spec.max_waiters(most);
     }
-    let mut policy = Policy::new(name.to_owned()).spec(spec);
+    let mut policy = Policy::new(name.to_owned()).with_spec(spec);
     if let Some(hold) = first(all, |said| said.hold) {
         policy = policy.hold_until(hold);
     }
@@ -225,7 +221,7 @@ proptest! {
             let found = policies.find(&Method::GET, &format!("/{number}")).unwrap();
             let inherited: Vec<_> = groups.get(*group).into_iter().chain([&defaults]).collect();
             let expected = policy(&format!("GET /{number}"), &[&[route][..], &inherited].concat());
-            prop_assert_eq!(found.lock_spec(), expected.lock_spec(), "{}", text);
+            prop_assert_eq!(found.spec(), expected.spec(), "{}", text);
             prop_assert_eq!(&*found, &expected, "{}", text);
         }
     }
