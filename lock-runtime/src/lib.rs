@@ -31,7 +31,7 @@
 //! |---|---|---|
 //! | `macros` | yes | [`distributed_lock`] |
 //! | `redis` | yes | the Redis store: `redis://` |
-//! | `rustls` | | `rediss://` |
+//! | `redis-rustls` | | `rediss://` |
 //! | `records` | | locks in a database of your own: [`store::records`] |
 //! | `postgres` | | the PostgreSQL store: `postgres://`; [`fencing`] tokens in your transactions |
 //! | `postgres-rustls` | | TLS for `postgres://` |
@@ -48,7 +48,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Links to items of features that are not enabled.
 #![cfg_attr(
-    not(all(feature = "macros", feature = "redis", feature = "rustls")),
+    not(all(feature = "macros", feature = "redis", feature = "redis-rustls")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 // The simulators use some of it only, and they need these features.

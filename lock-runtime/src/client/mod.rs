@@ -153,7 +153,7 @@ impl LockClient {
     /// - `zookeeper://[user:password@]host[:2181][,host...][/path]`: a ZooKeeper ensemble (feature
     ///   `zookeeper`).
     ///
-    /// With `rediss` instead of `redis` the connection uses TLS (feature `rustls`). `valkey` and
+    /// With `rediss` instead of `redis` the connection uses TLS (feature `redis-rustls`). `valkey` and
     /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
     ///
     /// # Errors

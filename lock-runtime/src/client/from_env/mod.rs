@@ -391,11 +391,11 @@ impl Values {
             "LOCK_LONGEST_LEASE",
         ];
         self.refuse(&of_redis, "redis")?;
-        self.refuse(&CERTIFICATES, "rustls")?;
+        self.refuse(&CERTIFICATES, "redis-rustls")?;
         Ok(builder)
     }
 
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     fn certificates(
         &self,
         mut options: crate::RedisOptions,
@@ -422,14 +422,14 @@ impl Values {
         Ok(options)
     }
 
-    #[cfg(all(feature = "redis", not(feature = "rustls")))]
+    #[cfg(all(feature = "redis", not(feature = "redis-rustls")))]
     fn certificates(&self, options: crate::RedisOptions) -> Result<crate::RedisOptions, LockError> {
-        self.refuse(&CERTIFICATES, "rustls")?;
+        self.refuse(&CERTIFICATES, "redis-rustls")?;
         Ok(options)
     }
 
     /// Refuses variables that need a feature.
-    #[cfg(not(feature = "rustls"))]
+    #[cfg(not(feature = "redis-rustls"))]
     fn refuse(&self, names: &[&'static str], feature: &str) -> Result<(), LockError> {
         match names.iter().find(|name| self.0.contains_key(*name)) {
             Some(name) => {

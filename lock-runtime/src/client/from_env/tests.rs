@@ -150,7 +150,7 @@ fn an_invalid_option_of_redis_is_reported_with_the_variable() {
     }
 }
 
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 #[test]
 fn a_certificate_file_is_read_or_reported() {
     for (vars, words) in [

@@ -108,7 +108,7 @@ impl RedisStore {
     /// Connects to the server, the primary or the cluster that a URL names.
     ///
     /// - `redis://[[user]:password@]host[:port][/db]`, `rediss://..` (TLS; with the feature
-    ///   `rustls`) or `unix:///path` names a server.
+    ///   `redis-rustls`) or `unix:///path` names a server.
     /// - `redis+sentinel://..` names the primary that its Sentinels monitor.
     /// - `redis+cluster://..` names a cluster.
     ///

@@ -1,17 +1,17 @@
 //! [`RedisOptions`]: the options of a store in addition to its URL, independent of the topology.
 
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use std::path::PathBuf;
 use std::{error::Error, num::NonZeroU32, time::Duration};
 
 use redis::ConnectionInfo;
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use rustls::{ClientConfig, crypto::CryptoProvider};
 
 use super::connection::endpoint::Endpoint;
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use super::connection::endpoint::is_tls;
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use crate::store::remote::pem::{Certificates, Pem};
 use crate::{
     client::credentials::{Credentials, Provider},
@@ -47,7 +47,7 @@ pub struct RedisOptions {
     pub(crate) fences_kept_for: Option<Duration>,
     credentials: Option<Provider>,
     sentinel_credentials: Option<Provider>,
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     certificates: Certificates,
 }
 
@@ -161,7 +161,7 @@ impl RedisOptions {
     ///
     /// The certificate of the server itself may be among them. It is accepted as it is, without a
     /// look at its name, its dates and its issuer: so a self-signed one can be pinned.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates.root = Some(Pem::Text(pem.into()));
         self
@@ -169,7 +169,7 @@ impl RedisOptions {
 
     /// Same as [`root_certificate`](Self::root_certificate), with a file that is read at each
     /// attempt to connect.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     pub fn root_certificate_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.certificates.root = Some(Pem::File(path.into()));
         self
@@ -177,7 +177,7 @@ impl RedisOptions {
 
     /// Presents this certificate, with its private key (both PEM), to servers that request one on
     /// a TLS connection.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     pub fn client_certificate(
         mut self,
         certificate: impl Into<Vec<u8>>,
@@ -191,7 +191,7 @@ impl RedisOptions {
     /// Same as [`client_certificate`](Self::client_certificate), with files that are read at each
     /// attempt to connect. An attempt that finds a certificate and the key of another one fails,
     /// and is repeated.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     pub fn client_certificate_files(
         mut self,
         certificate: impl Into<PathBuf>,
@@ -223,7 +223,7 @@ impl RedisOptions {
         if let Some(Err(complaint)) = self.min_replicas.map(MinReplicas::check) {
             return Err(invalid(&["min_replicas"], complaint));
         }
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "redis-rustls")]
         self.certificates.check()?;
         Ok(())
     }
@@ -261,7 +261,7 @@ impl RedisOptions {
         provider: Option<Provider>,
     ) -> Result<Endpoint, LockError> {
         let endpoint = Endpoint::new(info, provider);
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "redis-rustls")]
         if is_tls(endpoint.info.addr()) {
             return endpoint.over_tls(&self.certificates);
         }
@@ -269,7 +269,7 @@ impl RedisOptions {
     }
 }
 
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 impl Certificates {
     /// Checks them before any connection is established, and returns the settings of TLS with them.
     /// `None` if there are none, or without a crypto provider: each attempt to connect then names
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     #[test]
     fn certificates_that_are_none_are_refused_and_never_shown() {
         let own =

@@ -12,14 +12,14 @@ use crate::error::LockError;
 
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(super) mod outage;
-#[cfg(any(feature = "rustls", feature = "postgres"))]
+#[cfg(any(feature = "redis-rustls", feature = "postgres"))]
 // Without TLS they are refused.
 #[cfg_attr(
-    not(any(feature = "rustls", feature = "postgres-rustls")),
+    not(any(feature = "redis-rustls", feature = "postgres-rustls")),
     allow(dead_code)
 )]
 pub(crate) mod pem;
-#[cfg(any(feature = "rustls", feature = "postgres-rustls"))]
+#[cfg(any(feature = "redis-rustls", feature = "postgres-rustls"))]
 pub(crate) mod tls;
 
 /// A store, or its records, that connects in the background or at the first call.

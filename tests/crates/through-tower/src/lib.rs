@@ -91,7 +91,7 @@ async fn a_url_for_tls_is_right_and_names_the_missing_feature() {
     for refused in refused {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), LockErrorKind::InvalidUrl);
-        let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";
+        let message = "the URL asks for TLS, which is not compiled in; enable the feature `redis-rustls` of lock-runtime";
         assert_eq!(error.to_string(), message);
     }
 }

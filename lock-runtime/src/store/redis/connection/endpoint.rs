@@ -1,28 +1,28 @@
 //! A server to connect to, with its credentials and certificates.
 
 use std::fmt;
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use std::{io, sync::Arc};
 
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use futures_util::{TryFutureExt as _, future::select_ok};
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use redis::io::tcp::socket2::SockRef;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisResult,
     aio::{MultiplexedConnection, PubSub},
 };
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use rustls::{ClientConfig, pki_types::ServerName};
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{super::error::unavailable, login::Login};
 use crate::{client::credentials::Provider, observe::text::visible, store::StoreError};
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 use crate::{error::LockError, store::remote::pem::Certificates};
 
 /// A server to connect to.
@@ -33,9 +33,9 @@ pub(crate) struct Endpoint {
     /// Provides the credentials of each connection.
     pub(crate) provider: Option<Provider>,
     /// Certificates, which are read for each connection unless `tls` has them.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     certificates: Option<Arc<Certificates>>,
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     tls: Option<Arc<ClientConfig>>,
 }
 
@@ -44,9 +44,9 @@ impl Endpoint {
         Self {
             info,
             provider,
-            #[cfg(feature = "rustls")]
+            #[cfg(feature = "redis-rustls")]
             certificates: None,
-            #[cfg(feature = "rustls")]
+            #[cfg(feature = "redis-rustls")]
             tls: None,
         }
     }
@@ -55,7 +55,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// `InvalidSpec` for certificates that cannot be used.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     pub(crate) fn over_tls(self, certificates: &Certificates) -> Result<Self, LockError> {
         let tls = match certificates.check()? {
             Some(config) if !certificates.change() => Some(Arc::new(config)),
@@ -104,7 +104,7 @@ impl Endpoint {
     pub(crate) async fn door(&self) -> Result<(Door, Option<Login>), StoreError> {
         let (settings, login) = Login::new(self).await?;
         let info = self.info.clone().set_redis_settings(settings);
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "redis-rustls")]
         let tls = match (&self.tls, self.certificates.clone()) {
             (None, Some(certificates)) => {
                 let _ = ClientConfig::builder();
@@ -121,7 +121,7 @@ impl Endpoint {
         let client = client.map_err(|error| unavailable(format!("no connection: {error}")))?;
         let door = Door {
             client,
-            #[cfg(feature = "rustls")]
+            #[cfg(feature = "redis-rustls")]
             tls,
         };
         Ok((door, login))
@@ -137,7 +137,7 @@ pub(crate) struct Door {
     client: Client,
     /// Set for certificates of the application. Without them, the redis crate connects with those
     /// of the system.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     tls: Option<Arc<ClientConfig>>,
 }
 
@@ -149,7 +149,7 @@ impl Door {
     ) -> RedisResult<(MultiplexedConnection, Driver)> {
         #[allow(unused_mut)]
         let mut driver = Driver::new();
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "redis-rustls")]
         if let Some(tls) = &self.tls {
             let info = self.client.get_connection_info();
             let (stream, config) = (over_tls(info, tls).await?, config.clone());
@@ -167,7 +167,7 @@ impl Door {
 
     /// Opens a connection for messages.
     pub(crate) async fn listen(&self) -> RedisResult<PubSub> {
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "redis-rustls")]
         if let Some(tls) = &self.tls {
             let info = self.client.get_connection_info();
             return PubSub::new(info.redis_settings(), over_tls(info, tls).await?).await;
@@ -184,7 +184,7 @@ impl Door {
     }
 }
 
-#[cfg(feature = "rustls")]
+#[cfg(feature = "redis-rustls")]
 async fn over_tls(
     info: &ConnectionInfo,
     tls: &Arc<ClientConfig>,

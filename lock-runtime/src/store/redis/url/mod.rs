@@ -110,10 +110,10 @@ fn is_tcp(scheme: &str) -> bool {
 pub(super) fn check_tls(url: &str) -> Result<(), LockError> {
     let url = with_lower_scheme(url);
     let is_tls = matches!(scheme(&url).split('+').next(), Some("rediss" | "valkeys"));
-    if !is_tls || cfg!(feature = "rustls") {
+    if !is_tls || cfg!(feature = "redis-rustls") {
         return Ok(());
     }
-    let message = "the URL asks for TLS, which is not compiled in; enable the feature `rustls` of lock-runtime";
+    let message = "the URL asks for TLS, which is not compiled in; enable the feature `redis-rustls` of lock-runtime";
     Err(LockError::new(LockErrorKind::InvalidUrl, message))
 }
 
@@ -350,7 +350,7 @@ impl Form {
 mod tests {
     use redis::ConnectionAddr;
 
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     use super::super::connection::endpoint::is_tls;
     use super::*;
 
@@ -425,7 +425,7 @@ mod tests {
             assert_eq!(info.redis_settings().db(), 2);
         }
         let is_known = check_tls("REDISS+Sentinel://a/m").is_ok();
-        assert_eq!(is_known, cfg!(feature = "rustls"));
+        assert_eq!(is_known, cfg!(feature = "redis-rustls"));
     }
 
     #[test]
@@ -501,7 +501,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     #[test]
     fn the_nodes_are_reached_over_tls() {
         let nodes = cluster("rediss+cluster://a,b").unwrap();

@@ -204,7 +204,7 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     use super::super::super::connection::endpoint::is_tls;
     use super::*;
 
@@ -263,11 +263,11 @@ mod tests {
         }
     }
 
-    #[cfg(not(feature = "rustls"))]
+    #[cfg(not(feature = "redis-rustls"))]
     #[test]
     fn a_tls_url_names_the_missing_feature() {
         let error = open("rediss+sentinel://a/mymaster").err().expect("no TLS");
-        assert!(error.to_string().contains("`rustls`"), "{error}");
+        assert!(error.to_string().contains("`redis-rustls`"), "{error}");
     }
 
     #[test]
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(kept.min_replicas, min_replicas);
     }
 
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     #[test]
     fn the_sentinels_may_use_tls_where_the_primary_does_not() {
         for (url, of_primary, of_sentinels) in [
