@@ -104,8 +104,7 @@ pub use shell::rt::{LockKeys, Skipped};
 #[doc(hidden)]
 pub use shell::{rt as __rt, time};
 #[cfg(feature = "etcd")]
-#[doc(inline)]
-pub use store::etcd::EtcdOptions;
+pub use store::etcd::settings::EtcdOptions;
 #[cfg(feature = "postgres")]
 pub use store::postgres::settings::PostgresOptions;
 #[cfg(feature = "redis")]

@@ -18,7 +18,7 @@ mod health;
 mod layout;
 mod members;
 mod messages;
-mod settings;
+pub(crate) mod settings;
 mod watch;
 
 use std::{
@@ -45,7 +45,7 @@ use crate::{
     shell::{keeper::Kept, runtime},
 };
 
-pub use self::settings::EtcdOptions;
+pub(crate) use self::settings::EtcdOptions;
 
 /// The changes in one swap: two comparisons each.
 const CHANGES: NonZeroUsize = NonZeroUsize::new(50).expect("it is not zero");
