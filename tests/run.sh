@@ -223,6 +223,7 @@ if [ $# -eq 0 ]; then
     [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
     [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip etcd --skip zookeeper --skip stores:: --skip outage::database::
 fi
-# Tests wait most of the time: with two threads for each core, one core of two is idle.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 4))}
+# Tests wait most of the time: with two threads for each core, one core of two is idle. Each may start servers.
+cores=$(nproc)
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores < 8 ? cores * 4 : 32))}
 exec cargo test --all-features --locked "$@"

@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub fn start(name: &str, story: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     // `rediss://` needs a crypto provider, chosen by the application. This fails only if there
     // already is one.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "redis-rustls")]
     let _ = rustls::crypto::ring::default_provider().install_default();
     let ended = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

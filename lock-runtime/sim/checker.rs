@@ -240,8 +240,6 @@ impl Checker {
     fn left(&mut self, net: &mut Network, clients: &[Client], servers: &[Server]) {
         for (number, hold) in take(&mut net.left) {
             let server = &servers[number];
-            // A server of a majority may have passed its vote on to a name that is being given up,
-            // which its client then releases again.
             let client = net
                 .origin(hold.token)
                 .map(|it| (it.who, &clients[it.who.process]));

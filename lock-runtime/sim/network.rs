@@ -237,8 +237,8 @@ impl Network {
         self.connections.len() - 1
     }
 
-    /// Sends a request. No two acquires are ever sent under one alias, so an acquire by a majority
-    /// is not duplicated.
+    /// Sends a request. No two acquires are ever sent to one server under one alias, so an acquire
+    /// by a majority is not duplicated.
     pub(super) fn send(&mut self, conn: Conn, call: Call, request: Request) {
         let server = self.connections[conn].server;
         for (token, lease) in leases(&request) {

@@ -183,7 +183,7 @@
 //!   Events are emitted without this feature, too.
 //! - `serde`: `Serialize` and `Deserialize` for [`LockSpec`](runtime::LockSpec),
 //!   [`LockKey`](runtime::LockKey) and [`FencingToken`](runtime::FencingToken).
-//! - `redis` (default) and `redis-rustls`: the stores of lock-runtime of the same names.
+//! - `redis` (default) and `redis-rustls`: the features of lock-runtime of the same names.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

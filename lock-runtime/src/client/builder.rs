@@ -95,8 +95,8 @@ impl LockClientBuilder {
     /// Sets the prefix of all names on a server, `lock` by default.
     ///
     /// It has 1 to 64 bytes without `:`, braces or control characters, and is neither `f` nor
-    /// `q`. An in-memory store is that of one client, and ignores it. A custom store has its
-    /// own, so it is refused there.
+    /// `q`. An in-memory store is that of one client, and ignores it.
+    /// [`build_with_records`](Self::build_with_records) refuses it: the records have their own.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -185,8 +185,9 @@ impl LockClientBuilder {
     /// that renewal is answered, 3 s at most. Forged messages that a token was revoked still end a
     /// hold or the place of a waiter. It adds a round trip to each hand-off between processes. With
     /// or without it, a message with a fencing token more than 61 s ahead of the store's clock is
-    /// no grant. The in-memory store sends no messages. For a custom store it is refused;
-    /// [`RecordStore::confirm_grants`](crate::store::RecordStore::confirm_grants) has it.
+    /// no grant. The in-memory store sends no messages.
+    /// [`build_with_records`](Self::build_with_records) refuses the setting, which is that of the
+    /// store: [`RecordStore::confirm_grants`](crate::store::RecordStore::confirm_grants).
     pub fn confirm_grants(mut self) -> Self {
         self.confirm_grants = true;
         #[cfg(feature = "redis")]
@@ -211,8 +212,9 @@ impl LockClientBuilder {
     /// lock last decides.
     ///
     /// PostgreSQL deletes records that have ended once an hour. The in-memory store keeps no record
-    /// of a released lock. For a custom store it is refused;
-    /// [`RecordStore::keep_fences_for`](crate::store::RecordStore::keep_fences_for) has it.
+    /// of a released lock. [`build_with_records`](Self::build_with_records) refuses the setting,
+    /// which is that of the store:
+    /// [`RecordStore::keep_fences_for`](crate::store::RecordStore::keep_fences_for).
     pub fn keep_fences_for(mut self, time: Duration) -> Self {
         self.fences_kept_for = Some(time);
         #[cfg(feature = "redis")]

@@ -153,8 +153,8 @@ impl LockClient {
     /// - `zookeeper://[user:password@]host[:2181][,host...][/path]`: a ZooKeeper ensemble (feature
     ///   `zookeeper`).
     ///
-    /// With `rediss` instead of `redis` the connection uses TLS (feature `redis-rustls`). `valkey` and
-    /// `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
+    /// With `rediss` instead of `redis` the connection uses TLS (feature `redis-rustls`). `valkey`
+    /// and `valkeys` stand for `redis` and `rediss`; the case of a scheme does not matter.
     ///
     /// # Errors
     /// - `InvalidUrl` if the URL names no store, names a database that the server does not have,

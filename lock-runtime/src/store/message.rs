@@ -144,7 +144,7 @@ pub struct KeyRequest {
     /// behind that reader in the same queue entry. So readers are admitted in groups, and a
     /// waiting writer is delayed by at most one group. For shared holds only.
     pub reader_group: Option<Token>,
-    /// The fencing token that the grant is to have, of a request to a
+    /// The fencing token that the grant of `acquire` is to have, of a request to a
     /// [`QuorumMember`](super::QuorumMember). The grant has this number, unless the store has
     /// issued it or a larger one before, or it is more than [`MAX_PROPOSAL_SKEW`] ahead of the
     /// store's clock.

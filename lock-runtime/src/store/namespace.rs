@@ -26,7 +26,7 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
     };
     let shown: String = namespace.chars().take(MAX_NAMESPACE_BYTES).collect();
     let message = format!("the namespace {shown:?} {complaint}");
-    Err(LockError::new(LockErrorKind::InvalidSpec, message))
+    Err(LockError::of_settings(&["namespace"], message))
 }
 
 #[cfg(test)]

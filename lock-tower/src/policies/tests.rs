@@ -420,7 +420,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_to_write() {
         ("permits = \"3\"", "expected a whole number"),
         ("permits = 2.5", "found a fraction"),
         ("mode = \"readers\"", "\"shared\""),
-        ("no_renew = true", "did you mean `renew = false`"),
+        ("no_renew = true", "did you mean `renew`"),
         ("no_reentrant = true", "did you mean `reentrant`"),
         ("no_strict_order = true", "did you mean `strict_order`"),
         ("shared = true", "did you mean `mode`"),

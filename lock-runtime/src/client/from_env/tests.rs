@@ -255,6 +255,23 @@ fn an_error_on_connect_names_the_variables() {
     }
 }
 
+/// The check before the store is opened knows neither.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[tokio::test]
+async fn a_namespace_that_a_store_refuses_is_reported_with_the_variable() {
+    for url in [
+        #[cfg(feature = "etcd")]
+        "etcd://127.0.0.1:1",
+        #[cfg(feature = "zookeeper")]
+        "zookeeper://127.0.0.1:1",
+    ] {
+        let Settings { builder, set, .. } =
+            read(&[("LOCK_URL", url), ("LOCK_NAMESPACE", "a/b")]).unwrap();
+        let error = blame(builder.connect(url).await.unwrap_err(), &set).to_string();
+        assert!(error.starts_with("LOCK_NAMESPACE: "), "{error}");
+    }
+}
+
 #[test]
 fn a_misspelled_name_is_noticed_and_a_foreign_one_is_not() {
     for (name, meant) in [

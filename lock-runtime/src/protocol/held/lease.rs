@@ -127,7 +127,7 @@ pub(crate) struct Lease {
     warn_at: Option<Instant>,
 }
 
-/// When a lease is renewed next.
+/// The time of the next renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NextRenewal {
     Off,

@@ -116,7 +116,7 @@ impl EtcdRecords {
             let message = format!(
                 "the namespace {namespace:?} contains '/', which separates the parts of a key of etcd"
             );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["namespace"], message));
         }
         runtime::check()?;
         let target = Target::new(url, options)?;

@@ -76,6 +76,7 @@ mod listing;
 mod tests;
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{Arc, Mutex, Weak},
     time::Duration,
@@ -164,21 +165,28 @@ impl QuorumStore {
 
     /// Creates a store over independent `servers`, each with a name for messages. The number of
     /// servers must be odd and at least three. All clients must list the servers in the same order.
-    /// No server may be listed twice, as one grant would be two votes: connections to Redis see to
-    /// it.
+    /// A server that is listed twice would have two votes by one grant: it is refused here, and
+    /// connections to Redis compare the servers that they find.
     ///
     /// No server may forget a lock before its lease has expired. `longest_lease` is the longest
     /// lease of a request ([`Limits`]), and therefore the time for which a server must not vote
     /// after a restart. Servers of Redis observe this by themselves.
     ///
     /// # Errors
-    /// `InvalidSpec` if the number of servers is even or less than three.
+    /// `InvalidSpec` if the number of servers is even or less than three, or one is listed twice.
     pub fn new(
         servers: impl IntoIterator<Item = (String, Arc<dyn QuorumMember>)>,
         longest_lease: Duration,
     ) -> Result<Self, LockError> {
         let (names, servers): (Vec<_>, Vec<_>) = servers.into_iter().unzip();
         check_count(servers.len())?;
+        let places = servers
+            .iter()
+            .map(|server| Arc::as_ptr(server).cast::<()>());
+        if places.collect::<HashSet<_>>().len() < servers.len() {
+            let message = "one server is listed twice, which would give it two votes";
+            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+        }
         let inner = Arc::new(Inner {
             session: Mutex::new(MajoritySession::new(names.iter().cloned())),
             names,

@@ -79,6 +79,15 @@ fn store_of(servers: &[Arc<Server>], longest_lease: Duration) -> Arc<QuorumStore
     Arc::new(QuorumStore::new(named, longest_lease).unwrap())
 }
 
+#[test]
+fn a_server_that_is_listed_twice_is_refused() {
+    let [one, other] = [(), ()].map(|()| Arc::new(Server::default()));
+    let named = [&one, &other, &one].map(|it| (String::new(), it.clone() as Arc<dyn QuorumMember>));
+    let error = QuorumStore::new(named, Duration::from_secs(10)).unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::InvalidSpec);
+    assert!(error.to_string().contains("twice"), "{error}");
+}
+
 fn set(servers: &[Arc<Server>], fault: fn(&Server) -> &AtomicBool, is_set: bool) {
     for server in servers {
         fault(server).store(is_set, Ordering::Relaxed);

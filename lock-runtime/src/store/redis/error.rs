@@ -159,7 +159,7 @@ pub(super) fn other_settings(namespace: &str, theirs: &str, ours: &str) -> Store
          one `longest_lease` and one list of servers, in one order, in all clients; to change them, stop all clients, \
          delete the key on every server, and start them again"
     );
-    StoreError::new(StoreErrorKind::Unsupported, message).of_settings(&["longest_lease"])
+    StoreError::new(StoreErrorKind::Unsupported, message).of_settings(&["longest_lease", "url"])
 }
 
 fn unauthenticated() -> StoreError {

@@ -115,7 +115,7 @@ impl ZooKeeperRecords {
             let message = format!(
                 "the namespace {namespace:?} is no name of a node of ZooKeeper; the URL may have a path"
             );
-            return Err(LockError::new(LockErrorKind::InvalidSpec, message));
+            return Err(LockError::of_settings(&["namespace"], message));
         }
         runtime::check()?;
         let target = Target::new(url)?;

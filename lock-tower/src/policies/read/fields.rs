@@ -56,7 +56,7 @@ const ALIASES: [(&str, &str); 14] = [
     ("lock_at_most_for", "max_hold"),
     ("lock_at_least_for", "min_hold"),
     ("fair", "strict_order"),
-    ("no_renew", "renew = false"),
+    ("no_renew", "renew"),
     ("template", "key"),
 ];
 impl Reader<'_> {
