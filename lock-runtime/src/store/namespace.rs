@@ -1,6 +1,6 @@
 //! The namespace of the locks of a client.
 
-use crate::error::{LockError, LockErrorKind};
+use crate::error::LockError;
 
 const MAX_NAMESPACE_BYTES: usize = 64;
 /// The side keys of a lock in Redis: `f` for its fence, `q` for its queue. The letter is a prefix
@@ -32,6 +32,7 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), LockError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::LockErrorKind;
 
     #[test]
     fn a_namespace_that_could_meet_another_is_refused() {

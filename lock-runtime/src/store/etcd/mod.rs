@@ -40,7 +40,7 @@ use super::{
     remote::{Connecting, connect_within},
 };
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::LockError,
     observe::health::Health,
     shell::{keeper::Kept, runtime},
 };

@@ -48,7 +48,7 @@ use super::{
     remote::{Connecting, connect_within},
 };
 use crate::{
-    error::{LockError, LockErrorKind},
+    error::LockError,
     observe::health::Health,
     shell::{keeper::Kept, runtime},
 };
