@@ -24,7 +24,6 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options for connections to etcd that a URL cannot express.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct EtcdOptions {
     credentials: Option<Provider>,
     #[cfg(feature = "etcd-rustls")]

@@ -333,7 +333,7 @@ impl Default for Delivered {
 /// Removes some of the nodes that are needed no more.
 async fn upkeep(calls: Arc<Calls>) {
     let directory = rand::random_range(0..DIRECTORIES);
-    let mut removed = calls.remove_old(directory).await;
+    let mut removed = calls.remove_old(directory).await.map(drop);
     if removed.is_ok() && rand::random_ratio(1, RARELY) {
         removed = calls.remove_unread().await;
     }

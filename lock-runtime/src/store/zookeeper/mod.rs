@@ -134,15 +134,18 @@ impl ZooKeeperRecords {
 
     /// Removes the records of locks that were not used for a day, and the nodes of those that were
     /// removed two hours before. Clients that run do so by themselves, in the course of a day.
+    /// Returns the number of the records.
     ///
     /// # Errors
     /// Those of a call.
-    pub async fn remove_old(&self) -> Result<(), StoreError> {
+    pub async fn remove_old(&self) -> Result<u64, StoreError> {
         let calls = self.calls.usual();
+        let mut removed = 0;
         for directory in 0..DIRECTORIES {
-            calls.remove_old(directory).await?;
+            removed += calls.remove_old(directory).await?;
         }
-        calls.remove_unread().await
+        calls.remove_unread().await?;
+        Ok(removed)
     }
 
     /// The calls for the calling thread.

@@ -103,7 +103,7 @@ async fn records_are_removed_when_they_are_needed_no_more() {
     let late = late.unwrap();
     assert!(late.read(&names).await.unwrap().records[0].is_some());
     tokio::time::sleep(Duration::from_millis(300)).await;
-    records.remove_old().await.unwrap();
+    assert_eq!(records.remove_old().await.unwrap(), 1);
     let present = records.read(&names).await.unwrap().records;
     assert!(present[0].is_none() && present[1].is_some());
     let listed = records.list("", None).await.unwrap();

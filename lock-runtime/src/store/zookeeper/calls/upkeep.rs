@@ -47,8 +47,10 @@ impl Calls {
         Ok(())
     }
 
-    /// Removes the records of one directory that are needed no more, and then their nodes.
-    pub(in super::super) async fn remove_old(&self, directory: usize) -> Result<(), StoreError> {
+    /// Removes the records of one directory that are needed no more, and then their nodes. Returns
+    /// the number of the records.
+    pub(in super::super) async fn remove_old(&self, directory: usize) -> Result<u64, StoreError> {
+        let mut removed = 0;
         let session = self.ensemble.session().await?;
         let (now, _, _) = self.look(&session, &[]).await?;
         let names = self.names_in(&session, directory).await?;
@@ -61,20 +63,21 @@ impl Calls {
             let nodes: Vec<_> = nodes.collect();
             for (path, node) in paths.into_iter().zip(nodes) {
                 if let Some(node) = node.await? {
-                    self.remove(&session, path, node, now).await?;
+                    removed += u64::from(self.remove(&session, path, node, now).await?);
                 }
             }
         }
-        Ok(())
+        Ok(removed)
     }
 
+    /// Returns whether a record was removed.
     async fn remove(
         &self,
         session: &Session,
         path: String,
         node: Node,
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let version = Some(node.version);
         let change = match Content::of(&node.data) {
             Some(Content::Record { needed_until, .. }) if needed_until < now.micros() => {
@@ -90,10 +93,10 @@ impl Calls {
             {
                 Change::Delete { path, version }
             }
-            _ => return Ok(()),
+            _ => return Ok(false),
         };
+        let is_of_record = matches!(change, Change::Set { .. });
         // Refused if another client has changed it.
-        let _ = session.change(change).await?;
-        Ok(())
+        Ok(session.change(change).await?.is_ok() && is_of_record)
     }
 }
