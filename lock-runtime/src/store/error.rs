@@ -122,7 +122,7 @@ impl StoreError {
     pub(crate) fn interrupted() -> Self {
         Self::new(
             StoreErrorKind::Unavailable,
-            "the task of the call has ended before the reply, as its runtime does",
+            "the task of the call ended before its reply, as when its runtime ends",
         )
     }
 
