@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     guard::fence::FencingToken,
-    protocol::{HeldId, quorum::majority},
+    protocol::{HeldId, majority::majority},
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,

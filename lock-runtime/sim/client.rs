@@ -15,7 +15,7 @@ use super::{
 use crate::{
     protocol::{
         Request,
-        quorum::{LONGEST_CALL, MajorityCx, MajoritySession, Progress, Reply, RequestId},
+        majority::{LONGEST_CALL, MajorityCx, MajoritySession, Progress, Reply, RequestId},
     },
     shell::time::Instant,
     store::{Hold, PollReply, RevokeScope, StoreError, StoreEvent, Token},

@@ -10,7 +10,7 @@ use super::{
     network::{Conn, Event, Network},
 };
 use crate::{
-    protocol::quorum::{self, Send, ServerRequest},
+    protocol::majority::{self, Send, ServerRequest},
     shell::time::Instant,
     store::{
         AcquireReply, StoreError, StoreErrorKind,
@@ -247,7 +247,7 @@ impl Client {
         if link.is_up(conn) {
             link.silent_since = None;
         }
-        if let Reply::Call(quorum::Reply::Acquire(_), micros) | Reply::Strange(micros) = &reply
+        if let Reply::Call(majority::Reply::Acquire(_), micros) | Reply::Strange(micros) = &reply
             && let Some(clock) = &link.clock
         {
             clock.observe(*micros, call.sent, now);
@@ -255,7 +255,7 @@ impl Client {
         match (reply, &call.send.request) {
             // The estimate of the server's clock was wrong: repeat the request.
             (
-                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), _),
+                Reply::Call(majority::Reply::Acquire(AcquireReply::Late), _),
                 ServerRequest::Acquire(request),
             ) if !call.asked_again && request.deadline > now => {
                 call.conditions.deadline = None;

@@ -7,7 +7,7 @@ use crate::{
     guard::fence::FencingToken,
     protocol::{
         self,
-        quorum::{self, ServerRequest},
+        majority::{self, ServerRequest},
     },
     shell::time::Instant,
     store::{AcquireReply, Grant, Hold, KeyRequest, PollReply, Renewal, StoreEvent, Token},
@@ -41,10 +41,10 @@ pub(super) struct Conditions {
 pub(super) enum Reply {
     Greeted(Greeted),
     /// With the server's time.
-    Call(quorum::Reply, u64),
+    Call(majority::Reply, u64),
     /// The server has another marker.
     Strange(u64),
-    Direct(quorum::Reply),
+    Direct(majority::Reply),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,15 +126,15 @@ pub(super) fn introduces(message: &Message) -> Vec<Token> {
 }
 
 /// The reply of a store to a request for one lock.
-pub(super) fn one(reply: quorum::Reply) -> Option<protocol::Reply> {
+pub(super) fn one(reply: majority::Reply) -> Option<protocol::Reply> {
     use protocol::Reply as One;
     Some(match reply {
-        quorum::Reply::Acquire(reply) => One::Acquire(reply),
-        quorum::Reply::Poll(reply) => One::Poll(reply),
-        quorum::Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
-        quorum::Reply::Release(reply) => One::Release(reply),
-        quorum::Reply::Convert(reply) => One::Convert(reply),
-        quorum::Reply::Abandoned => One::Abandoned,
+        majority::Reply::Acquire(reply) => One::Acquire(reply),
+        majority::Reply::Poll(reply) => One::Poll(reply),
+        majority::Reply::Renew(mut replies) => One::Renew(replies.pop()?.ok()?),
+        majority::Reply::Release(reply) => One::Release(reply),
+        majority::Reply::Convert(reply) => One::Convert(reply),
+        majority::Reply::Abandoned => One::Abandoned,
         _ => return None,
     })
 }
@@ -169,8 +169,8 @@ impl Network {
 
     pub(super) fn show_reply(&self, reply: &Reply) -> String {
         match reply {
-            Reply::Call(quorum::Reply::Acquire(AcquireReply::Granted(grant)), _)
-            | Reply::Call(quorum::Reply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
+            Reply::Call(majority::Reply::Acquire(AcquireReply::Granted(grant)), _)
+            | Reply::Call(majority::Reply::Poll(PollReply::Granted(grant)), _) => show_grant(grant),
             Reply::Call(reply, _) => format!("{reply:?}"),
             other => format!("{other:?}"),
         }

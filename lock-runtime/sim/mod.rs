@@ -6,7 +6,7 @@
 //! partitioned.
 //!
 //! All decisions are those of production code: the [`Session`](crate::protocol::Session) of each
-//! process, the [`MajoritySession`](crate::protocol::quorum::MajoritySession), the quarantine with
+//! process, the [`MajoritySession`](crate::protocol::majority::MajoritySession), the quarantine with
 //! the estimate of a server's clock, and at each server the table of the in-memory store, or the
 //! scripts of Redis (`scripts.rs`). The simulators perform effects and check invariants; they
 //! decide nothing. Only the tasks of `store/quorum/calls.rs` (in `client.rs`) and a connection (in
@@ -40,7 +40,7 @@ mod world;
 
 pub(crate) use self::process::Message;
 use self::{explore::explore_half, schedule::Stores};
-use crate::protocol::{self, quorum};
+use crate::protocol::{self, majority};
 
 /// A rule of docs/PROTOCOL.md that is switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ enum Broken {
     /// The same on the servers of a majority.
     ScriptOfMajority(&'static str, &'static str),
     /// A rule of the session of a majority.
-    Majority(quorum::MajorityMutation),
+    Majority(majority::MajorityMutation),
     /// A lease is not shortened to allow for clock drift.
     NoDrift,
     /// Rule 30: a restarted server votes at once if its data are old enough.

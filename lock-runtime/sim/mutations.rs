@@ -9,7 +9,7 @@ use super::{
     checker::Wrong,
     explore::found,
 };
-use crate::protocol::{Mutation, quorum::MajorityMutation as Quorum};
+use crate::protocol::{Mutation, majority::MajorityMutation as Quorum};
 
 found! {
     found_client_that_accepts_an_abandoned_request: Client(Mutation::AcceptsAbandoned) => NotHeld,

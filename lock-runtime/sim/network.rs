@@ -16,7 +16,7 @@ use super::{
 use crate::{
     protocol::{
         self, HeldId,
-        quorum::{MajorityMutation, ServerRequest},
+        majority::{MajorityMutation, ServerRequest},
     },
     request::key::LockKey,
     request::spec::LockKind,

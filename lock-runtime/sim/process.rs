@@ -10,7 +10,7 @@ use crate::{
     protocol::{
         AcquireId, AllStep, Call, ConversionId, ConvertError, Cx, Effect, Effects, Entropy,
         Granted, HeldId, Job, Mutation, Note, Refused, ReleaseId, ReleaseStep, Reply, Request,
-        Session, Step, Together, quorum,
+        Session, Step, Together, majority,
     },
     request::key::LockKey,
     request::spec::{LockKind, Terms, Wait},
@@ -102,7 +102,7 @@ pub(crate) enum Message {
 pub(super) enum Event {
     Arrive(Box<Arrival>),
     /// The reply to a call, or its time-out.
-    Replied(u32, Option<quorum::Reply>),
+    Replied(u32, Option<majority::Reply>),
     FromStore(StoreEvent),
     Woken(AcquireId),
     /// The end of a wait, by number.
@@ -366,7 +366,9 @@ impl Process {
     pub(super) fn happens(&mut self, now: Instant, event: Event) {
         self.now = now;
         self.is_direct = match &event {
-            Event::Replied(_, Some(quorum::Reply::Poll(_) | quorum::Reply::Release(_))) => false,
+            Event::Replied(_, Some(majority::Reply::Poll(_) | majority::Reply::Release(_))) => {
+                false
+            }
             Event::Replied(..) => true,
             _ => false,
         };
@@ -616,7 +618,7 @@ impl Process {
         self.guards.insert(guard, Guard { held, key, arrival });
     }
 
-    fn replied(&mut self, number: u32, reply: Option<quorum::Reply>) {
+    fn replied(&mut self, number: u32, reply: Option<majority::Reply>) {
         if self.neglected.contains(&number) {
             return;
         }
@@ -641,7 +643,7 @@ impl Process {
             }
             Purpose::All(together, arrival, asked_at) => {
                 let answer = match reply {
-                    Some(quorum::Reply::AcquireAll(reply)) => Ok(reply),
+                    Some(majority::Reply::AcquireAll(reply)) => Ok(reply),
                     _ => Err(silent()),
                 };
                 let step = self.visit(|session, cx| session.all_replied(&together, answer, cx));
@@ -684,7 +686,7 @@ impl Process {
                 self.visit(|session, cx| session.job_replied(job, answer, cx));
             }
             Purpose::Revoke(kind, key, holders) => {
-                if let Some(quorum::Reply::Revoke(RevokeReply::Revoked)) = reply {
+                if let Some(majority::Reply::Revoke(RevokeReply::Revoked)) = reply {
                     self.visit(|session, cx| session.revoked(kind, &key, &holders, cx));
                 }
             }

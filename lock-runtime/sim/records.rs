@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{Broken, dice::Dice, process::Message, server::execute_one};
 use crate::{
-    protocol::{self, quorum},
+    protocol::{self, majority},
     shell::time::Instant,
     store::{
         KeyRequest, RevokeScope, StoreEvent, Token,
@@ -37,7 +37,7 @@ impl Stored {
         now: Now,
         broken: Option<Broken>,
         step: &mut Step<'_>,
-    ) -> quorum::Reply {
+    ) -> majority::Reply {
         let locks = locks(message);
         let found = locks
             .iter()
@@ -129,8 +129,8 @@ pub(super) fn now(micros: u64, doubt: Duration, dice: &mut Dice) -> Now {
     }
 }
 
-fn shortened(mut reply: quorum::Reply, by: Passed) -> quorum::Reply {
-    use quorum::Reply;
+fn shortened(mut reply: majority::Reply, by: Passed) -> majority::Reply {
+    use majority::Reply;
     match &mut reply {
         Reply::Acquire(reply) => reply.shorten(by),
         Reply::AcquireAll(reply) => reply.shorten(by),
@@ -172,7 +172,12 @@ fn locks(message: &Message) -> Vec<Lock> {
 }
 
 /// Applies a request to locks. `now` is the time by the clock of its deadline.
-fn rule(message: &Message, now: Instant, table: &mut Table, step: &mut Step<'_>) -> quorum::Reply {
+fn rule(
+    message: &Message,
+    now: Instant,
+    table: &mut Table,
+    step: &mut Step<'_>,
+) -> majority::Reply {
     // The clock of the table has another origin.
     let timely = |request: &KeyRequest, step: &Step<'_>| KeyRequest {
         deadline: if now > request.deadline {
@@ -184,15 +189,15 @@ fn rule(message: &Message, now: Instant, table: &mut Table, step: &mut Step<'_>)
     };
     match message {
         Message::One(protocol::Request::Acquire(request)) => {
-            quorum::Reply::Acquire(table.acquire(&timely(request, step), step))
+            majority::Reply::Acquire(table.acquire(&timely(request, step), step))
         }
         Message::One(request) => execute_one(table, request, None, step),
         Message::All(requests) => {
             let requests: Vec<_> = requests.iter().map(|it| timely(it, step)).collect();
-            quorum::Reply::AcquireAll(acquire_all(&mut [table], |_| 0, &requests, step))
+            majority::Reply::AcquireAll(acquire_all(&mut [table], |_| 0, &requests, step))
         }
         Message::Revoke(key, kind) => {
-            quorum::Reply::Revoke(table.revoke(key, *kind, RevokeScope::Leased, step))
+            majority::Reply::Revoke(table.revoke(key, *kind, RevokeScope::Leased, step))
         }
     }
 }

@@ -34,7 +34,7 @@ use crate::{
     guard::fence::FencingToken,
     protocol::{
         Request,
-        quorum::{Reply, ServerRequest},
+        majority::{Reply, ServerRequest},
     },
     request::{
         key::LockKey,

@@ -16,7 +16,7 @@ use lock_tests_lua::Keyspace;
 use crate::{
     protocol::{
         self, Mutation,
-        quorum::{self, ServerRequest},
+        majority::{self, ServerRequest},
     },
     request::spec::{LockKind, Mode},
     shell::time::Instant,
@@ -304,13 +304,13 @@ impl Server {
                 excuse_next(net, message);
                 Reply::Direct(match message {
                     Message::One(request) => execute_one(table, request, mutation, &mut step),
-                    Message::All(requests) => quorum::Reply::AcquireAll(acquire_all(
+                    Message::All(requests) => majority::Reply::AcquireAll(acquire_all(
                         &mut [table],
                         |_| 0,
                         requests,
                         &mut step,
                     )),
-                    Message::Revoke(key, kind) => quorum::Reply::Revoke(table.revoke(
+                    Message::Revoke(key, kind) => majority::Reply::Revoke(table.revoke(
                         key,
                         *kind,
                         RevokeScope::Leased,
@@ -321,7 +321,7 @@ impl Server {
             Request::Call(_, Conditions { deadline, .. })
                 if deadline.is_some_and(|deadline| micros > deadline) =>
             {
-                Reply::Call(quorum::Reply::Acquire(AcquireReply::Late), micros)
+                Reply::Call(majority::Reply::Acquire(AcquireReply::Late), micros)
             }
             Request::Call(_, conditions)
                 if conditions.marker.is_some()
@@ -389,7 +389,7 @@ impl Server {
             Request::Call(request, conditions) => {
                 let terms = (conditions.marker, conditions.deadline);
                 let (reply, events) = redis.vote(who, alive, request, terms, micros);
-                if let Some(quorum::Reply::Acquire(reply)) = &reply
+                if let Some(majority::Reply::Acquire(reply)) = &reply
                     && *reply != AcquireReply::Late
                 {
                     excuse_late(net, self.number, request, conditions);
@@ -470,8 +470,8 @@ fn vote(
     fences: &Fences,
     request: &ServerRequest,
     step: &mut Step<'_>,
-) -> quorum::Reply {
-    use quorum::Reply;
+) -> majority::Reply {
+    use majority::Reply;
     match request {
         ServerRequest::Acquire(request) => {
             // The deadline was checked before.
@@ -504,9 +504,9 @@ pub(super) fn execute_one(
     request: &protocol::Request,
     mutation: Option<Mutation>,
     step: &mut Step<'_>,
-) -> quorum::Reply {
+) -> majority::Reply {
+    use majority::Reply;
     use protocol::Request;
-    use quorum::Reply;
     match request {
         Request::Acquire(request) => Reply::Acquire(table.acquire(request, step)),
         Request::Poll(hold) => Reply::Poll(table.poll(hold, step)),

@@ -11,7 +11,7 @@ use super::{
     world::World,
 };
 use crate::{
-    protocol::{Mutation, quorum},
+    protocol::{Mutation, majority},
     request::spec::{Mode, Terms, Wait},
 };
 
@@ -93,7 +93,7 @@ fn found_store_that_announces_no_end() {
 
 /// A client dies with the vote of the coordinator alone. Returns how many of two requests of
 /// another client are served long before that vote expires: one that waits, and one that does not.
-fn served_beside_a_dead_vote(mutation: Option<quorum::MajorityMutation>) -> u32 {
+fn served_beside_a_dead_vote(mutation: Option<majority::MajorityMutation>) -> u32 {
     // The coordinator of this lock.
     const COORDINATOR: usize = 1;
     let millis = Duration::from_millis;
@@ -127,7 +127,7 @@ fn one_dead_vote_blocks_no_request() {
 
 #[test]
 fn found_client_that_yields_to_a_dead_vote() {
-    let requests = served_beside_a_dead_vote(Some(quorum::MajorityMutation::YieldsToDeadVote));
+    let requests = served_beside_a_dead_vote(Some(majority::MajorityMutation::YieldsToDeadVote));
     assert_eq!(requests, 0, "requests");
 }
 

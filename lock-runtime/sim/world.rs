@@ -17,7 +17,7 @@ use super::{
     server::Server,
 };
 use crate::{
-    protocol::{AcquireId, Mutation, NO_DRIFT, quorum::ServerRequest},
+    protocol::{AcquireId, Mutation, NO_DRIFT, majority::ServerRequest},
     shell::time::Instant,
     store::StoreEvent,
 };

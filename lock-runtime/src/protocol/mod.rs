@@ -10,9 +10,9 @@
 mod abandon;
 mod acquire;
 mod held;
+pub(crate) mod majority;
 mod message;
 mod queue;
-pub(crate) mod quorum;
 mod release;
 mod schedule;
 mod several;

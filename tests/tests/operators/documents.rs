@@ -47,7 +47,7 @@ fn each_rule_of_the_protocol_has_a_test_or_a_mutation() {
             .map(|path| fs::read_to_string(path).unwrap())
             .collect::<String>(),
     );
-    let mutations = ["protocol/mod.rs", "protocol/quorum/mod.rs"];
+    let mutations = ["protocol/mod.rs", "protocol/majority/mod.rs"];
     let mutations = mutations
         .map(|file| read(&format!("lock-runtime/src/{file}")))
         .concat();

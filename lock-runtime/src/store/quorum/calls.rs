@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use super::Inner;
 use crate::{
-    protocol::quorum::{
+    protocol::majority::{
         LONGEST_CALL, MajorityCx, MajoritySession, Output, Progress, Reply, RequestId, Send,
         ServerRequest,
     },

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use crate::{
     observe::health::{Finding, Health, ServerHealth, Severity, Verdict},
-    protocol::quorum::majority,
+    protocol::majority::majority,
     store::QuorumMember,
 };
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::PATIENCE;
 use crate::{
-    protocol::quorum::majority,
+    protocol::majority::majority,
     shell::call::within,
     store::{Cursor, Page, QuorumMember, StoreError, StoreErrorKind},
 };

@@ -98,7 +98,7 @@ use super::{
 use crate::{
     error::{LockError, LockErrorKind},
     observe::health::Health,
-    protocol::quorum::{MajoritySession, Reply, inspected},
+    protocol::majority::{MajoritySession, Reply, inspected},
     request::key::LockKey,
     request::spec::LockKind,
     shell::call::within,
@@ -106,7 +106,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub(crate) use crate::protocol::quorum::majority;
+pub(crate) use crate::protocol::majority::majority;
 
 /// The time for which a request that no lock depends on waits for a server.
 const PATIENCE: Duration = Duration::from_millis(300);

@@ -13,7 +13,7 @@ use crate::{
     client::LockClient,
     guard::fence::FencingToken,
     observe::health::Verdict,
-    protocol::quorum::ServerRequest,
+    protocol::majority::ServerRequest,
     request::spec::{LockSpec, Mode},
     shell::time::Instant,
     store::{Grant, Holder, MemoryStore, RaiseReply, Token},

@@ -13,11 +13,11 @@ const MOST_LAG: Duration = Duration::from_secs(1);
 ///
 /// [hybrid logical clock]: https://cse.buffalo.edu/tech-reports/2014-04.pdf
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::protocol::quorum) struct Proposals(Option<FencingToken>);
+pub(in crate::protocol::majority) struct Proposals(Option<FencingToken>);
 
 impl Proposals {
     /// The next proposal at `micros` microseconds since 1970.
-    pub(in crate::protocol::quorum) fn next(&mut self, micros: u64) -> FencingToken {
+    pub(in crate::protocol::majority) fn next(&mut self, micros: u64) -> FencingToken {
         let next = FencingToken::next(self.0, micros).unwrap_or(FencingToken::LAST);
         self.0 = Some(next);
         next
@@ -29,7 +29,7 @@ impl Proposals {
     /// to other acquisitions, and votes again after a longest lease; one whose record has expired
     /// has none. So a tenth of the `lease`, a second at most, is left for the message from the wait
     /// queue.
-    pub(in crate::protocol::quorum) fn beside(
+    pub(in crate::protocol::majority) fn beside(
         &mut self,
         drawn: Option<FencingToken>,
         micros: u64,
@@ -42,7 +42,7 @@ impl Proposals {
     }
 
     /// Records the token of a grant.
-    pub(in crate::protocol::quorum) fn seen(&mut self, fence: FencingToken) {
+    pub(in crate::protocol::majority) fn seen(&mut self, fence: FencingToken) {
         self.0 = self.0.max(Some(fence));
     }
 
@@ -51,7 +51,7 @@ impl Proposals {
     /// reach it within a `round_trip`. The `jitter`, in 0..1, makes it differ from that of another
     /// client that chooses a number at the same time. It is never far from `fence`: a client whose
     /// clock is far ahead must not use up the numbers of a year.
-    pub(in crate::protocol::quorum) fn beyond(
+    pub(in crate::protocol::majority) fn beyond(
         fence: FencingToken,
         micros: u64,
         round_trip: Duration,

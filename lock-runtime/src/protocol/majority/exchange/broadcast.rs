@@ -23,8 +23,8 @@ use crate::{
 
 /// A request to several servers.
 #[derive(Debug)]
-pub(in crate::protocol::quorum) struct Broadcast {
-    pub(in crate::protocol::quorum) count: Count,
+pub(in crate::protocol::majority) struct Broadcast {
+    pub(in crate::protocol::majority) count: Count,
     ballot: Ballot,
     begun: Instant,
     /// The time-out, or the end of the wait for the coordinator once a majority has decided.
@@ -39,7 +39,7 @@ pub(in crate::protocol::quorum) struct Broadcast {
 
 /// The replies so far.
 #[derive(Debug)]
-pub(in crate::protocol::quorum) enum Count {
+pub(in crate::protocol::majority) enum Count {
     /// To the renewal of each lock.
     Renewals(Vec<Renewed>),
     Release(Hold),
@@ -90,7 +90,7 @@ impl MajoritySession {
     }
 
     /// Begins a request to several servers.
-    pub(in crate::protocol::quorum) fn broadcast(
+    pub(in crate::protocol::majority) fn broadcast(
         &mut self,
         count: Count,
         timeout: Duration,
@@ -124,7 +124,7 @@ impl MajoritySession {
     }
 
     /// Counts the reply of a server. The locks of a batch of renewals are those with these numbers.
-    pub(in crate::protocol::quorum) fn count(
+    pub(in crate::protocol::majority) fn count(
         &mut self,
         id: RequestId,
         server: usize,
@@ -173,7 +173,7 @@ impl MajoritySession {
         }
     }
 
-    pub(in crate::protocol::quorum) fn step_broadcast(
+    pub(in crate::protocol::majority) fn step_broadcast(
         &mut self,
         id: RequestId,
         mut broadcast: Broadcast,
@@ -218,7 +218,7 @@ impl MajoritySession {
     }
 
     /// The error if too few servers have replied.
-    pub(in crate::protocol::quorum) fn unanswered(
+    pub(in crate::protocol::majority) fn unanswered(
         &self,
         failed: &[(usize, StoreError)],
     ) -> StoreError {

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, time::Duration};
 
 use super::super::{
     MajorityCx, MajorityMutation,
-    exchange::majority::{majority, nth_largest},
+    exchange::count::{majority, nth_largest},
     round::PerServer,
 };
 use crate::{

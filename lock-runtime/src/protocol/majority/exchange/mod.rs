@@ -3,7 +3,7 @@
 
 pub(super) mod broadcast;
 pub(super) mod contended;
-pub(super) mod majority;
+pub(super) mod count;
 pub(super) mod proposals;
 pub(super) mod server;
 pub(super) mod tally;

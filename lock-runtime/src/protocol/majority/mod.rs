@@ -32,7 +32,7 @@ use self::{
     round::{KnownAlias, PerServer, ServerAnswer},
 };
 pub(crate) use self::{
-    exchange::majority::majority,
+    exchange::count::majority,
     exchange::tally::inspected,
     message::{CallTicket, Progress, Reply, Send, ServerRequest},
     round::Round,

@@ -3,7 +3,7 @@
 use std::{mem, time::Duration};
 
 use super::{
-    super::{MajorityCx, MajorityMutation, exchange::majority::nth_largest},
+    super::{MajorityCx, MajorityMutation, exchange::count::nth_largest},
     Ask, CHECK_OTHERS_EVERY, Next, Outcome, PerServer, Phase, Round, grace,
     vote::{Obstacle, Status, Vote, VoteStanding, VoteState},
 };

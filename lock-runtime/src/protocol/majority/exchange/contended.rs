@@ -14,11 +14,11 @@ const ROUND_TRIPS: u32 = 10;
 const MANY: usize = 256;
 
 #[derive(Clone, Debug, Default)]
-pub(in crate::protocol::quorum) struct Contended(HashMap<LockKey, Instant, RandomState>);
+pub(in crate::protocol::majority) struct Contended(HashMap<LockKey, Instant, RandomState>);
 
 impl Contended {
     /// Records that a request was not granted this lock at once.
-    pub(in crate::protocol::quorum) fn note(
+    pub(in crate::protocol::majority) fn note(
         &mut self,
         key: &LockKey,
         round_trip: Duration,
@@ -35,7 +35,7 @@ impl Contended {
         keys.insert(key.clone(), now + LATELY + round_trip * ROUND_TRIPS);
     }
 
-    pub(in crate::protocol::quorum) fn is(&self, key: &LockKey, now: Instant) -> bool {
+    pub(in crate::protocol::majority) fn is(&self, key: &LockKey, now: Instant) -> bool {
         self.0.get(key).is_some_and(|until| *until > now)
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use self::message::{
     Ask, Calls, KnownAlias, Next, Outcome, PerServer, ServerAnswer, TimeOuts,
 };
 use self::vote::{Obstacle, Status, Vote, VoteStanding, VoteState};
-use super::{MajorityCx, MajorityMutation, exchange::majority::majority};
+use super::{MajorityCx, MajorityMutation, exchange::count::majority};
 use crate::{
     guard::fence::FencingToken,
     protocol::{STRAGGLE, held::lease::drift},

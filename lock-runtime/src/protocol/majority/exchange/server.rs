@@ -9,14 +9,14 @@ use crate::{request::key::LockKey, shell::time::Instant, store::StoreError};
 const OPEN_FOR: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
-pub(in crate::protocol::quorum) struct Server {
-    pub(in crate::protocol::quorum) name: String,
+pub(in crate::protocol::majority) struct Server {
+    pub(in crate::protocol::majority) name: String,
     /// Until when the circuit breaker is open, and the error that opened it.
     open_until: Option<(Instant, StoreError)>,
 }
 
 impl Server {
-    pub(in crate::protocol::quorum) fn new(name: String) -> Self {
+    pub(in crate::protocol::majority) fn new(name: String) -> Self {
         Self {
             name,
             open_until: None,
@@ -25,7 +25,7 @@ impl Server {
 
     /// Returns the last error while the circuit breaker is open. When this time is over, lets one
     /// probe through and stays open for the other requests.
-    pub(in crate::protocol::quorum) fn admits(&mut self, now: Instant) -> Result<(), StoreError> {
+    pub(in crate::protocol::majority) fn admits(&mut self, now: Instant) -> Result<(), StoreError> {
         if let Some((until, error)) = &mut self.open_until {
             if now < *until {
                 return Err(error.clone().with_unsent(true));
@@ -35,13 +35,13 @@ impl Server {
         Ok(())
     }
 
-    pub(in crate::protocol::quorum) fn is_well(&self, now: Instant) -> bool {
+    pub(in crate::protocol::majority) fn is_well(&self, now: Instant) -> bool {
         let open_until = self.open_until.as_ref();
         open_until.is_none_or(|(until, _)| *until <= now)
     }
 
     /// Closes the circuit breaker if the server has replied, and opens it otherwise.
-    pub(in crate::protocol::quorum) fn replied(
+    pub(in crate::protocol::majority) fn replied(
         &mut self,
         error: Option<&StoreError>,
         now: Instant,
@@ -53,19 +53,19 @@ impl Server {
     }
 
     /// Closes the circuit breaker: the connection to the server was established again.
-    pub(in crate::protocol::quorum) fn reconnected(&mut self) {
+    pub(in crate::protocol::majority) fn reconnected(&mut self) {
         self.open_until = None;
     }
 
     /// Opens the circuit breaker.
-    pub(in crate::protocol::quorum) fn open(&mut self, error: StoreError, now: Instant) {
+    pub(in crate::protocol::majority) fn open(&mut self, error: StoreError, now: Instant) {
         self.open_until = Some((now + OPEN_FOR, error));
     }
 }
 
 /// The coordinator of a lock. All clients that list the servers in the same order and find the same
 /// ones healthy choose the same server. `None` if no server is healthy.
-pub(in crate::protocol::quorum) fn coordinator(
+pub(in crate::protocol::majority) fn coordinator(
     servers: &[Server],
     key: &LockKey,
     now: Instant,
