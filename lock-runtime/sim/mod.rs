@@ -6,9 +6,9 @@
 //! partitioned.
 //!
 //! All decisions are those of production code: the [`Session`](crate::protocol::Session) of each
-//! process, the [`MajoritySession`](crate::protocol::majority::MajoritySession), the quarantine with
-//! the estimate of a server's clock, and at each server the table of the in-memory store, or the
-//! scripts of Redis (`scripts.rs`). The simulators perform effects and check invariants; they
+//! process, the [`MajoritySession`](crate::protocol::majority::MajoritySession), the quarantine
+//! with the estimate of a server's clock, and at each server the table of the in-memory store, or
+//! the scripts of Redis (`scripts.rs`). The simulators perform effects and check invariants; they
 //! decide nothing. Only the tasks of `store/quorum/calls.rs` (in `client.rs`) and a connection (in
 //! `link.rs`) are modelled here.
 //!
