@@ -219,9 +219,13 @@ if [ -n "$with_judges" ]; then
     exit
 fi
 if [ $# -eq 0 ]; then
-    set -- --workspace
-    [ -n "$with_browser" ] || set -- "$@" --exclude lock-tests-browser
-    [ -n "$with_stores" ] || set -- "$@" --exclude lock-tests-sqlx -- --skip postgres --skip etcd --skip zookeeper --skip stores:: --skip outage::database::
+    # The tests of lockctl build it as these are built.
+    export LOCK_TESTS_EXCLUDED=
+    [ -n "$with_browser" ] || LOCK_TESTS_EXCLUDED+=' --exclude lock-tests-browser'
+    [ -n "$with_stores" ] || LOCK_TESTS_EXCLUDED+=' --exclude lock-tests-sqlx'
+    # shellcheck disable=SC2086
+    set -- --workspace $LOCK_TESTS_EXCLUDED
+    [ -n "$with_stores" ] || set -- "$@" -- --skip postgres --skip etcd --skip zookeeper --skip stores:: --skip outage::database::
 fi
 # Tests wait most of the time: with two threads for each core, one core of two is idle. Each may start servers.
 cores=$(nproc)
