@@ -192,7 +192,7 @@ async fn a_server_killed_among_groups_keeps_no_lock_past_its_lease() {
     };
     let (turns, ()) = tokio::join!(join_all((0..200).map(task)), kills);
     assert!(turns.iter().all(|turns| *turns > 0), "{turns:?}");
-    assert!(turns.iter().sum::<u32>() > 2_000, "{turns:?}");
+    assert!(turns.iter().sum::<u32>() > 400, "{turns:?}");
     // No renewal keeps a lock that no task holds.
     expect_free(&server, LEASE + Duration::from_secs(2)).await;
     locks.shutdown().await;
