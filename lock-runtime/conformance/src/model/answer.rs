@@ -60,6 +60,8 @@ pub(super) enum Answer {
     },
     Revocation(RevokeReply),
     Failed(String),
+    /// The store was not available. The call may have been executed.
+    Unanswered,
 }
 
 impl Answer {

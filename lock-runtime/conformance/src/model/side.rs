@@ -62,9 +62,13 @@ impl Side {
 
     /// Executes a step. An error describes a reply that no store may ever give.
     pub(super) async fn take(&mut self, step: &Step) -> Reply {
-        self.ask(step)
-            .await
-            .unwrap_or_else(|error| Ok(Answer::Failed(error.to_string())))
+        self.ask(step).await.unwrap_or_else(|error| {
+            Ok(if error.is_transient() {
+                Answer::Unanswered
+            } else {
+                Answer::Failed(error.to_string())
+            })
+        })
     }
 
     async fn ask(&mut self, step: &Step) -> Result<Reply, StoreError> {

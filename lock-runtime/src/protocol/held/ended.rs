@@ -47,3 +47,45 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{
+        guard::fence::FencingToken,
+        request::{key::LockKey, spec::Mode},
+        store::{Hold, Token},
+    };
+
+    fn ending(result: usize) -> Ending {
+        let hold = Hold::new(LockKey::new("k").unwrap(), Mode::Exclusive, Token::random());
+        let result = (FencingToken::new(7).unwrap(), Arc::from(vec![0; result]));
+        Ending::Release(hold, None, Some(result))
+    }
+
+    #[test]
+    fn tokens_are_remembered_until_their_leases_are_over() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut ended = Ended::default();
+        for number in 1..=5 {
+            ended.push(ending(0), start, start + number * second);
+        }
+        ended.push(ending(0), start + 2 * second, start + 9 * second);
+        assert_eq!(ended.0.len(), 4, "the lease of two is over");
+        for _ in 0..2 * MOST {
+            ended.push(ending(0), start, start + 9 * second);
+        }
+        assert_eq!(ended.0.len(), MOST);
+    }
+
+    #[test]
+    fn tokens_with_long_results_are_forgotten() {
+        let now = Instant::now();
+        let mut ended = Ended::default();
+        ended.push(ending(LONGEST), now, now + Duration::from_secs(1));
+        ended.push(ending(LONGEST + 1), now, now + Duration::from_secs(1));
+        assert_eq!(ended.0.len(), 1);
+    }
+}

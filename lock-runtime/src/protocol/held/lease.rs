@@ -343,6 +343,22 @@ mod tests {
         assert_eq!(lease.validity(t0 + LEASE), Duration::ZERO);
     }
 
+    // Rule 39 of docs/PROTOCOL.md.
+    #[test]
+    fn a_lease_that_the_store_keeps_for_too_long_is_corrected() {
+        let mut correction = Correction::default();
+        let (counted, moment) = (LEASE + SET_BACK, Duration::from_millis(1));
+        assert_eq!(correction.counted(counted, LEASE), LEASE);
+        assert_eq!(correction.at_most(LEASE), None, "a round trip late");
+        assert!(!correction.was_sent());
+        assert_eq!(correction.counted(counted + moment, LEASE), LEASE);
+        assert_eq!(correction.at_most(LEASE), Some(LEASE));
+        assert!(correction.was_sent());
+        // A delayed renewal of the correction may still shorten a longer lease.
+        assert_eq!(correction.counted(2 * LEASE, 2 * LEASE), LEASE);
+        assert_eq!(correction.at_most(2 * LEASE), None);
+    }
+
     #[test]
     fn renew_is_retried_until_the_validity_ends() {
         let (mut lease, t0) = granted(None);

@@ -20,6 +20,26 @@ fn a_token_without_a_reply_is_not_used_again() {
     assert_ne!(asks(&bench.resume(id)), token);
 }
 
+// Rule 8 of docs/PROTOCOL.md.
+#[test]
+fn an_abandonment_is_repeated_after_the_deadline_of_a_delayed_request() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    let deadline = bench.now + WRITER.call_timeout() + STRAGGLE;
+    bench.no_reply(id);
+    let (job, _) = bench.due_job().unwrap();
+    bench.job_reply(job, Ok(Reply::Abandoned));
+    bench.cancel(id);
+    bench.now = deadline;
+    assert_eq!(bench.endings(), []);
+    bench.now += MILLI;
+    let (job, call) = bench.due_job().unwrap();
+    assert!(matches!(call.request, Request::Abandon(hold) if hold.token == token));
+    // The server has executed the delayed request by now.
+    bench.job_reply(job, Ok(Reply::Abandoned));
+    assert!(bench.session.rest().is_none());
+}
+
 /// The store has not granted the lock: a message was forged, and the token is in the wait queue.
 #[test]
 fn a_repeated_release_that_finds_nothing_is_followed_by_an_abandonment() {

@@ -36,6 +36,50 @@ fn keys_that_were_granted_beside_one_that_came_too_late_are_released() {
     assert_eq!(ended, keys);
 }
 
+/// A store that grants fewer keys than were requested breaks its contract: no lock is held.
+#[test]
+fn several_keys_of_which_a_store_grants_fewer_are_abandoned() {
+    let mut bench = Bench::new();
+    let keys = ["a", "b"].map(named);
+    let terms = writer(|it| it.wait = Wait::No);
+    let times = (bench.now, terms.call_timeout());
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, _) = begun.unwrap();
+    bench.now += terms.call_timeout();
+    let reply = Ok(AcquireAllReply::Granted(vec![grant(7)]));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    assert!(matches!(step, AllStep::Done(Err(_))), "{step:?}");
+    assert!(bench.session.held.is_empty());
+    assert_eq!(bench.endings().len(), 2);
+}
+
+/// The refusal of several keys is that of the key which is held, whatever its place.
+#[test]
+fn several_keys_are_refused_by_the_one_that_is_held() {
+    for held in 0..3 {
+        let mut bench = Bench::new();
+        let keys = ["a", "b", "c"].map(named);
+        let terms = writer(|it| it.wait = Wait::No);
+        let times = (bench.now, terms.call_timeout());
+        let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+        let (together, _) = begun.unwrap();
+        let reply = AcquireReply::Busy {
+            holder_ttl: Some(LEASE),
+            has_waiters: false,
+        };
+        let reply = Ok(AcquireAllReply::Refused { index: held, reply });
+        let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+        let AllStep::Done(Err((index, refused))) = step else {
+            panic!("{step:?}")
+        };
+        assert_eq!(index, held);
+        assert!(
+            matches!(refused, Refused::Contended(Some(_))),
+            "{held}: {refused:?}"
+        );
+    }
+}
+
 /// The error of a store that acquires one key after the other names the key that was reached.
 #[test]
 fn an_error_of_several_keys_names_the_key_that_was_reached() {
