@@ -24,8 +24,8 @@ use super::{
 use crate::{
     request::spec::{LockKind, Mode, Terms, Wait},
     store::{
-        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HolderId, PollReply, Release,
-        ReleaseReply, RenewReply, StoreErrorKind,
+        AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HolderId, KeyRequest, PollReply,
+        Release, ReleaseReply, RenewReply, StoreErrorKind,
     },
 };
 

@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// A request for several keys that does not wait.
+fn begun<const KEYS: usize>(
+    bench: &mut Bench,
+    keys: [&str; KEYS],
+) -> (Terms, Together, Vec<KeyRequest>) {
+    let terms = writer(|it| it.wait = Wait::No);
+    let times = (bench.now, terms.patience(KEYS));
+    let keys = keys.map(named);
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    let (together, requests) = begun.unwrap();
+    (terms, together, requests)
+}
+
 /// Of several keys one was granted too late: no lock is held, renewed or reserved.
 #[test]
 fn keys_that_were_granted_beside_one_that_came_too_late_are_released() {
@@ -40,12 +53,8 @@ fn keys_that_were_granted_beside_one_that_came_too_late_are_released() {
 #[test]
 fn several_keys_of_which_a_store_grants_fewer_are_abandoned() {
     let mut bench = Bench::new();
-    let keys = ["a", "b"].map(named);
-    let terms = writer(|it| it.wait = Wait::No);
-    let times = (bench.now, terms.call_timeout());
-    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
-    let (together, _) = begun.unwrap();
-    bench.now += terms.call_timeout();
+    let (terms, together, _) = begun(&mut bench, ["a", "b"]);
+    bench.now += terms.patience(2);
     let reply = Ok(AcquireAllReply::Granted(vec![grant(7)]));
     let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
     assert!(matches!(step, AllStep::Done(Err(_))), "{step:?}");
@@ -58,11 +67,7 @@ fn several_keys_of_which_a_store_grants_fewer_are_abandoned() {
 fn several_keys_are_refused_by_the_one_that_is_held() {
     for held in 0..3 {
         let mut bench = Bench::new();
-        let keys = ["a", "b", "c"].map(named);
-        let terms = writer(|it| it.wait = Wait::No);
-        let times = (bench.now, terms.call_timeout());
-        let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
-        let (together, _) = begun.unwrap();
+        let (_, together, _) = begun(&mut bench, ["a", "b", "c"]);
         let reply = AcquireReply::Busy {
             holder_ttl: Some(LEASE),
             has_waiters: false,
@@ -84,13 +89,9 @@ fn several_keys_are_refused_by_the_one_that_is_held() {
 #[test]
 fn an_error_of_several_keys_names_the_key_that_was_reached() {
     let mut bench = Bench::new();
-    let keys = ["a", "b", "c"].map(named);
-    let terms = writer(|it| it.wait = Wait::No);
-    let times = (bench.now, terms.patience(keys.len()));
-    assert_eq!(times.1, terms.call_timeout() * 3);
-    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
-    let (together, _) = begun.unwrap();
-    bench.now += times.1;
+    let (terms, together, _) = begun(&mut bench, ["a", "b", "c"]);
+    assert_eq!(terms.patience(3), terms.call_timeout() * 3);
+    bench.now += terms.patience(3);
     let reply = Err(StoreError::out_of_turn(1, 3));
     let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
     let is_named = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
@@ -102,11 +103,7 @@ fn an_error_of_several_keys_names_the_key_that_was_reached() {
 #[test]
 fn several_keys_that_came_too_late_are_requested_again() {
     let mut bench = Bench::new();
-    let keys = ["a", "b"].map(named);
-    let terms = writer(|it| it.wait = Wait::No);
-    let times = (bench.now, terms.call_timeout());
-    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
-    let (together, first) = begun.unwrap();
+    let (_, together, first) = begun(&mut bench, ["a", "b"]);
     let too_late = |bench: &mut Bench| {
         let (index, reply) = (1, AcquireReply::Late);
         let reply = Ok(AcquireAllReply::Refused { index, reply });

@@ -125,6 +125,19 @@ fn queued() -> ServerAnswer {
     queued_for(LEASE)
 }
 
+/// A process that is suspended between the replies and its next step holds nothing when it resumes.
+#[test]
+fn votes_whose_leases_are_over_grant_nothing() {
+    for passed in [Duration::ZERO, LEASE] {
+        let (mut case, others) = Case::at_the_head();
+        case.hears(others, |_| granted());
+        case.now += passed;
+        let next = case.next();
+        let is_granted = matches!(next, Next::Done(Outcome::Granted(..)));
+        assert_eq!(is_granted, passed.is_zero(), "{next:?}");
+    }
+}
+
 /// Two votes come after their exchange, and count once they are renewed: from the sending of the
 /// renewal (rule 2).
 #[test]

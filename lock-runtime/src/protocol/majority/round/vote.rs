@@ -161,3 +161,37 @@ impl Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_is_known_by_its_number_or_by_its_end() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let of = |number, from: u32| Obstacle {
+            counter: FencingToken::new(number),
+            ends: Some((now + second * from, now + second * (from + 1))),
+        };
+        let unknown = Obstacle {
+            counter: None,
+            ends: None,
+        };
+        let cases = [
+            // The same number, or a number that proves nothing to a reader.
+            (of(7, 10), of(7, 20), Mode::Exclusive, true),
+            (of(7, 10), of(7, 20), Mode::Shared, false),
+            (of(7, 10), of(8, 20), Mode::Exclusive, false),
+            // Ends that overlap.
+            (of(7, 10), of(8, 10), Mode::Exclusive, true),
+            (of(7, 10), of(8, 11), Mode::Exclusive, true),
+            (of(7, 11), of(8, 10), Mode::Shared, true),
+            (unknown, unknown, Mode::Exclusive, true),
+            (unknown, of(7, 10), Mode::Exclusive, false),
+        ];
+        for (one, other, mode, may_be) in cases {
+            assert_eq!(one.may_be(&other, mode), may_be, "{one:?} {other:?}");
+            assert_eq!(other.may_be(&one, mode), may_be, "{other:?} {one:?}");
+        }
+    }
+}
