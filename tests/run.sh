@@ -229,5 +229,5 @@ if [ $# -eq 0 ]; then
 fi
 # Tests wait most of the time: with two threads for each core, one core of two is idle. Each may start servers.
 cores=$(nproc)
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores < 8 ? cores * 4 : 32))}
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((cores < 8 ? cores * 3 : 24))}
 exec cargo test --all-features --locked "$@"
