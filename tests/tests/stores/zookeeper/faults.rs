@@ -173,9 +173,13 @@ async fn no_message_is_lost_among_others() {
     }
     // Its first polls are over.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let released = Instant::now();
     let releases = held.into_iter().map(|guard| guard.release());
-    futures_util::future::try_join_all(releases).await.unwrap();
+    for outcome in futures_util::future::join_all(releases).await {
+        // Fifty calls at once may be slow, and go on in the background.
+        let kind = outcome.err().map(|error| error.kind());
+        assert!(matches!(kind, None | Some(LockErrorKind::ReleaseUnknown)));
+    }
+    let released = Instant::now();
     let mut late = Vec::new();
     for waiting in waiting {
         let guard = waiting.await.unwrap().unwrap();
