@@ -25,6 +25,6 @@ async fn a_guard_that_is_dropped_frees_its_lock_beside_many_requests_that_were_g
     drop(guard);
     let _guard = two.exclusive("held").wait(LONG).acquire().await.unwrap();
     let waited = begun.elapsed();
-    assert!(waited < Duration::from_secs(1), "{waited:?}");
+    assert!(waited < Duration::from_millis(1500), "{waited:?}");
     one.shutdown().await;
 }
