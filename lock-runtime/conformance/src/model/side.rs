@@ -21,6 +21,8 @@ use crate::subject::one;
 
 /// The time by which a delayed request is late.
 const LATE: Duration = Duration::from_secs(5);
+/// The shortest time after which a call may have had no answer in time.
+const SLOW: Duration = Duration::from_millis(250);
 /// The time until the deadline of any other request.
 const AHEAD: Duration = Duration::from_secs(3600);
 
@@ -62,8 +64,10 @@ impl Side {
 
     /// Executes a step. An error describes a reply that no store may ever give.
     pub(super) async fn take(&mut self, step: &Step) -> Reply {
+        let begun = std::time::Instant::now();
         self.ask(step).await.unwrap_or_else(|error| {
-            Ok(if error.is_transient() {
+            // An error at once is that of the store, and not of a slow machine.
+            Ok(if error.is_transient() && begun.elapsed() >= SLOW {
                 Answer::Unanswered
             } else {
                 Answer::Failed(error.to_string())
