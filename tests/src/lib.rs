@@ -22,7 +22,7 @@
 //! | [`storm`] | tasks that request locks in every mode and option, and record the events |
 //! | [`traces`] | the `tracing` events of a test |
 //! | [`server_clock`] | a wall clock that a test sets, for the servers that it starts |
-//! | [`lateness`] | the delay of a loaded machine, for limits of times |
+//! | [`delays`] | the delays of a runtime on a loaded machine |
 //! | [`access`] | the rights of users, and the files of certificates |
 //! | [`replies`] | the replies of a batch as one result |
 //! | [`files`] | the store of the guide, in a directory, with a scheme of URLs |
@@ -31,12 +31,12 @@
 
 pub mod access;
 pub mod cluster;
+pub mod delays;
 pub mod errors;
 pub mod etcd;
 pub mod faulty_store;
 pub mod fenced;
 pub mod files;
-pub mod lateness;
 pub mod lockctl;
 pub mod place;
 pub mod postgres;
@@ -58,11 +58,12 @@ mod resp;
 mod supervised;
 
 pub use cluster::{RedisCluster, shared_cluster};
+pub use delays::Delays;
 pub use errors::chain;
 pub use etcd::{EtcdCluster, shared_etcd};
 pub use faulty_store::FaultyStore;
 pub use fenced::{FencedResource, RedisFencedResource};
-pub use lateness::{Delays, Lateness};
+pub use lock_conformance::Lateness;
 pub use lockctl::lockctl;
 pub use postgres::{PgBouncer, PostgresServer, shared_postgres};
 pub use processes::Worker;

@@ -350,7 +350,11 @@ async fn accept(
             biased;
             _ = faults.changed() => {
                 if faults.borrow_and_update().refuse {
-                    listener = None;
+                    if let Some(listener) = listener.take() {
+                        // A process that another test is starting has a copy of the socket until
+                        // it executes its program: without this, the copy would go on listening.
+                        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+                    }
                 } else if listener.is_none() {
                     listener = Some(listen_again(port).await);
                 }

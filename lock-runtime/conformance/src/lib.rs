@@ -154,6 +154,7 @@ mod ending;
 mod exclusion;
 mod fences;
 mod intercepted;
+mod lateness;
 mod leases;
 mod model;
 mod operators;
@@ -170,8 +171,6 @@ use std::sync::Arc;
 
 use lock_runtime::store::Store;
 
-#[doc(hidden)]
-pub use self::ending::cancellation::cancelled;
 #[cfg(feature = "records")]
 pub use self::records::{
     conflicts_are_in_the_order_of_their_changes, reads_show_many_records_and_large_ones,
@@ -179,6 +178,8 @@ pub use self::records::{
     swaps_wait_for_their_time, swaps_without_effect_send_no_message,
     the_clock_goes_on_for_all_clients,
 };
+#[doc(hidden)]
+pub use self::{ending::cancellation::cancelled, lateness::Lateness};
 pub use self::{
     ending::{
         abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},

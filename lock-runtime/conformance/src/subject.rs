@@ -54,7 +54,7 @@ pub(crate) fn skipped(check: &str, reason: &str) {
 
 /// Fails a test that hangs.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    timeout(2 * LONG, future).await.expect("the test hangs")
+    timeout(4 * LONG, future).await.expect("the test hangs")
 }
 
 /// The only reply of a batch.

@@ -12,6 +12,7 @@ use lock_runtime::{
 use tokio::{runtime::Handle, sync::Mutex, time::sleep};
 
 use crate::{
+    Lateness,
     intercepted::{Intercepted, Pass},
     subject::{LONG, Subject, beside, fresh_key, in_time, promise},
 };
@@ -143,7 +144,7 @@ async fn relay(fate: Fate, clients: Vec<LockClient>) {
 }
 
 async fn turn(fate: Fate, client: &LockClient, key: &LockKey, course: &Mutex<Course>) {
-    let asked = Instant::now();
+    let (asked, late) = (Instant::now(), Lateness::start());
     let guard = client.exclusive(key).wait(LONG).acquire().await;
     let guard = guard.unwrap_or_else(|error| panic!("events {fate:?}: {error}"));
     let fence = guard.fence().number();
@@ -163,7 +164,7 @@ async fn turn(fate: Fate, client: &LockClient, key: &LockKey, course: &Mutex<Cou
         let idle = course.released.max(asked).elapsed();
         promise!(
             "a waiter is served by its next poll at the latest",
-            idle <= HANDOVER,
+            idle <= late.allows(HANDOVER),
             "events {fate:?}: the lock was free for {idle:?}"
         );
         (course.fence, course.inside) = (fence, 1);

@@ -13,8 +13,9 @@ use lock_runtime::{
 };
 use tokio::{sync::mpsc, time::sleep};
 
-use crate::subject::{
-    IMPRECISE, Subject, beside, eventually, fresh_hold, in_time, promise, skipped,
+use crate::{
+    Lateness,
+    subject::{IMPRECISE, Subject, beside, eventually, fresh_hold, in_time, promise, skipped},
 };
 
 const SKIPPED: &str = "a silent waiter is skipped, and served again when it polls";
@@ -51,12 +52,12 @@ async fn granted_for(subject: &Subject, lease: Duration) {
     let waiter = beside(&holder.key, Mode::Exclusive);
     subject.queue_for(&waiter, lease).await;
     subject.release(&holder).await;
-    let since = Instant::now();
+    let (since, late) = (Instant::now(), Lateness::start());
     let promise = "a release grants the lock to the next waiter";
     let grant = subject.polled(promise, &waiter).await;
     promise!(
         SHORT,
-        grant.ttl <= longest + IMPRECISE && grant.ttl + LATE > longest,
+        grant.ttl <= longest + IMPRECISE && late.allows(grant.ttl + LATE) > longest,
         "{:?} instead of {longest:?}",
         grant.ttl
     );
@@ -64,7 +65,7 @@ async fn granted_for(subject: &Subject, lease: Duration) {
     while matches!(subject.poll(&waiter).await, PollReply::Granted(_)) {
         promise!(
             SHORT,
-            since.elapsed() < longest + LATE,
+            since.elapsed() < late.allows(longest + LATE),
             "it lasts for {:?}",
             since.elapsed()
         );
