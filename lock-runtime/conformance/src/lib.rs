@@ -154,7 +154,6 @@ mod ending;
 mod exclusion;
 mod fences;
 mod intercepted;
-mod lateness;
 mod leases;
 mod model;
 mod operators;
@@ -179,7 +178,7 @@ pub use self::records::{
     the_clock_goes_on_for_all_clients,
 };
 #[doc(hidden)]
-pub use self::{ending::cancellation::cancelled, lateness::Lateness};
+pub use self::{ending::cancellation::cancelled, waiting::lateness::Lateness};
 pub use self::{
     ending::{
         abandon::{abandoned_requests_have_no_effect, dropped_calls_can_be_abandoned},

@@ -3,4 +3,5 @@
 pub(crate) mod contention;
 pub(crate) mod events;
 pub(crate) mod hand_off;
+pub(crate) mod lateness;
 pub(crate) mod queue;
