@@ -9,6 +9,8 @@
 # `--newest-etcd` runs the tests with etcd on the version in tests/etcd/go.mod, which it builds with the Go named there.
 # `--fuzz 600 [WORD]` lets libFuzzer look for ten minutes for each target whose name contains the word, one for each core at a
 # time. It prints their coverage, and fails if one breaks a promise; the input is then beside the corpus of the target.
+# `--mutants DIRECTORY` plants mutants in a copy of the repository there, and prints those that no test notices; more
+# arguments, such as `--file queue` or `--stage unit`, select some. The directory keeps the outcomes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -210,6 +212,10 @@ while :; do
         fuzz "${1-60}" "${2-}"
         exit
         ;;
+    --mutants)
+        shift
+        exec cargo run -p lock-tests-mutants --locked -- "$@"
+        ;;
     *) break ;;
     esac
     shift
@@ -220,7 +226,7 @@ if [ -n "$with_judges" ]; then
 fi
 if [ $# -eq 0 ]; then
     # The tests of lockctl build it as these are built.
-    export LOCK_TESTS_EXCLUDED=
+    export LOCK_TESTS_EXCLUDED=' --exclude lock-tests-mutants'
     [ -n "$with_browser" ] || LOCK_TESTS_EXCLUDED+=' --exclude lock-tests-browser'
     [ -n "$with_stores" ] || LOCK_TESTS_EXCLUDED+=' --exclude lock-tests-sqlx'
     # shellcheck disable=SC2086

@@ -1,0 +1,161 @@
+//! A copy of the repository in which all mutants are planted.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::find::{self, Mutant};
+
+pub(crate) struct Copy {
+    pub(crate) directory: PathBuf,
+    pub(crate) mutants: Vec<Mutant>,
+    /// The numbers of those that compile.
+    pub(crate) planted: BTreeSet<usize>,
+}
+
+impl Copy {
+    /// Plants the mutants of the files in `places`, without those that do not compile.
+    pub(crate) fn plant(directory: &Path, places: &[&str]) -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3);
+        let root = root.context("the root of the repository")?;
+        let list = Command::new("git")
+            .args(["ls-files", "-z"])
+            .current_dir(root)
+            .output()?;
+        ensure!(list.status.success(), "git ls-files failed");
+        let files = String::from_utf8(list.stdout)?;
+        let files: Vec<_> = files.split_terminator('\0').collect();
+        let mut copy = Self {
+            directory: directory.join("copy"),
+            mutants: Vec::new(),
+            planted: BTreeSet::new(),
+        };
+        for file in &files {
+            copy.write(file, &fs::read(root.join(file))?)?;
+        }
+        let library = "lock-runtime/src/lib.rs";
+        let text = fs::read_to_string(root.join(library))?;
+        let module = "#[doc(hidden)]\npub mod mutants;\n\nmod client;";
+        copy.write(library, text.replacen("mod client;", module, 1).as_bytes())?;
+        let is_chosen = |file: &&&str| {
+            let is_of_tests = file.ends_with("tests.rs") || file.contains("/tests/");
+            file.ends_with(".rs")
+                && !is_of_tests
+                && places.iter().any(|place| file.starts_with(place))
+        };
+        let mut sources = Vec::new();
+        for file in files.iter().filter(is_chosen) {
+            sources.push((*file, fs::read_to_string(root.join(file))?));
+        }
+        // Those that did not compile the last time.
+        let path = directory.join("refused.tsv");
+        let mut refused = find::read(&path)?;
+        loop {
+            let ranges = copy.write_all(&sources, &refused)?;
+            let new = copy.refused(&ranges)?;
+            if new.is_empty() {
+                return Ok(copy);
+            }
+            println!("{} mutants do not compile", new.len());
+            refused.extend(new.iter().map(|&number| copy.mutants[number].clone()));
+            let lines: Vec<_> = refused.iter().map(Mutant::to_string).collect();
+            fs::write(&path, lines.join("\n"))?;
+        }
+    }
+
+    /// Writes a file, unless the copy has it as it is: then it is not compiled again.
+    fn write(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.directory.join(file);
+        if fs::read(&path).is_ok_and(|old| old == bytes) {
+            return Ok(());
+        }
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        Ok(fs::write(path, bytes)?)
+    }
+
+    /// Returns the range of each mutant in the files of the copy.
+    fn write_all(
+        &mut self,
+        sources: &[(&str, String)],
+        refused: &HashSet<Mutant>,
+    ) -> Result<HashMap<String, Vec<(usize, usize, usize)>>> {
+        self.mutants.clear();
+        let mut ranges = HashMap::new();
+        for (file, source) in sources {
+            let planted = find::plant(file, source, &mut self.mutants, refused)?;
+            self.write(file, planted.text.as_bytes())?;
+            ranges.insert((*file).to_owned(), planted.ranges);
+        }
+        self.planted = (0..self.mutants.len())
+            .filter(|&it| !refused.contains(&self.mutants[it]))
+            .collect();
+        let switch = format!(
+            "{}\nconst COUNT: usize = {};\n",
+            include_str!("switch.rs"),
+            self.mutants.len()
+        );
+        self.write("lock-runtime/src/mutants.rs", switch.as_bytes())?;
+        Ok(ranges)
+    }
+
+    /// A cargo command in the copy, whose code is optimized a little, with its assertions.
+    pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .args(arguments)
+            .args(["--all-features", "--locked", "--message-format=json"])
+            .current_dir(&self.directory)
+            .env("CARGO_TARGET_DIR", self.directory.with_file_name("target"))
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+            .env("CARGO_INCREMENTAL", "0")
+            .env("RUSTFLAGS", "--cap-lints=allow");
+        cargo
+    }
+
+    /// Returns the mutants that do not compile.
+    fn refused(
+        &self,
+        ranges: &HashMap<String, Vec<(usize, usize, usize)>>,
+    ) -> Result<HashSet<usize>> {
+        let packages = ["check", "--tests", "-p", "lock-runtime", "-p", "lock-tower"];
+        let output = self.cargo(&packages).stderr(Stdio::inherit()).output()?;
+        let mut refused = HashSet::new();
+        if output.status.success() {
+            return Ok(refused);
+        }
+        let mut others = Vec::new();
+        for line in String::from_utf8(output.stdout)?.lines() {
+            let message: Value = serde_json::from_str(line)?;
+            let message = &message["message"];
+            if message["level"] != "error" {
+                continue;
+            }
+            let of_message = message["spans"].as_array().into_iter().flatten();
+            let of_hints = (message["children"].as_array().into_iter().flatten())
+                .flat_map(|child| child["spans"].as_array().into_iter().flatten());
+            let found = of_message.chain(of_hints).find_map(|span| {
+                let start = span["byte_start"].as_u64()? as usize;
+                let end = span["byte_end"].as_u64()? as usize;
+                (ranges.get(span["file_name"].as_str()?)?.iter())
+                    .filter(|(from, to, _)| *from <= start && end <= *to)
+                    .min_by_key(|(from, to, _)| to - from)
+            });
+            match found {
+                Some((.., number)) => {
+                    refused.insert(*number);
+                }
+                None => others.push(message["rendered"].to_string()),
+            }
+        }
+        if refused.is_empty() {
+            bail!("errors outside of mutants: {}", others.join("\n"));
+        }
+        Ok(refused)
+    }
+}
