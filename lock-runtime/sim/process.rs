@@ -737,7 +737,7 @@ impl Process {
                     self.out
                         .asked
                         .extend(completed.clone().filter(|_| is_valid));
-                    let call = Call::new(Request::Release(release), timeout);
+                    let call = Call::new(Request::Release(Box::new(release)), timeout);
                     let call = self.call(Purpose::Release(id, completed), call);
                     match arrival.ending {
                         Ending::DropRelease(pause) => self.after(pause, Event::DropCall(call)),

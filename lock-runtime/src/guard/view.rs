@@ -66,8 +66,8 @@ impl View {
         mode: Mode,
         granted: &Granted,
         (name, watch): (Option<RequestName>, Watch),
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             core: core.clone(),
             id: granted.held,
             key: key.clone(),
@@ -81,7 +81,7 @@ impl View {
             renewals: AtomicU64::new(0),
             end: OnceLock::new(),
             listeners: Mutex::default(),
-        }
+        })
     }
 
     pub(crate) fn renewals(&self) -> u64 {

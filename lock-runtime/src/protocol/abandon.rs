@@ -248,7 +248,7 @@ impl PendingEnd {
             Ending::Release(hold, keep_until, result) => {
                 let release = Release::new(hold.clone()).keep_until(*keep_until, now);
                 let result = result.clone().filter(|_| release.keep_for.is_some());
-                Request::Release(release.result(result))
+                Request::Release(Box::new(release.result(result)))
             }
             Ending::Abandon(hold) => Request::Abandon(hold.clone()),
         };

@@ -14,7 +14,8 @@ pub(crate) enum Request {
     Acquire(KeyRequest),
     Poll(Hold),
     Renew(Renewal),
-    Release(Release),
+    /// Boxed: it is the largest by far, and no task that acquires a lock makes it.
+    Release(Box<Release>),
     Abandon(Hold),
     Convert(Hold),
 }

@@ -326,17 +326,19 @@ impl Session {
             })),
             _ => Ok(Released::AtStore),
         };
-        let Release { hold, result, .. } = releasing.release.clone();
+        let sent = releasing.sent.unwrap_or(cx.now);
+        let next_holder = releasing.next_holder();
+        let Release { hold, result, .. } = releasing.release;
+        if next_holder.is_none() {
+            self.freed(hold.mode.kind(), &hold.key, cx);
+        }
         let ending = match reply {
             // A lock that was lost leaves nothing behind.
             ReleaseReply::NotHeld => Ending::Abandon(hold),
             _ => Ending::Release(hold, releasing.keep_until, result),
         };
-        let sent = releasing.sent.unwrap_or(cx.now);
         self.ended.push(ending, sent, cx.now + releasing.lease);
-        let Some((next, lease)) = releasing.next_holder() else {
-            let hold = &releasing.release.hold;
-            self.freed(hold.mode.kind(), &hold.key, cx);
+        let Some((next, lease)) = next_holder else {
             return outcome;
         };
         match reply {
@@ -423,7 +425,7 @@ impl Session {
             let call = match job {
                 Job::End(id) => self.pending_ends[id].call(cx.now),
                 Job::Release(id) => {
-                    let request = Request::Release(self.releases[id].send(cx.now));
+                    let request = Request::Release(Box::new(self.releases[id].send(cx.now)));
                     Call::new(request, call_timeout(LockSpec::DEFAULT_LEASE))
                 }
             };

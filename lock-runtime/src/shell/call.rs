@@ -24,8 +24,8 @@ pub(crate) struct Within<F> {
     #[pin]
     call: F,
     patience: Duration,
-    #[pin]
-    timer: Option<Sleep>,
+    /// Boxed: it would enlarge the futures of all callers, most of which are moved.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 pub(crate) fn within<F>(patience: Duration, call: F) -> Within<F> {
@@ -40,19 +40,14 @@ impl<T, F: Future<Output = Result<T, StoreError>>> Future for Within<F> {
     type Output = Result<T, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
+        let this = self.project();
         let patience = *this.patience;
         if let Poll::Ready(reply) = this.call.poll(cx) {
             return Poll::Ready(reply);
         }
-        if this.timer.is_none() {
-            this.timer.set(Some(sleep(patience)));
-        }
-        let timer = this.timer.as_pin_mut().map(|timer| timer.poll(cx));
-        match timer {
-            Some(Poll::Ready(())) => Poll::Ready(Err(StoreError::timed_out(patience))),
-            _ => Poll::Pending,
-        }
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timer = timer.as_mut().poll(cx);
+        timer.map(|()| Err(StoreError::timed_out(patience)))
     }
 }
 

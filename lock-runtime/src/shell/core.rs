@@ -347,8 +347,7 @@ impl fmt::Debug for Core {
 
 impl ClientState {
     /// Adds the view of a lock that was just granted.
-    pub(crate) fn add_view(&mut self, view: View) -> Arc<View> {
-        let view = Arc::new(view);
+    pub(crate) fn add_view(&mut self, view: Arc<View>) -> Arc<View> {
         #[cfg(test)]
         if planted(Planted::ForgetsView) {
             return view;

@@ -6,8 +6,12 @@ use super::KeyPart;
 use crate::observe::text;
 
 /// The reason why a store could not execute a call.
+// Boxed: errors are rare, and all replies would be larger.
 #[derive(Clone, Debug)]
-pub struct StoreError {
+pub struct StoreError(Box<Parts>);
+
+#[derive(Clone, Debug)]
+struct Parts {
     kind: StoreErrorKind,
     message: Arc<str>,
     unsent: bool,
@@ -83,7 +87,7 @@ impl StoreError {
             Cow::Borrowed(_) => None,
             Cow::Owned(shown) => Some(shown.into()),
         };
-        Self {
+        Self(Box::new(Parts {
             kind,
             message: shown.unwrap_or(message),
             unsent: false,
@@ -94,7 +98,7 @@ impl StoreError {
             passes: false,
             settings: &[],
             shows: Shows::ByKind,
-        }
+        }))
     }
 
     /// The lock is not where the transaction of the application is.
@@ -129,7 +133,7 @@ impl StoreError {
     pub(crate) fn timed_out(after: Duration) -> Self {
         let message = format!("no answer within {after:.1?}");
         let mut error = Self::new(StoreErrorKind::Unavailable, message);
-        error.timed_out = true;
+        error.0.timed_out = true;
         error
     }
 
@@ -140,42 +144,38 @@ impl StoreError {
             "{acquired} of {keys} keys were acquired, one after the other, when half of the lease \
              was over: give a longer lease or fewer keys"
         );
-        let error = Self::new(StoreErrorKind::Unavailable, message);
-        Self {
-            out_of_turn: true,
-            ..error.of_key(acquired)
-        }
+        let mut error = Self::new(StoreErrorKind::Unavailable, message).of_key(acquired);
+        error.0.out_of_turn = true;
+        error
     }
 
     /// Names the options of the client that the error is about.
     #[cfg(feature = "redis")]
-    pub(crate) fn of_settings(self, settings: &'static [&'static str]) -> Self {
-        Self { settings, ..self }
+    pub(crate) fn of_settings(mut self, settings: &'static [&'static str]) -> Self {
+        self.0.settings = settings;
+        self
     }
 
     pub(crate) fn settings(&self) -> &'static [&'static str] {
-        self.settings
+        self.0.settings
     }
 
     /// Names the key of a call for several keys that the error is about. The keys before it may be
     /// held.
-    pub(crate) fn of_key(self, index: usize) -> Self {
-        let unsent = self.unsent && index == 0;
-        Self {
-            unsent,
-            key: Some(index),
-            ..self
-        }
+    pub(crate) fn of_key(mut self, index: usize) -> Self {
+        self.0.unsent &= index == 0;
+        self.0.key = Some(index);
+        self
     }
 
     /// Returns the index of the key of a call for several keys, if it is known.
     pub(crate) fn key(&self) -> Option<usize> {
-        self.key
+        self.0.key
     }
 
     /// Returns whether the store has replied, and the time for several keys was over.
     pub(crate) fn is_out_of_turn(&self) -> bool {
-        self.out_of_turn
+        self.0.out_of_turn
     }
 
     /// Creates the error for foreign data under one of the lock's keys, with the `name` of that
@@ -196,58 +196,62 @@ impl StoreError {
 
     /// Sets whether the request was not sent, so that the store will never execute it.
     #[must_use]
-    pub fn with_unsent(self, unsent: bool) -> Self {
-        Self { unsent, ..self }
+    pub fn with_unsent(mut self, unsent: bool) -> Self {
+        self.0.unsent = unsent;
+        self
     }
 
     /// Returns whether the store will certainly never execute the request.
     pub fn is_unsent(&self) -> bool {
-        self.unsent
+        self.0.unsent
     }
 
     /// Returns whether nothing is known except that the caller's time-out has elapsed.
     pub(crate) fn is_timed_out(&self) -> bool {
-        self.timed_out
+        self.0.timed_out
     }
 
     /// Sets whether a request that gets this error stops waiting: the circuit breaker is open.
-    pub(crate) fn ending_waits(self, ends_waits: bool) -> Self {
-        Self { ends_waits, ..self }
+    pub(crate) fn ending_waits(mut self, ends_waits: bool) -> Self {
+        self.0.ends_waits = ends_waits;
+        self
     }
 
     /// Returns whether a request that gets this error stops waiting.
     pub(crate) fn ends_waits(&self) -> bool {
-        self.ends_waits
+        self.0.ends_waits
     }
 
     /// Sets whether the same call may succeed later, whatever the kind of the error: a server that
     /// has accepted the client before refuses its password.
-    pub(crate) fn passing(self, passes: bool) -> Self {
-        Self { passes, ..self }
+    pub(crate) fn passing(mut self, passes: bool) -> Self {
+        self.0.passes = passes;
+        self
     }
 
     /// Sets whether it shows that the store answers.
     #[cfg(feature = "postgres")]
-    pub(crate) fn showing(self, shows: Shows) -> Self {
-        Self { shows, ..self }
+    pub(crate) fn showing(mut self, shows: Shows) -> Self {
+        self.0.shows = shows;
+        self
     }
 
     /// Returns whether it shows that the store answers.
     #[cfg(feature = "records")]
     pub(crate) fn shows(&self) -> Shows {
-        self.shows
+        self.0.shows
     }
 
     /// Returns the kind of the error.
     pub fn kind(&self) -> StoreErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// Returns whether the same call may succeed a moment later.
     pub fn is_transient(&self) -> bool {
-        self.passes
+        self.0.passes
             || matches!(
-                self.kind,
+                self.0.kind,
                 StoreErrorKind::Unavailable
                     | StoreErrorKind::Blocked
                     | StoreErrorKind::ReadOnly
@@ -258,7 +262,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 

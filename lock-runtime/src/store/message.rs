@@ -14,56 +14,65 @@ use crate::{
 
 /// The random 128-bit identifier of one acquisition. It is used only once, and must not be
 /// disclosed to others.
+// Bytes, the highest first: the alignment of a number would enlarge all that contains a token.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(u128);
+pub struct Token([u8; 16]);
 
 impl Token {
     /// Generates a fresh token of no particular client.
     pub fn random() -> Self {
-        Self(random())
+        Self::from_bits(random())
+    }
+
+    fn from_bits(bits: u128) -> Self {
+        Self(bits.to_be_bytes())
+    }
+
+    fn bits(self) -> u128 {
+        u128::from_be_bytes(self.0)
     }
 
     /// Generates a fresh token of `client`.
     pub fn of(client: ClientId) -> Self {
-        let Self(bits) = Self::random();
         let own = u128::BITS - ClientId::BITS;
-        Self(u128::from(client.bits()) << own | bits & (u128::MAX >> ClientId::BITS))
+        let bits = random::<u128>() & (u128::MAX >> ClientId::BITS);
+        Self::from_bits(u128::from(client.bits()) << own | bits)
     }
 
     /// Returns the client that generated the token.
     pub fn client(self) -> ClientId {
-        ClientId::first_of((self.0 >> 64) as u64)
+        ClientId::first_of((self.bits() >> 64) as u64)
     }
 
     /// Returns an alias of the token, by number, for an acquisition that needs several tokens.
     /// All aliases share their [`stem`](Self::stem).
     pub(crate) fn alias(self, number: u16) -> Self {
-        let Self(bits) = self;
+        let bits = self.bits();
         let end = (bits as u16).wrapping_add(number);
-        Self(bits >> 16 << 16 | u128::from(end))
+        Self::from_bits(bits >> 16 << 16 | u128::from(end))
     }
 
     /// Returns the common prefix of all aliases of an acquisition.
     pub(crate) fn stem(self) -> u128 {
-        self.0 >> 16
+        self.bits() >> 16
     }
 
     /// Returns the token as a binary record contains it.
     #[cfg(feature = "records")]
     pub(crate) fn to_bytes(self) -> [u8; 16] {
-        self.0.to_be_bytes()
+        self.0
     }
 
     #[cfg(feature = "records")]
     pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(u128::from_be_bytes(bytes))
+        Self(bytes)
     }
 
     /// Returns the token as a store keeps it: 32 lower-case hexadecimal digits.
     pub fn to_hex(self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 32];
-        for (place, byte) in text.chunks_exact_mut(2).zip(self.0.to_be_bytes()) {
+        for (place, byte) in text.chunks_exact_mut(2).zip(self.0) {
             place[0] = DIGITS[usize::from(byte >> 4)];
             place[1] = DIGITS[usize::from(byte & 15)];
         }
@@ -76,7 +85,7 @@ impl Token {
         if text.len() != 32 || !text.bytes().all(is_digit) {
             return None;
         }
-        u128::from_str_radix(text, 16).ok().map(Self)
+        u128::from_str_radix(text, 16).ok().map(Self::from_bits)
     }
 }
 

@@ -103,7 +103,7 @@ impl MajoritySession {
         if pending.due().is_some_and(|due| due <= cx.now) {
             let call = pending.call(cx.now);
             let request = match call.request {
-                protocol::Request::Release(release) => ServerRequest::Release(release),
+                protocol::Request::Release(release) => ServerRequest::Release(*release),
                 _ => ServerRequest::Abandon(pending.hold().clone()),
             };
             let timeout = Some(call.timeout);

@@ -59,6 +59,7 @@ impl Instant {
     }
 
     /// Returns the instant without suspended time.
+    #[inline]
     fn awake_at(now: std::time::Instant) -> Self {
         let first = *FIRST;
         match now.checked_duration_since(first) {
@@ -73,6 +74,7 @@ impl Instant {
     }
 
     /// Returns the time since `earlier`; zero if this instant is the earlier one.
+    #[inline]
     pub fn saturating_duration_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
@@ -89,6 +91,7 @@ impl Instant {
     }
 
     /// Returns the instant `duration` earlier; `None` if it is too early to be represented.
+    #[inline]
     pub fn checked_sub(self, duration: Duration) -> Option<Self> {
         let earlier = self.0.get().checked_sub(nanos(duration)?)?;
         NonZeroU64::new(earlier).map(Self)
@@ -105,6 +108,7 @@ impl Instant {
     }
 }
 
+#[inline]
 fn nanos(duration: Duration) -> Option<u64> {
     let seconds = duration.as_secs().checked_mul(1_000_000_000)?;
     seconds.checked_add(duration.subsec_nanos().into())
@@ -114,6 +118,7 @@ fn nanos(duration: Duration) -> Option<u64> {
 impl Add<Duration> for Instant {
     type Output = Self;
 
+    #[inline]
     fn add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(nanos(duration).unwrap_or(u64::MAX)))
     }
@@ -129,6 +134,7 @@ impl AddAssign<Duration> for Instant {
 impl Sub<Duration> for Instant {
     type Output = Self;
 
+    #[inline]
     fn sub(self, duration: Duration) -> Self {
         self.checked_sub(duration).unwrap_or(Self(NonZeroU64::MIN))
     }
@@ -144,6 +150,7 @@ impl SubAssign<Duration> for Instant {
 impl Sub for Instant {
     type Output = Duration;
 
+    #[inline]
     fn sub(self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
     }

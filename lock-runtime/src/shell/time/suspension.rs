@@ -53,6 +53,7 @@ pub fn suspended() -> Duration {
 
 /// The same in nanoseconds, as of the latest look, which is at most [`PAUSE`] before `awake`: the
 /// time of Tokio's clock, which a test may have paused.
+#[inline]
 pub(super) fn suspended_at(awake: Instant) -> u64 {
     /// A time before the latest look.
     static LOOKED: AtomicU64 = AtomicU64::new(0);
