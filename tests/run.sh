@@ -10,8 +10,10 @@
 # `--fuzz 600 [WORD]` lets libFuzzer look for ten minutes for each target whose name contains the word, one for each core at a
 # time. It prints their coverage, and fails if one breaks a promise; the input is then beside the corpus of the target.
 # `--mutants DIRECTORY` plants mutants in a copy of the repository there, and prints those that no test notices; more
-# arguments, such as `--file queue` or `--stage unit`, select some. The directory keeps the outcomes.
+# arguments, such as `--file queue` or `--stage unit`, select some. The directory keeps the outcomes. `--stores` before it
+# installs the servers of the tests.
 set -euo pipefail
+started=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() {
@@ -214,7 +216,10 @@ while :; do
         ;;
     --mutants)
         shift
-        exec cargo run -p lock-tests-mutants --locked -- "$@"
+        [ $# -gt 0 ] || fail '--mutants needs a directory'
+        directory=$(cd "$started" && realpath -m -- "$1")
+        shift
+        exec cargo run -p lock-tests-mutants --locked -- "$directory" "$@"
         ;;
     *) break ;;
     esac

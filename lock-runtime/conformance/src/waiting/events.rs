@@ -117,6 +117,8 @@ struct Course {
     fence: u64,
     inside: usize,
     released: Instant,
+    /// The delays since then.
+    late: Lateness,
 }
 
 async fn relay(fate: Fate, clients: Vec<LockClient>) {
@@ -126,6 +128,7 @@ async fn relay(fate: Fate, clients: Vec<LockClient>) {
         fence: 0,
         inside: 0,
         released: now,
+        late: Lateness::start(),
     });
     join_all(clients.iter().enumerate().map(async |(number, client)| {
         sleep(STAY / 4 * number as u32).await;
@@ -144,7 +147,7 @@ async fn relay(fate: Fate, clients: Vec<LockClient>) {
 }
 
 async fn turn(fate: Fate, client: &LockClient, key: &LockKey, course: &Mutex<Course>) {
-    let (asked, late) = (Instant::now(), Lateness::start());
+    let asked = Instant::now();
     let guard = client.exclusive(key).wait(LONG).acquire().await;
     let guard = guard.unwrap_or_else(|error| panic!("events {fate:?}: {error}"));
     let fence = guard.fence().number();
@@ -164,7 +167,7 @@ async fn turn(fate: Fate, client: &LockClient, key: &LockKey, course: &Mutex<Cou
         let idle = course.released.max(asked).elapsed();
         promise!(
             "a waiter is served by its next poll at the latest",
-            idle <= late.allows(HANDOVER),
+            idle <= course.late.allows(HANDOVER),
             "events {fate:?}: the lock was free for {idle:?}"
         );
         (course.fence, course.inside) = (fence, 1);
@@ -173,6 +176,7 @@ async fn turn(fate: Fate, client: &LockClient, key: &LockKey, course: &Mutex<Cou
     {
         let mut course = course.lock().await;
         (course.inside, course.released) = (0, Instant::now());
+        course.late = Lateness::start();
     }
     guard.release().await.expect("a release");
 }

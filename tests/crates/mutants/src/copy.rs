@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     env, fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -13,49 +14,68 @@ use serde_json::Value;
 use crate::find::{self, Mutant};
 
 pub(crate) struct Copy {
-    pub(crate) directory: PathBuf,
+    directory: PathBuf,
+    target: PathBuf,
     pub(crate) mutants: Vec<Mutant>,
     /// The numbers of those that compile.
     pub(crate) planted: BTreeSet<usize>,
 }
 
 impl Copy {
-    /// Plants the mutants of the files in `places`, without those that do not compile.
+    /// Plants the mutants of the files in `places`, without those that do not compile. The copy of
+    /// other code is in another folder of `directory`, and so is all that is kept about it.
     pub(crate) fn plant(directory: &Path, places: &[&str]) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3);
         let root = root.context("the root of the repository")?;
-        let list = Command::new("git")
-            .args(["ls-files", "-z"])
-            .current_dir(root)
-            .output()?;
+        let list = [
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ];
+        let list = Command::new("git").args(list).current_dir(root).output()?;
         ensure!(list.status.success(), "git ls-files failed");
-        let files = String::from_utf8(list.stdout)?;
-        let files: Vec<_> = files.split_terminator('\0').collect();
+        let names = String::from_utf8(list.stdout)?;
+        let mut files = Vec::new();
+        let mut digest = DefaultHasher::new();
+        for name in names.split_terminator('\0') {
+            let Ok(bytes) = fs::read(root.join(name)) else {
+                continue; // It has been deleted.
+            };
+            if !name.ends_with(".md") {
+                (name, &bytes).hash(&mut digest);
+            }
+            files.push((name, bytes));
+        }
+        let folder = directory.join(format!("{:016x}", digest.finish()));
         let mut copy = Self {
-            directory: directory.join("copy"),
+            directory: folder.join("copy"),
+            target: directory.join("target"),
             mutants: Vec::new(),
             planted: BTreeSet::new(),
         };
-        for file in &files {
-            copy.write(file, &fs::read(root.join(file))?)?;
-        }
-        let library = "lock-runtime/src/lib.rs";
-        let text = fs::read_to_string(root.join(library))?;
-        let module = "#[doc(hidden)]\npub mod mutants;\n\nmod client;";
-        copy.write(library, text.replacen("mod client;", module, 1).as_bytes())?;
-        let is_chosen = |file: &&&str| {
-            let is_of_tests = file.ends_with("tests.rs") || file.contains("/tests/");
-            file.ends_with(".rs")
-                && !is_of_tests
-                && places.iter().any(|place| file.starts_with(place))
+        let is_chosen = |name: &str| {
+            let is_of_tests = name.ends_with("tests.rs") || name.contains("/tests/");
+            let is_inside = places.iter().any(|place| name.starts_with(place));
+            name.ends_with(".rs") && !is_of_tests && is_inside
         };
         let mut sources = Vec::new();
-        for file in files.iter().filter(is_chosen) {
-            sources.push((*file, fs::read_to_string(root.join(file))?));
+        for (name, bytes) in files {
+            if is_chosen(name) {
+                sources.push((name, String::from_utf8(bytes)?));
+            } else if name == "lock-runtime/src/lib.rs" {
+                let text = String::from_utf8(bytes)?;
+                let module = "#[doc(hidden)]\npub mod mutants;\n\nmod client;";
+                copy.write(name, text.replacen("mod client;", module, 1).as_bytes())?;
+            } else {
+                copy.write(name, &bytes)?;
+            }
         }
         // Those that did not compile the last time.
-        let path = directory.join("refused.tsv");
-        let mut refused = find::read(&path)?;
+        let path = copy.beside("refused.tsv");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let mut refused: HashSet<Mutant> = text.lines().map(str::parse).collect::<Result<_>>()?;
         loop {
             let ranges = copy.write_all(&sources, &refused)?;
             let new = copy.refused(&ranges)?;
@@ -67,6 +87,11 @@ impl Copy {
             let lines: Vec<_> = refused.iter().map(Mutant::to_string).collect();
             fs::write(&path, lines.join("\n"))?;
         }
+    }
+
+    /// A file of what is kept about this code.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.directory.with_file_name(name)
     }
 
     /// Writes a file, unless the copy has it as it is: then it is not compiled again.
@@ -111,7 +136,7 @@ impl Copy {
             .args(arguments)
             .args(["--all-features", "--locked", "--message-format=json"])
             .current_dir(&self.directory)
-            .env("CARGO_TARGET_DIR", self.directory.with_file_name("target"))
+            .env("CARGO_TARGET_DIR", &self.target)
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
             .env("CARGO_INCREMENTAL", "0")
             .env("RUSTFLAGS", "--cap-lints=allow");

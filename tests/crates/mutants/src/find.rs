@@ -1,8 +1,8 @@
 //! The mutants of a file: operators, negations, guards and arms of `match`, and bodies.
 
-use std::{cmp::Reverse, collections::HashSet, fmt, fs, ops::Range, path::Path};
+use std::{cmp::Reverse, collections::HashSet, fmt, ops::Range, str::FromStr};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 use proc_macro2::Span;
 use quote::ToTokens as _;
 use syn::{
@@ -22,6 +22,15 @@ pub(crate) struct Mutant {
     pub(crate) what: String,
 }
 
+impl Mutant {
+    /// Returns whether this is the same change as another one, at any place of the function.
+    fn is_like(&self, other: &Self) -> bool {
+        let rest = self.what.strip_prefix(&other.what);
+        (&self.file, &self.function) == (&other.file, &other.function)
+            && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(", number "))
+    }
+}
+
 /// The fields, with tabs between them.
 impl fmt::Display for Mutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,21 +44,19 @@ impl fmt::Display for Mutant {
     }
 }
 
-/// Reads the mutants that an earlier run has written, if there was one.
-pub(crate) fn read(path: &Path) -> Result<HashSet<Mutant>> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    (text.lines())
-        .map(|line| {
-            let mut fields = line.split('\t');
-            let mut next = || fields.next().with_context(|| format!("a mutant: {line}"));
-            Ok(Mutant {
-                file: next()?.to_owned(),
-                line: next()?.parse()?,
-                function: next()?.to_owned(),
-                what: next()?.to_owned(),
-            })
+impl FromStr for Mutant {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self> {
+        let mut fields = line.split('\t');
+        let mut next = || fields.next().with_context(|| format!("a mutant: {line}"));
+        Ok(Self {
+            file: next()?.to_owned(),
+            line: next()?.parse()?,
+            function: next()?.to_owned(),
+            what: next()?.to_owned(),
         })
-        .collect()
+    }
 }
 
 /// A place of the text and the mutants there, with their replacements.
@@ -165,12 +172,18 @@ impl Finder<'_> {
         let mut mutants = Vec::new();
         for (what, with) in new {
             let number = self.mutants.len();
-            self.mutants.push(Mutant {
+            let mut mutant = Mutant {
                 file: self.file.to_owned(),
                 line,
                 function: self.functions.last().cloned().unwrap_or_default(),
                 what,
-            });
+            };
+            let equal = (self.mutants.iter()).filter(|it| it.is_like(&mutant));
+            let equal = equal.count();
+            if equal > 0 {
+                mutant.what += &format!(", number {}", equal + 1);
+            }
+            self.mutants.push(mutant);
             if !self.refused.contains(&self.mutants[number]) {
                 mutants.push((number, with));
             }
@@ -281,8 +294,10 @@ fn binds(expression: &Expr) -> bool {
 
 fn is_of_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
-        let text = attribute.to_token_stream().to_string();
-        text.contains("test") && !text.contains("not")
+        let text = attribute.meta.to_token_stream().to_string();
+        let is_test = (attribute.path().segments.last()).is_some_and(|name| name.ident == "test");
+        let is_condition = attribute.path().is_ident("cfg");
+        is_test || is_condition && text.contains("test") && !text.contains("not")
     })
 }
 
@@ -333,7 +348,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
                     let (left, right) = (binary.left.span(), binary.right.span());
                     (
                         format!("`{old}` -> `{new}` in: {}", self.short(binary.span())),
-                        format!("{} {new} {}", self.text(left), self.text(right)),
+                        format!("({}) {new} ({})", self.text(left), self.text(right)),
                     )
                 })
                 .collect();

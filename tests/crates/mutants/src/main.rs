@@ -4,7 +4,7 @@
 //! `tests/run.sh --mutants DIRECTORY` plants them in a copy of the repository below the directory,
 //! and runs for each the tests that reach it. What no test notices is printed, except the mutants
 //! in `equivalent.tsv`, each with the reason for which no test can notice it. The outcomes are kept
-//! in the directory: another run goes on there.
+//! in the directory until the code changes: another run goes on there.
 
 mod copy;
 mod find;
@@ -57,71 +57,98 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    fs::create_dir_all(&arguments.directory)?;
-    let directory = fs::canonicalize(&arguments.directory)?;
-    let copy = Copy::plant(&directory, &PLACES)?;
-    let equivalent = equivalent()?;
-    let path = directory.join("outcomes.tsv");
-    let mut noticed = find::read(&path)?;
-    let mut outcomes = OpenOptions::new().append(true).create(true).open(&path)?;
     let stages: Vec<&Stage> = (STAGES.iter())
-        .filter(|stage| {
-            arguments
-                .stage
-                .as_ref()
-                .is_none_or(|name| name == stage.name)
-        })
+        .filter(|stage| (arguments.stage.as_ref()).is_none_or(|name| name == stage.name))
         .collect();
     ensure!(!stages.is_empty(), "there is no such stage");
+    fs::create_dir_all(&arguments.directory)?;
+    let copy = Copy::plant(&fs::canonicalize(&arguments.directory)?, &PLACES)?;
+    let equivalent = equivalent()?;
+    let path = copy.beside("outcomes.tsv");
+    let mut outcomes = Outcomes::default();
+    for line in fs::read_to_string(&path).unwrap_or_default().lines() {
+        let (head, outcome) = line.rsplit_once('\t').context("an outcome")?;
+        let (mutant, stage) = head.rsplit_once('\t').context("a stage")?;
+        outcomes.add(mutant.parse()?, stage, outcome != UNNOTICED);
+    }
+    let mut file = OpenOptions::new().append(true).create(true).open(&path)?;
+    let chosen: Vec<usize> = (copy.planted.iter().copied())
+        .filter(|&number| copy.mutants[number].file.contains(&arguments.file))
+        .collect();
     for stage in stages {
-        let left: Vec<usize> = (copy.planted.iter().copied())
-            .filter(|&number| {
-                let mutant = &copy.mutants[number];
-                mutant.file.contains(&arguments.file)
-                    && !noticed.contains(mutant)
-                    && !equivalent.contains_key(&key(mutant))
-            })
-            .collect();
+        let mut left = chosen.clone();
+        left.retain(|&number| {
+            let mutant = &copy.mutants[number];
+            !outcomes.are_known(mutant, stage.name) && !equivalent.contains_key(&key(mutant))
+        });
         println!("{}: {} mutants", stage.name, left.len());
         stage.run(&copy, &left, arguments.seconds, |number, outcome| {
             let mutant = &copy.mutants[number];
-            if let Outcome::Noticed(by) = outcome {
-                writeln!(outcomes, "{mutant}\t{}\t{by}", stage.name)?;
-                noticed.insert(mutant.clone());
-            }
+            let (is_noticed, text) = match outcome {
+                Outcome::Noticed(by) => (true, by),
+                Outcome::Unnoticed => (false, UNNOTICED.to_owned()),
+                Outcome::Unreached => return Ok(()),
+            };
+            writeln!(file, "{mutant}\t{}\t{text}", stage.name)?;
+            outcomes.add(mutant.clone(), stage.name, is_noticed);
             Ok(())
         })?;
     }
     let mut unknown: HashSet<_> = equivalent.keys().cloned().collect();
-    let mut left = 0;
-    for &number in &copy.planted {
-        let mutant = &copy.mutants[number];
-        let known = unknown.remove(&key(mutant)) || equivalent.contains_key(&key(mutant));
-        if !known && !noticed.contains(mutant) && mutant.file.contains(&arguments.file) {
+    let (mut noticed, mut left) = (0, 0);
+    for mutant in chosen.iter().map(|&number| &copy.mutants[number]) {
+        if unknown.remove(&key(mutant)) {
+        } else if outcomes.noticed.contains(mutant) {
+            noticed += 1;
+        } else {
             println!("{mutant}");
             left += 1;
         }
     }
-    for (file, function, what) in unknown {
+    for (file, function, what) in unknown
+        .iter()
+        .filter(|(file, ..)| file.contains(&arguments.file))
+    {
         println!("equivalent.tsv names no mutant: {file}\t{function}\t{what}");
     }
-    println!(
-        "{} mutants, {} noticed, {left} left",
-        copy.planted.len(),
-        noticed.len()
-    );
+    println!("{} mutants, {noticed} noticed, {left} left", chosen.len());
     Ok(())
+}
+
+const UNNOTICED: &str = "unnoticed";
+
+#[derive(Default)]
+struct Outcomes {
+    noticed: HashSet<Mutant>,
+    /// Mutants that a stage has not noticed.
+    unnoticed: HashSet<(Mutant, String)>,
+}
+
+impl Outcomes {
+    fn add(&mut self, mutant: Mutant, stage: &str, is_noticed: bool) {
+        match is_noticed {
+            true => self.noticed.insert(mutant),
+            false => self.unnoticed.insert((mutant, stage.to_owned())),
+        };
+    }
+
+    fn are_known(&self, mutant: &Mutant, stage: &str) -> bool {
+        let of_stage = (mutant.clone(), stage.to_owned());
+        self.noticed.contains(mutant) || self.unnoticed.contains(&of_stage)
+    }
 }
 
 /// A mutant without its line, which changes often.
 type Key = (String, String, String);
 
 fn key(mutant: &Mutant) -> Key {
-    (
-        mutant.file.clone(),
-        mutant.function.clone(),
-        mutant.what.clone(),
-    )
+    let Mutant {
+        file,
+        function,
+        what,
+        ..
+    } = mutant.clone();
+    (file, function, what)
 }
 
 /// The mutants that no test can notice, with the reasons.

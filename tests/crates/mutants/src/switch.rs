@@ -13,7 +13,7 @@ use std::{
 
 static ACTIVE: LazyLock<usize> = LazyLock::new(|| {
     let mutant = env::var("LOCK_MUTANT");
-    mutant.ok().and_then(|it| it.parse().ok()).unwrap_or(0)
+    mutant.ok().and_then(|it| it.parse().ok()).unwrap_or(usize::MAX)
 });
 static RECORD: LazyLock<Option<File>> = LazyLock::new(|| {
     let path = env::var_os("LOCK_MUTANTS_RECORD")?;
