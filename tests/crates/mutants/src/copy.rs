@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::find::{self, Mutant};
+use crate::find::{self, Mutant, Switch};
 
 pub(crate) struct Copy {
     directory: PathBuf,
@@ -77,8 +77,8 @@ impl Copy {
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut refused: HashSet<Mutant> = text.lines().map(str::parse).collect::<Result<_>>()?;
         loop {
-            let ranges = copy.write_all(&sources, &refused)?;
-            let new = copy.refused(&ranges)?;
+            let switches = copy.write_all(&sources, &refused)?;
+            let new = copy.refused(&switches)?;
             if new.is_empty() {
                 return Ok(copy);
             }
@@ -104,18 +104,18 @@ impl Copy {
         Ok(fs::write(path, bytes)?)
     }
 
-    /// Returns the range of each mutant in the files of the copy.
+    /// Returns the switches in each file of the copy.
     fn write_all(
         &mut self,
         sources: &[(&str, String)],
         refused: &HashSet<Mutant>,
-    ) -> Result<HashMap<String, Vec<(usize, usize, usize)>>> {
+    ) -> Result<HashMap<String, Vec<Switch>>> {
         self.mutants.clear();
-        let mut ranges = HashMap::new();
+        let mut switches = HashMap::new();
         for (file, source) in sources {
             let planted = find::plant(file, source, &mut self.mutants, refused)?;
             self.write(file, planted.text.as_bytes())?;
-            ranges.insert((*file).to_owned(), planted.ranges);
+            switches.insert((*file).to_owned(), planted.switches);
         }
         self.planted = (0..self.mutants.len())
             .filter(|&it| !refused.contains(&self.mutants[it]))
@@ -126,7 +126,7 @@ impl Copy {
             self.mutants.len()
         );
         self.write("lock-runtime/src/mutants.rs", switch.as_bytes())?;
-        Ok(ranges)
+        Ok(switches)
     }
 
     /// A cargo command in the copy, whose code is optimized a little, with its assertions.
@@ -144,10 +144,7 @@ impl Copy {
     }
 
     /// Returns the mutants that do not compile.
-    fn refused(
-        &self,
-        ranges: &HashMap<String, Vec<(usize, usize, usize)>>,
-    ) -> Result<HashSet<usize>> {
+    fn refused(&self, switches: &HashMap<String, Vec<Switch>>) -> Result<HashSet<usize>> {
         let packages = ["check", "--tests", "-p", "lock-runtime", "-p", "lock-tower"];
         let output = self.cargo(&packages).stderr(Stdio::inherit()).output()?;
         let mut refused = HashSet::new();
@@ -167,13 +164,13 @@ impl Copy {
             let found = of_message.chain(of_hints).find_map(|span| {
                 let start = span["byte_start"].as_u64()? as usize;
                 let end = span["byte_end"].as_u64()? as usize;
-                (ranges.get(span["file_name"].as_str()?)?.iter())
-                    .filter(|(from, to, _)| *from <= start && end <= *to)
-                    .min_by_key(|(from, to, _)| to - from)
+                (switches.get(span["file_name"].as_str()?)?.iter())
+                    .filter(|it| it.range.start <= start && end <= it.range.end)
+                    .min_by_key(|it| it.range.len())
             });
             match found {
-                Some((.., number)) => {
-                    refused.insert(*number);
+                Some(switch) => {
+                    refused.insert(switch.mutant);
                 }
                 None => others.push(message["rendered"].to_string()),
             }

@@ -76,10 +76,16 @@ enum Form {
     Arm,
 }
 
-/// A text with the switches of its mutants, and the range of each of them.
+/// A text with the switches of its mutants.
 pub(crate) struct Planted {
     pub(crate) text: String,
-    pub(crate) ranges: Vec<(usize, usize, usize)>,
+    pub(crate) switches: Vec<Switch>,
+}
+
+/// The place of the switch of a mutant.
+pub(crate) struct Switch {
+    pub(crate) range: Range<usize>,
+    pub(crate) mutant: usize,
 }
 
 /// Adds the mutants of a file to `mutants`, whose indices are their numbers, and plants those that
@@ -109,7 +115,7 @@ pub(crate) fn plant(
     };
     let mut planted = Planted {
         text: String::new(),
-        ranges: Vec::new(),
+        switches: Vec::new(),
     };
     let mut rest = places.as_slice();
     planted.copy(source, 0..source.len(), &mut rest, switch);
@@ -135,7 +141,10 @@ impl Planted {
                     Form::Body => format!(" if {switch}({mutant}) {{ {with} }}"),
                     Form::Arm => format!(" if !{switch}({mutant})"),
                 });
-                self.ranges.push((start, self.text.len(), *mutant));
+                self.switches.push(Switch {
+                    range: start..self.text.len(),
+                    mutant: *mutant,
+                });
             }
             if is_expression {
                 self.text.push('{');
