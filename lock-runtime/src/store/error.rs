@@ -8,7 +8,9 @@ use crate::observe::text;
 /// The reason why a store could not execute a call.
 // Boxed: errors are rare, and all replies would be larger.
 #[derive(Clone, Debug)]
-pub struct StoreError(Box<Parts>);
+pub struct StoreError {
+    parts: Box<Parts>,
+}
 
 #[derive(Clone, Debug)]
 struct Parts {
@@ -87,7 +89,7 @@ impl StoreError {
             Cow::Borrowed(_) => None,
             Cow::Owned(shown) => Some(shown.into()),
         };
-        Self(Box::new(Parts {
+        let parts = Parts {
             kind,
             message: shown.unwrap_or(message),
             unsent: false,
@@ -98,7 +100,10 @@ impl StoreError {
             passes: false,
             settings: &[],
             shows: Shows::ByKind,
-        }))
+        };
+        Self {
+            parts: Box::new(parts),
+        }
     }
 
     /// The lock is not where the transaction of the application is.
@@ -133,7 +138,7 @@ impl StoreError {
     pub(crate) fn timed_out(after: Duration) -> Self {
         let message = format!("no answer within {after:.1?}");
         let mut error = Self::new(StoreErrorKind::Unavailable, message);
-        error.0.timed_out = true;
+        error.parts.timed_out = true;
         error
     }
 
@@ -145,37 +150,37 @@ impl StoreError {
              was over: give a longer lease or fewer keys"
         );
         let mut error = Self::new(StoreErrorKind::Unavailable, message).of_key(acquired);
-        error.0.out_of_turn = true;
+        error.parts.out_of_turn = true;
         error
     }
 
     /// Names the options of the client that the error is about.
     #[cfg(feature = "redis")]
     pub(crate) fn of_settings(mut self, settings: &'static [&'static str]) -> Self {
-        self.0.settings = settings;
+        self.parts.settings = settings;
         self
     }
 
     pub(crate) fn settings(&self) -> &'static [&'static str] {
-        self.0.settings
+        self.parts.settings
     }
 
     /// Names the key of a call for several keys that the error is about. The keys before it may be
     /// held.
     pub(crate) fn of_key(mut self, index: usize) -> Self {
-        self.0.unsent &= index == 0;
-        self.0.key = Some(index);
+        self.parts.unsent &= index == 0;
+        self.parts.key = Some(index);
         self
     }
 
     /// Returns the index of the key of a call for several keys, if it is known.
     pub(crate) fn key(&self) -> Option<usize> {
-        self.0.key
+        self.parts.key
     }
 
     /// Returns whether the store has replied, and the time for several keys was over.
     pub(crate) fn is_out_of_turn(&self) -> bool {
-        self.0.out_of_turn
+        self.parts.out_of_turn
     }
 
     /// Creates the error for foreign data under one of the lock's keys, with the `name` of that
@@ -197,61 +202,61 @@ impl StoreError {
     /// Sets whether the request was not sent, so that the store will never execute it.
     #[must_use]
     pub fn with_unsent(mut self, unsent: bool) -> Self {
-        self.0.unsent = unsent;
+        self.parts.unsent = unsent;
         self
     }
 
     /// Returns whether the store will certainly never execute the request.
     pub fn is_unsent(&self) -> bool {
-        self.0.unsent
+        self.parts.unsent
     }
 
     /// Returns whether nothing is known except that the caller's time-out has elapsed.
     pub(crate) fn is_timed_out(&self) -> bool {
-        self.0.timed_out
+        self.parts.timed_out
     }
 
     /// Sets whether a request that gets this error stops waiting: the circuit breaker is open.
     pub(crate) fn ending_waits(mut self, ends_waits: bool) -> Self {
-        self.0.ends_waits = ends_waits;
+        self.parts.ends_waits = ends_waits;
         self
     }
 
     /// Returns whether a request that gets this error stops waiting.
     pub(crate) fn ends_waits(&self) -> bool {
-        self.0.ends_waits
+        self.parts.ends_waits
     }
 
     /// Sets whether the same call may succeed later, whatever the kind of the error: a server that
     /// has accepted the client before refuses its password.
     pub(crate) fn passing(mut self, passes: bool) -> Self {
-        self.0.passes = passes;
+        self.parts.passes = passes;
         self
     }
 
     /// Sets whether it shows that the store answers.
     #[cfg(feature = "postgres")]
     pub(crate) fn showing(mut self, shows: Shows) -> Self {
-        self.0.shows = shows;
+        self.parts.shows = shows;
         self
     }
 
     /// Returns whether it shows that the store answers.
     #[cfg(feature = "records")]
     pub(crate) fn shows(&self) -> Shows {
-        self.0.shows
+        self.parts.shows
     }
 
     /// Returns the kind of the error.
     pub fn kind(&self) -> StoreErrorKind {
-        self.0.kind
+        self.parts.kind
     }
 
     /// Returns whether the same call may succeed a moment later.
     pub fn is_transient(&self) -> bool {
-        self.0.passes
+        self.parts.passes
             || matches!(
-                self.0.kind,
+                self.parts.kind,
                 StoreErrorKind::Unavailable
                     | StoreErrorKind::Blocked
                     | StoreErrorKind::ReadOnly
@@ -262,7 +267,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        f.write_str(&self.parts.message)
     }
 }
 

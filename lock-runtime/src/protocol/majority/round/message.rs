@@ -75,10 +75,6 @@ pub(crate) type Calls = PerServer<(usize, Ask)>;
 
 /// The next step of a round.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is looked at where it is made"
-)]
 pub(crate) enum Next {
     Send(Calls),
     /// Wait for the next reply, at most until this time.
