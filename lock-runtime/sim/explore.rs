@@ -45,7 +45,8 @@ pub(super) fn explore_half(stores: Stores, half: u64) {
                 Stores::Scripts | Stores::ScriptsOfMajority => SCHEDULES_OF_SCRIPTS,
                 Stores::One | Stores::Majority => SCHEDULES,
             });
-            for seed in (0..schedules).filter(|seed| seed % 2 == half) {
+            let first = from_environment("LOCK_EXPLORER_FIRST").unwrap_or(0);
+            for seed in (first..first + schedules).filter(|seed| seed % 2 == half) {
                 if World::random(stores, seed, None, false).run(None).is_err() {
                     show(stores, seed);
                 }

@@ -12,10 +12,11 @@
 //! decide nothing. Only the tasks of `store/quorum/calls.rs` (in `client.rs`) and a connection (in
 //! `link.rs`) are modelled here.
 //!
-//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, and
-//! `LOCK_EXPLORER_SEED=17` prints the history of a single one. `LOCK_EXPLORER_STARTS=5` counts the
-//! schedules after which a rule that is switched off is found, from five starts.
-//! `LOCK_EXPLORER_DEPTH=3` makes three more choices of the small scopes in every way.
+//! `LOCK_EXPLORER_SCHEDULES=5000000` explores more schedules than by default, with
+//! `LOCK_EXPLORER_FIRST=5000000` those after them, and `LOCK_EXPLORER_SEED=17` prints the history
+//! of a single one. `LOCK_EXPLORER_STARTS=5` counts the schedules after which a rule that is
+//! switched off is found, from five starts. `LOCK_EXPLORER_DEPTH=3` makes three more choices of
+//! the small scopes in every way.
 
 mod checker;
 mod client;

@@ -86,7 +86,8 @@ pub(super) struct Origin {
 pub(super) struct Network {
     pub(super) start: Instant,
     pub(super) now: Instant,
-    pub(super) events: BTreeMap<(Instant, u64), Event>,
+    /// Boxed, as the map moves its values often.
+    pub(super) events: BTreeMap<(Instant, u64), Box<Event>>,
     numbers: u64,
     pub(super) dice: Dice,
     /// Without its actions.
@@ -219,7 +220,7 @@ impl Network {
     pub(super) fn at(&mut self, when: Instant, event: Event) {
         self.numbers += 1;
         let when = when.max(self.now);
-        self.events.insert((when, self.numbers), event);
+        self.events.insert((when, self.numbers), Box::new(event));
     }
 
     pub(super) fn after(&mut self, pause: Duration, event: Event) {

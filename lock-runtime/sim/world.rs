@@ -153,10 +153,10 @@ impl World {
         let (net, clients) = (&mut self.net, &self.clients);
         let Some(search) = &mut net.search else {
             let ((when, _), event) = net.events.pop_first()?;
-            return Some((when, event));
+            return Some((when, *event));
         };
         let now = net.now;
-        net.events.retain(|(when, _), event| match event {
+        net.events.retain(|(when, _), event| match &**event {
             Event::InClient(who, Input::Process(event)) => {
                 !clients[who.process].process.ignores(event, now.max(*when))
             }
@@ -169,7 +169,7 @@ impl World {
                 wait = Some(Move::new(id, Actor::All));
                 break;
             }
-            let (actor, is_message) = match event {
+            let (actor, is_message) = match &**event {
                 Event::AtServer(..) => (Actor::Store, true),
                 Event::InClient(who, Input::Process(event)) => {
                     (Actor::Process(who.process), event.is_message())
@@ -184,7 +184,7 @@ impl World {
         let wait = wait.filter(|_| only_messages);
         let (when, number) = search.choose(moves, wait)?;
         let when = net.start + when;
-        Some((when, net.events.remove(&(when, number))?))
+        Some((when, *net.events.remove(&(when, number))?))
     }
 
     fn check_waiters(&mut self) {
@@ -200,7 +200,7 @@ impl World {
         // The deferred events of a client that was paused arrive within this time.
         let soon = self.net.now + Duration::from_micros(200);
         let due = self.net.events.range(..=(soon, u64::MAX));
-        let due = due.filter_map(|(_, event)| match event {
+        let due = due.filter_map(|(_, event)| match &**event {
             Event::InClient(who, Input::Process(event)) => Some((*who, event.wakes()?)),
             _ => None,
         });
