@@ -39,3 +39,52 @@ impl Contended {
         self.0.get(key).is_some_and(|until| *until > now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(1);
+
+    fn key(number: usize) -> LockKey {
+        LockKey::new(number.to_string()).unwrap()
+    }
+
+    /// Locks that were contended at this time.
+    fn noted(numbers: std::ops::Range<usize>, now: Instant) -> Contended {
+        let mut contended = Contended::default();
+        numbers.for_each(|number| contended.note(&key(number), ROUND_TRIP, now));
+        contended
+    }
+
+    #[test]
+    fn a_lock_is_contended_for_100_ms_and_ten_round_trips() {
+        let now = Instant::now();
+        let contended = noted(0..1, now);
+        let end = now + Duration::from_millis(110);
+        assert!(contended.is(&key(0), end - Duration::from_nanos(1)));
+        assert!(!contended.is(&key(0), end) && !contended.is(&key(1), now));
+    }
+
+    /// With one more, it is better to ask all servers at once.
+    #[test]
+    fn at_most_256_locks_are_remembered() {
+        let now = Instant::now();
+        let mut contended = noted(0..MANY, now);
+        assert!((0..MANY).all(|number| contended.is(&key(number), now)));
+        contended.note(&key(MANY), ROUND_TRIP, now);
+        assert!((0..MANY).all(|number| !contended.is(&key(number), now)));
+        assert!(contended.is(&key(MANY), now));
+    }
+
+    #[test]
+    fn locks_that_are_no_longer_contended_make_room_for_others() {
+        let now = Instant::now();
+        let mut contended = noted(1..MANY, now);
+        contended.note(&key(0), ROUND_TRIP, now + ROUND_TRIP);
+        let end = now + LATELY + ROUND_TRIP * ROUND_TRIPS;
+        contended.note(&key(MANY), ROUND_TRIP, end);
+        assert!(contended.is(&key(0), end) && contended.is(&key(MANY), end));
+        assert_eq!(contended.0.len(), 2);
+    }
+}

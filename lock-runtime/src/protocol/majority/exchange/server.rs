@@ -103,6 +103,22 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_refuses_a_call_for_good_answers() {
+        for (kind, is_well) in [
+            (StoreErrorKind::Unavailable, false),
+            (StoreErrorKind::Unauthenticated, true),
+        ] {
+            let mut server = Server::new("a".into());
+            let now = Instant::now();
+            server.open(StoreError::timed_out(OPEN_FOR), now);
+            server.replied(Some(&StoreError::new(kind, "an error")), now);
+            assert_eq!(server.is_well(now), is_well, "{kind:?}");
+            server.reconnected();
+            assert!(server.is_well(now));
+        }
+    }
+
+    #[test]
     fn the_first_server_that_is_well_is_the_coordinator() {
         let mut servers = [0, 1, 2].map(|number| Server::new(number.to_string()));
         let (key, now) = (LockKey::new("a").unwrap(), Instant::now());

@@ -193,5 +193,16 @@ mod tests {
             assert_eq!(one.may_be(&other, mode), may_be, "{one:?} {other:?}");
             assert_eq!(other.may_be(&one, mode), may_be, "{other:?} {one:?}");
         }
+        // Ends that differ by no more than two servers' rounding.
+        let nano = Duration::from_nanos(1);
+        for (apart, may_be) in [(ROUNDING, true), (ROUNDING + nano, false)] {
+            let at = |end| Obstacle {
+                counter: None,
+                ends: Some((end, end)),
+            };
+            let (one, other) = (at(now), at(now + apart));
+            assert_eq!(one.may_be(&other, Mode::Exclusive), may_be, "{apart:?}");
+            assert_eq!(other.may_be(&one, Mode::Exclusive), may_be, "{apart:?}");
+        }
     }
 }

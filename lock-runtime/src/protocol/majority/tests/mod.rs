@@ -1,5 +1,9 @@
 //! Scenarios that random schedules have found, each reduced to a few steps.
 
+mod calls;
+mod ends;
+mod replies;
+
 use std::time::Duration;
 
 use super::{
@@ -19,6 +23,7 @@ use crate::{
 };
 
 const LEASE: Duration = Duration::from_secs(30);
+const MILLI: Duration = Duration::from_millis(1);
 const QUEUED: Reply = Reply::Acquire(AcquireReply::Queued {
     counter: None,
     holder_ttl: Some(LEASE),
@@ -115,6 +120,44 @@ impl Client {
     fn reply(&mut self, send: Send, reply: Reply) -> Output {
         self.visit(|session, cx| session.replied(send.ticket, Ok(reply), cx))
             .1
+    }
+
+    /// Ends a call without a reply.
+    fn fail(&mut self, send: Send) -> Output {
+        let error = StoreError::timed_out(LEASE);
+        self.visit(|session, cx| session.replied(send.ticket, Err(error), cx))
+            .1
+    }
+
+    /// Begins an acquisition that all servers grant at once.
+    fn granted(mode: Mode) -> Self {
+        Self::granted_but(mode, &granted())
+    }
+
+    /// The same but for the last server, which gives this reply.
+    fn granted_but(mode: Mode, last: &Reply) -> Self {
+        let (mut client, id, sends) = Self::acquire(mode);
+        let reply = [granted(), granted(), last.clone()];
+        for (send, reply) in sends.into_iter().zip(reply) {
+            client.reply(send, reply);
+        }
+        let (step, _) = client.step(id);
+        let is_granted = matches!(
+            step,
+            Progress::Done(Ok(Reply::Acquire(AcquireReply::Granted(_))), _)
+        );
+        assert!(is_granted, "{step:?}");
+        client
+    }
+
+    fn release(&mut self, keep_for: Option<Duration>) -> (RequestId, Output) {
+        let release = Release::new(self.hold.clone()).keep_for(keep_for);
+        self.visit(|session, cx| session.release(&release, cx))
+    }
+
+    fn convert(&mut self) -> (RequestId, Output) {
+        let hold = self.hold.clone();
+        self.visit(|session, cx| session.convert(&hold, cx))
     }
 
     fn step(&mut self, id: RequestId) -> (Progress, Output) {
@@ -503,6 +546,13 @@ fn votes_that_are_to_be_ended_are_limited() {
         let (ended, _) = client.visit(|session, cx| session.abandon(&hold, cx));
         client.step(ended);
     }
+    // Exactly as many as the limit.
+    for over in id + 1..=id + 3 {
+        if client.session.requests.len() > UNENDED {
+            client.session.cancel(over, client.now);
+        }
+    }
+    assert_eq!(client.session.requests.len(), UNENDED);
     let (refused, sends) = client.ask(LEASE, LEASE);
     assert!(sends.is_empty());
     let step = client.step(refused).0;

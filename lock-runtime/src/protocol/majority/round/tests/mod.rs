@@ -1,17 +1,28 @@
 //! Scenarios that random schedules have found, each reduced to a few steps.
 
+mod coordinator;
+mod votes;
+
 use std::time::Duration;
 
 use super::{super::MajorityCx, Ask, Calls, Next, Outcome, Round, ServerAnswer, TimeOuts};
 use crate::{
     guard::fence::FencingToken,
+    protocol::STRAGGLE,
     request::key::LockKey,
     request::spec::Mode,
     shell::time::Instant,
-    store::{AcquireReply, Grant, Hold, KeyRequest, RaiseReply, RenewReply, StoreError, Token},
+    store::{
+        AcquireReply, Grant, Hold, IfBusy, KeyRequest, RaiseReply, RenewReply, StoreError, Token,
+    },
 };
 
 const LEASE: Duration = Duration::from_secs(30);
+const MILLI: Duration = Duration::from_millis(1);
+const BUSY: AcquireReply = AcquireReply::Busy {
+    holder_ttl: Some(LEASE),
+    has_waiters: false,
+};
 
 /// A round at five servers that gets its replies at once.
 struct Case {
@@ -22,13 +33,26 @@ struct Case {
 impl Case {
     /// Returns the request to the coordinator, which is the first server.
     fn begun() -> (Self, Calls) {
-        let now = Instant::now();
-        let hold = Hold::new(LockKey::new("a").unwrap(), Mode::Exclusive, Token::random());
-        let request = KeyRequest::new(hold, LEASE, now).queued();
-        let round = Round::new(&request, 5, Some(0), TimeOuts::new(LEASE, 0.5), now);
-        let mut case = Self { round, now };
-        let calls = case.round.acquire(true, case.deadline(), now);
+        let queues = |request: &mut KeyRequest| request.if_busy = IfBusy::Queue;
+        let mut case = Self::of(Mode::Exclusive, LEASE, queues);
+        let calls = case.begins(true);
         (case, calls)
+    }
+
+    /// A request of a lease's time that does not queue, edited, of a client that has measured this
+    /// round trip.
+    fn of(mode: Mode, round_trip: Duration, edit: impl FnOnce(&mut KeyRequest)) -> Self {
+        let now = Instant::now();
+        let hold = Hold::new(LockKey::new("a").unwrap(), mode, Token::random());
+        let mut request = KeyRequest::new(hold, LEASE, now + LEASE + STRAGGLE);
+        edit(&mut request);
+        let round = Round::new(&request, 5, Some(0), TimeOuts::new(round_trip, 0.5), now);
+        Self { round, now }
+    }
+
+    /// Asks all servers, or the coordinator alone if the request queues for a `contended` lock.
+    fn begins(&mut self, contended: bool) -> Calls {
+        self.round.acquire(contended, self.deadline(), self.now)
     }
 
     /// The coordinator votes for the acquisition. Returns the requests to the others.
@@ -62,15 +86,44 @@ impl Case {
 
     /// The same, of requests sent at `sent`.
     fn hears_late(&mut self, calls: Calls, sent: Instant, says: impl Fn(usize) -> ServerAnswer) {
+        self.hears_of(self.round.exchange, calls, sent, says);
+    }
+
+    /// The same, of requests of the exchange with this number.
+    fn hears_of(
+        &mut self,
+        exchange: u32,
+        calls: Calls,
+        sent: Instant,
+        says: impl Fn(usize) -> ServerAnswer,
+    ) {
         for (server, ask) in calls {
             let (Ask::Acquire(name, _) | Ask::Poll(name) | Ask::Renew(name)) = ask else {
                 panic!("{ask:?}")
             };
-            let (round, now) = (&mut self.round, self.now);
-            let mut fraction = || 0.5;
-            let cx = MajorityCx::new(now, 1, &mut fraction);
-            round.replied(server, name, round.exchange, says(server), sent, &cx);
+            self.replied(server, name, exchange, says(server), sent);
         }
+    }
+
+    fn replied(
+        &mut self,
+        server: usize,
+        name: Token,
+        exchange: u32,
+        answer: ServerAnswer,
+        sent: Instant,
+    ) {
+        let mut fraction = || 0.5;
+        let cx = MajorityCx::new(self.now, 1, &mut fraction);
+        self.round
+            .replied(server, name, exchange, answer, sent, &cx);
+    }
+
+    /// Ends the wait for the servers that have not replied.
+    fn time_is_up(&mut self) {
+        let mut fraction = || 0.5;
+        let cx = MajorityCx::new(self.now, 1, &mut fraction);
+        self.round.time_is_up(&StoreError::timed_out(LEASE), &cx);
     }
 
     /// Passes the reply of each server to a raised number to the round. Returns the numbers.
@@ -79,12 +132,9 @@ impl Case {
             let Ask::Raise(number) = ask else {
                 panic!("{ask:?}")
             };
-            let (round, now) = (&mut self.round, self.now);
-            let mut fraction = || 0.5;
-            let cx = MajorityCx::new(now, 1, &mut fraction);
-            let token = round.states[server].token;
+            let token = self.round.states[server].token;
             let answer = ServerAnswer::Raise(number, says(server));
-            round.replied(server, token, round.exchange, answer, now, &cx);
+            self.replied(server, token, self.round.exchange, answer, self.now);
             (server, u64::from(number))
         });
         numbers.collect()
@@ -103,15 +153,75 @@ impl Case {
         }
     }
 
-    fn waits(&mut self) {
+    #[track_caller]
+    fn waits(&mut self) -> Duration {
+        match self.next() {
+            Next::Done(Outcome::Queued(ttl)) => ttl,
+            next => panic!("{next:?}"),
+        }
+    }
+
+    /// The fencing token and the end of the validity.
+    #[track_caller]
+    fn is_granted(&mut self) -> (u64, Instant) {
+        match self.next() {
+            Next::Done(Outcome::Granted(fence, until, _)) => (fence.number(), until),
+            next => panic!("{next:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn awaits_replies(&mut self) {
         let next = self.next();
-        assert!(matches!(next, Next::Done(Outcome::Queued(_))), "{next:?}");
+        assert!(matches!(next, Next::Wait(None)), "{next:?}");
+    }
+
+    #[track_caller]
+    fn is_unreachable(&mut self) {
+        let next = self.next();
+        assert!(matches!(next, Next::Done(Outcome::Unreachable)), "{next:?}");
+    }
+
+    #[track_caller]
+    fn is_gone(&mut self) {
+        let next = self.next();
+        assert!(matches!(next, Next::Done(Outcome::Gone)), "{next:?}");
     }
 }
 
-fn granted() -> ServerAnswer {
-    let fence = FencingToken::new(7).unwrap();
+/// The replies of servers of which the first ones say this, and the others that.
+fn of_first(
+    count: usize,
+    says: impl Fn() -> ServerAnswer,
+    others: impl Fn() -> ServerAnswer,
+) -> impl Fn(usize) -> ServerAnswer {
+    move |server| if server < count { says() } else { others() }
+}
+
+/// The calls to these servers, and the others.
+fn split(calls: Calls, servers: &[usize]) -> (Calls, Calls) {
+    (calls.into_iter()).partition(|(server, _)| servers.contains(server))
+}
+
+fn granted_as(number: u64) -> ServerAnswer {
+    let fence = FencingToken::new(number).unwrap();
     ServerAnswer::Acquire(AcquireReply::Granted(Grant::new(fence, LEASE)))
+}
+
+fn granted() -> ServerAnswer {
+    granted_as(7)
+}
+
+fn busy() -> ServerAnswer {
+    ServerAnswer::Acquire(BUSY)
+}
+
+fn silent() -> ServerAnswer {
+    ServerAnswer::Failed(StoreError::timed_out(LEASE))
+}
+
+fn renewed() -> ServerAnswer {
+    ServerAnswer::Renew(RenewReply::Renewed { ttl: LEASE })
 }
 
 fn queued_for(holder_ttl: Duration) -> ServerAnswer {
@@ -143,9 +253,7 @@ fn votes_whose_leases_are_over_grant_nothing() {
 #[test]
 fn a_vote_that_is_renewed_before_the_grant_counts_from_the_request() {
     let (mut case, others) = Case::at_the_head();
-    let mut fraction = || 0.5;
-    let cx = MajorityCx::new(case.now, 1, &mut fraction);
-    case.round.time_is_up(&StoreError::timed_out(LEASE), &cx);
+    case.time_is_up();
     case.next();
     let granted_late = others.into_iter().filter(|(server, _)| *server < 3);
     case.hears(granted_late.collect(), |_| granted());
