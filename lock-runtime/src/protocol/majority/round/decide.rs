@@ -204,9 +204,7 @@ impl Round {
         let (votes, is_exclusive) = (self.votes().count(), self.hold.mode == Mode::Exclusive);
         match self.votes().map(|vote| vote.end).max() {
             Some(end) if !is_exclusive && votes >= self.majority(cx) => self.agree(beyond(end), cx),
-            _ if !is_exclusive && awaited > 0 && votes + awaited >= self.majority(cx) => {
-                Next::Wait(None)
-            }
+            _ if !is_exclusive && votes + awaited >= self.majority(cx) => Next::Wait(None),
             _ => self.give_up(Outcome::Unreachable),
         }
     }
