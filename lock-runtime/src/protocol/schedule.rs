@@ -90,6 +90,38 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn the_driver_is_notified_of_a_time_before_its_next_check_only() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut schedule = Schedule::default();
+        let add = |schedule: &mut Schedule<u8>, seconds: u32| {
+            // With few entries, none of them is looked at: that would take longer with each owner.
+            let counts = |_, _| panic!("it has few entries");
+            schedule.add(now + seconds * second, 0, 1, counts)
+        };
+        assert!(add(&mut schedule, 5), "it does not check at all");
+        assert!(!add(&mut schedule, 5));
+        assert!(!add(&mut schedule, 6));
+        assert!(add(&mut schedule, 4));
+        assert!(schedule.is_due(now + 4 * second));
+        assert!(!schedule.is_due(now + 3 * second));
+        assert_eq!(schedule.len(), 4);
+        schedule.unchecked();
+        assert!(add(&mut schedule, 7), "the driver has ended");
+    }
+
+    #[test]
+    fn an_owner_whose_time_changes_often_leaves_few_entries() {
+        let (mut at, mut schedule) = (Instant::now(), Schedule::default());
+        for _ in 0..1_000 {
+            at += Duration::from_millis(1);
+            schedule.add(at, 0, 1, |entry, _| entry == at);
+            assert!(schedule.len() <= 66);
+        }
+        let mut left = std::iter::from_fn(|| schedule.pop(at));
+        assert_eq!(left.by_ref().last(), Some((at, 0)));
+    }
+
     proptest! {
         /// Owners get and lose due times in any order. Each is found at its due time, the driver is
         /// notified in time, and entries that no longer count do not accumulate.

@@ -424,6 +424,121 @@ mod tests {
         assert_eq!(lease.due(now), None);
     }
 
+    #[test]
+    fn a_hold_that_is_limited_is_not_warned_of() {
+        let (mut lease, t0) = granted(Some(LEASE * 20));
+        let now = t0 + LEASE * 10;
+        lease.renewed(now, LEASE, 0.0, now);
+        assert_eq!(lease.due(now), None);
+        // It ends by itself.
+        let lease = Lease::granted(LEASE, false, t0, LEASE, 0.0).held_since(t0, None);
+        assert_eq!(lease.warn_at, None);
+    }
+
+    #[test]
+    fn a_renewal_is_due_after_a_third_of_the_lease_or_up_to_a_tenth_earlier() {
+        let t0 = Instant::now();
+        for (ttl, jitter, millis) in [
+            (LEASE, 0.0, 10_000),
+            (LEASE, 0.5, 9_500),
+            (LEASE, 1.0, 9_000),
+            // Less is left of a grant that was discovered late, and more of an extended lease.
+            (LEASE / 10, 1.0, 900),
+            (LEASE * 10, 1.0, 9_000),
+        ] {
+            let lease = Lease::granted(LEASE, true, t0, ttl, jitter);
+            let due = t0 + Duration::from_millis(millis);
+            assert_eq!(lease.next_due(), due, "{ttl:?} {jitter}");
+        }
+    }
+
+    #[test]
+    fn a_renewal_is_at_most_a_thousandth_of_the_lease_early() {
+        let (t0, moment) = (Instant::now(), Duration::from_micros(1));
+        for (length, slack) in [(300, 300_u64), (3_000, 3_000), (300_000, 30_000)] {
+            let length = Duration::from_millis(length);
+            let mut lease = Lease::granted(length, true, t0, length, 0.0);
+            let early = lease.next_due() - Duration::from_micros(slack);
+            assert_eq!(lease.due(early - moment), None);
+            assert_eq!(lease.due(early), Some(Due::Renew));
+        }
+    }
+
+    #[test]
+    fn a_failed_renewal_is_repeated_after_a_thirtieth_of_the_lease() {
+        let t0 = Instant::now();
+        for (length, pause) in [(100, 5), (3_000, 100), (300_000, 1_000)] {
+            let [length, pause] = [length, pause].map(Duration::from_millis);
+            let mut lease = Lease::granted(length, true, t0, length, 0.0);
+            let now = lease.next_due();
+            assert_eq!(lease.due(now), Some(Due::Renew));
+            lease.renewal_failed(now);
+            assert_eq!(lease.next_due(), now + pause);
+        }
+    }
+
+    #[test]
+    fn a_lease_is_late_after_half_of_it_or_once_its_loss_goes_unnoticed() {
+        let (t0, valid_for) = (Instant::now(), LEASE - drift(LEASE));
+        for (renew, max_hold, late) in [
+            (true, None, valid_for / 2),
+            (false, None, valid_for + UNNOTICED),
+            (false, Some(LEASE / 2), LEASE / 2 + UNNOTICED),
+            (true, Some(LEASE / 10), LEASE / 10 + UNNOTICED),
+        ] {
+            let lease = Lease::granted(LEASE, renew, t0, LEASE, 0.0).held_since(t0, max_hold);
+            assert_eq!(lease.late_at(), t0 + late, "{renew} {max_hold:?}");
+        }
+    }
+
+    /// The driver is late if it has not begun a renewal by the time at which it should have ended.
+    #[test]
+    fn a_renewal_that_the_keeper_begins_shows_whether_the_driver_is_late() {
+        let (lease, t0) = granted(None);
+        let late = lease.next_due() + call_timeout(LEASE);
+        for (now, is_late) in [(late - Duration::from_millis(1), false), (late, true)] {
+            let mut lease = lease.clone();
+            assert_eq!(lease.take_over(now), Some(is_late));
+            // From then on it is in flight.
+            assert_eq!(lease.due(now), None);
+            assert_eq!(lease.take_over(late), Some(false));
+        }
+        let mut unrenewed = Lease::granted(LEASE, false, t0, LEASE, 0.0);
+        assert_eq!(unrenewed.take_over(late), None);
+    }
+
+    /// The outcome of a renewal in flight goes to the previous holder.
+    #[test]
+    fn the_next_holder_renews_at_once_if_a_renewal_was_in_flight() {
+        let (mut lease, t0) = granted(None);
+        let now = t0 + LEASE / 6;
+        assert_eq!(lease.clone().passed_on(now).next_due(), t0 + LEASE / 3);
+        assert_eq!(lease.due(t0 + LEASE / 3), Some(Due::Renew));
+        let now = t0 + LEASE / 2;
+        assert_eq!(lease.passed_on(now).due(now), Some(Due::Renew));
+    }
+
+    /// At the very instants at which one request is answered and the next one is sent.
+    #[test]
+    fn a_request_is_executed_after_those_that_were_answered_when_it_was_sent() {
+        let second = Duration::from_secs(1);
+        let short = LEASE / 10;
+        let (mut lease, t0) = granted(None);
+        let until = lease.valid_until();
+        // The store has stated this end, and no earlier one.
+        assert!(lease.reported(t0 + second, until - (t0 + second), t0 + second));
+        assert!(lease.reported(t0, LEASE, t0 + second * 2));
+        assert_eq!(lease.valid_until(), until);
+        // Another program has shortened the lease.
+        let known_at = t0 + second * 2;
+        assert!(lease.reported(known_at, short, known_at + second));
+        assert_eq!(lease.valid_until(), known_at + short - drift(short));
+        let shortened_at = known_at + second;
+        assert!(!lease.reported(known_at, LEASE, shortened_at));
+        assert!(lease.reported(shortened_at, LEASE, shortened_at));
+        assert_eq!(lease.valid_until(), shortened_at + LEASE - drift(LEASE));
+    }
+
     /// A call of a holder, which the store executes at any time after it was sent, or never.
     #[derive(Clone, Debug)]
     struct Call {

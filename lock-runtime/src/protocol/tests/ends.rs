@@ -189,3 +189,75 @@ fn the_end_of_a_hold_goes_before_those_of_requests() {
     assert_eq!(endings[0], Ended::Released(token));
     assert_eq!(endings[1..], given_up);
 }
+
+/// Nothing of it is left to reserve.
+#[test]
+fn a_lock_that_is_lost_at_the_end_of_its_min_hold_is_abandoned() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.asks_for(&writer(|it| it.min_hold = Some(LEASE / 2)));
+    let held = bench.is_granted(id, 7);
+    bench.now += LEASE / 2;
+    bench.input(|session, cx| session.lose(held, Loss::Expired, cx));
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+}
+
+/// An abandonment, to be made for the first time at `now`.
+fn abandonment(straggler_until: Option<Instant>, now: Instant) -> PendingEnd {
+    let hold = Hold::new(key(), Mode::Exclusive, Token::random());
+    PendingEnd::new(Ending::Abandon(hold), LEASE, straggler_until, now)
+}
+
+#[test]
+fn an_ending_without_a_reply_is_given_up_once_the_lease_is_over() {
+    let now = Instant::now();
+    for (left, is_over) in [(MILLI, false), (Duration::ZERO, true)] {
+        let mut pending = abandonment(None, now);
+        let latest = pending.replied::<()>(Err(silent()), 0.5, now + LEASE - left);
+        assert_eq!(matches!(latest, Latest::GaveUp(_)), is_over, "{latest:?}");
+    }
+}
+
+#[test]
+fn the_pause_before_an_ending_is_repeated_is_half_random() {
+    let now = Instant::now();
+    for (jitter, quarters) in [(0.0, 2), (0.5, 3), (1.0, 4)] {
+        let mut pending = abandonment(None, now);
+        pending.call(now);
+        pending.replied::<()>(Err(silent()), jitter, now);
+        assert_eq!(pending.due(), Some(now + FIRST_BACKOFF / 4 * quarters));
+    }
+}
+
+/// A delayed request may be executed until its deadline (rule 8).
+#[test]
+fn an_abandonment_that_was_sent_at_the_deadline_is_repeated() {
+    let now = Instant::now();
+    let deadline = now + LEASE;
+    for (sent, due) in [(deadline, Some(deadline + MILLI)), (deadline + MILLI, None)] {
+        let mut pending = abandonment(Some(deadline), now);
+        pending.call(sent);
+        pending.replied(Ok(()), 0.5, sent);
+        assert_eq!(pending.due(), due);
+    }
+}
+
+#[test]
+fn a_release_in_the_background_is_logged_once() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    bench.drops_guard(held);
+    for _ in 0..2 {
+        let (job, _) = bench.due_job().unwrap();
+        bench.job_reply(job, Ok(Reply::Release(ReleaseReply::Released)));
+        assert_eq!(bench.noted("Released"), 1, "{:?}", bench.notes);
+        // It is repeated, as the store may have lost it.
+        bench.event(&StoreEvent::Disconnected);
+        bench.now += ASK_WITHIN;
+    }
+    bench.endings();
+    let (id, _) = bench.head();
+    bench.cancel(id);
+    let (job, _) = bench.due_job().unwrap();
+    bench.job_reply(job, Ok(Reply::Abandoned));
+    assert_eq!(bench.noted("Released"), 1, "an abandonment is no release");
+}

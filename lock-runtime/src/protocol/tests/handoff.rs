@@ -220,3 +220,122 @@ fn a_reserved_lock_is_not_handed_off_locally() {
         assert_eq!(left.is_none(), is_handed_off, "{left:?}");
     }
 }
+
+#[test]
+fn a_hand_off_leaves_half_of_the_lease_of_a_grant_from_the_queue() {
+    let now = Instant::now();
+    let valid_for = LEASE - drift(LEASE);
+    for (left, is_handed_off) in [(MILLI * 1500, true), (MILLI * 1499, false)] {
+        let later = now + valid_for - left;
+        let hold = Hold::new(key(), Mode::Exclusive, Token::random());
+        let lease = Lease::granted(LEASE, true, now, LEASE, 0.5);
+        let budget = Budget::new(1, now, later);
+        let handoff = Handoff::new(hold, fence(9).unwrap(), lease, budget, later);
+        assert_eq!(handoff.is_some(), is_handed_off, "{left:?}");
+    }
+}
+
+/// With no more validity than a renewal may take, the lock would be lost at once.
+#[test]
+fn a_hand_off_that_is_taken_too_late_is_released() {
+    for (left, is_taken) in [(MILLI, true), (Duration::ZERO, false)] {
+        let mut bench = Bench::new();
+        let held = bench.holds(4, LEASE);
+        let token = bench.token_of(held);
+        let valid_for = LEASE - drift(LEASE);
+        let (waiter, _) = bench.head();
+        waits(&bench.reply(waiter, BUSY));
+        assert!(bench.hands_off(held));
+        bench.now += valid_for - WRITER.call_timeout() - left;
+        match bench.resume(waiter) {
+            Step::Done(Ok(_)) => assert!(is_taken),
+            step => {
+                assert!(!is_taken);
+                assert_ne!(asks(&step), token);
+                assert_eq!(bench.endings(), [Ended::Released(token)]);
+            }
+        }
+    }
+}
+
+/// The holder hands the lock off for a limited time only.
+#[test]
+fn the_head_asks_as_soon_as_the_lock_is_no_longer_handed_off() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let waiter = bench.behind(&WRITER);
+    let held = holds(bench.reply(holder, granted_with(6, 4))).held;
+    let until = bench.session.held[held].budget.unwrap().until;
+    bench.now = until - MILLI;
+    assert_eq!(waits(&bench.resume(waiter)), until);
+    bench.now = until;
+    asks(&bench.resume(waiter));
+}
+
+/// Only then are fencing tokens needed for hand-offs (rule 19).
+#[test]
+fn fencing_tokens_are_reserved_if_another_request_waits_that_takes_a_hand_off() {
+    for (terms, waits_behind, reserved) in [
+        (WRITER, false, 0),
+        (WRITER, true, MAX_HANDOFFS),
+        (writer(|it| it.strict_order = true), true, 0),
+        (writer(|it| it.renew = false), true, 0),
+    ] {
+        let mut bench = Bench::new();
+        let (id, step) = bench.begin(&terms).unwrap();
+        assert_eq!(request(&step).reserved, 0);
+        waits(&bench.reply(id, BUSY));
+        if waits_behind {
+            bench.behind(&terms);
+        }
+        bench.freed();
+        let step = bench.resume(id);
+        assert_eq!(request(&step).reserved, reserved, "{terms:?}");
+    }
+}
+
+/// The task of a release that has named the token of the head is gone: the release may be executed
+/// until its deadline, and the token would hold the lock without an owner.
+#[test]
+fn the_token_that_an_overdue_release_has_named_is_abandoned_twice() {
+    let mut bench = Bench::new();
+    let (holder, _) = bench.head();
+    let waiter = bench.behind(&WRITER);
+    let held = bench.is_granted(holder, 6);
+    let (_, named) = bench.hands_back(held);
+    bench.now += UNREPORTED;
+    assert_ne!(asks(&bench.resume(waiter)), named);
+    let confirm_all = |bench: &mut Bench| {
+        let mut abandoned = 0;
+        while let Some((job, call)) = bench.due_job() {
+            let reply = match call.request {
+                Request::Abandon(hold) => {
+                    abandoned += usize::from(hold.token == named);
+                    Reply::Abandoned
+                }
+                _ => Reply::Release(ReleaseReply::Released),
+            };
+            bench.job_reply(job, Ok(reply));
+        }
+        abandoned
+    };
+    assert!(confirm_all(&mut bench) > 0);
+    bench.now += STRAGGLE;
+    assert_eq!(confirm_all(&mut bench), 0);
+    bench.now += MILLI;
+    assert_eq!(confirm_all(&mut bench), 1);
+}
+
+/// A release of another lock, which has not named the token, is left to its task.
+#[test]
+fn a_token_that_is_given_up_ends_no_release_of_another_lock() {
+    let mut bench = Bench::new();
+    let held = bench.holds_in(&named("other"), Mode::Exclusive, LEASE);
+    let (release, _) = bench.releases(held).unwrap();
+    let (id, token) = bench.head();
+    waits(&bench.reply(id, queued(Some(7))));
+    bench.cancel(id);
+    bench.now += UNREPORTED;
+    assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+    bench.release_reply(release, ReleaseReply::Released);
+}

@@ -129,3 +129,39 @@ fn a_lost_lock_stays_reserved_unless_it_was_taken_away() {
         }
     }
 }
+
+/// Several keys are reserved from the last grant on.
+#[test]
+fn a_lock_that_is_reserved_later_stays_so_from_then_on() {
+    let mut bench = Bench::new();
+    let held = bench.holds(0, LEASE);
+    bench.now += LEASE / 4;
+    bench.input(|session, cx| session.reserve(held, LEASE / 2, cx));
+    bench.now += MILLI;
+    let (_, release) = bench.releases(held).unwrap();
+    assert_eq!(release.keep_for, Some(LEASE / 2 - MILLI));
+}
+
+/// Rule 43.
+#[test]
+fn only_a_writer_that_was_not_entered_again_leaves_a_result() {
+    for (mode, is_reentered, leaves) in [
+        (Mode::Exclusive, false, true),
+        (Mode::Exclusive, true, false),
+        (Mode::Shared, false, false),
+    ] {
+        let mut bench = Bench::new();
+        let held = bench.holds_in(&key(), mode, LEASE);
+        if is_reentered {
+            let entered = bench.input(|session, cx| session.reenter(held, cx));
+            assert!(entered.unwrap());
+        }
+        let done = (Arc::from(b"one".to_vec()), LEASE);
+        let step = bench.input(|session, cx| session.complete(held, done, cx));
+        assert_eq!(step.is_some(), leaves, "{mode:?} {is_reentered}: {step:?}");
+        if let Some(step) = step {
+            let is_kept = matches!(&step, ReleaseStep::Call(_, it, _) if it.result.is_some());
+            assert!(is_kept, "{step:?}");
+        }
+    }
+}

@@ -215,7 +215,14 @@ fn announced_grants_delay_neither_the_next_ending_nor_the_shutdown() {
 /// is executed.
 #[test]
 fn a_late_push_message_frees_no_lock_that_is_to_stay_reserved() {
-    for (min_hold, is_abandoned) in [(MILLI, true), (LEASE, false)] {
+    let half = LEASE / 2;
+    for (min_hold, late, is_abandoned) in [
+        (MILLI, Duration::ZERO, true),
+        (LEASE, Duration::ZERO, false),
+        // Until the very end of it.
+        (half, half - 2 * MILLI, false),
+        (half, half - MILLI, true),
+    ] {
         let mut bench = Bench::new();
         let (id, token) = bench.asks_for(&writer(|it| it.min_hold = Some(min_hold)));
         let held = bench.is_granted(id, 7);
@@ -224,6 +231,7 @@ fn a_late_push_message_frees_no_lock_that_is_to_stay_reserved() {
         let lost = Err(silent());
         let unknown = bench.input(|session, cx| session.release_replied(release, lost, cx));
         assert!(unknown.is_err());
+        bench.now += late;
         bench.push(Mode::Exclusive, token, 7);
         let ended = bench.endings();
         assert_eq!(
@@ -254,4 +262,84 @@ fn grants_of_an_abandoned_token_add_one_abandonment() {
         bench.push(Mode::Shared, token, fence);
     }
     assert_eq!(bench.endings(), [Ended::Abandoned(token)]);
+}
+
+/// The driver has not sent the release yet, which may be executed before the grant.
+#[test]
+fn a_late_push_message_of_a_lock_that_is_to_be_released_adds_an_abandonment() {
+    let mut bench = Bench::new();
+    let (holder, token) = bench.head();
+    bench.behind(&WRITER);
+    let held = bench.is_granted(holder, 6);
+    bench.drops_guard(held);
+    // This one has nothing to do with any lock of the client.
+    bench.push(Mode::Exclusive, Token::random(), 8);
+    bench.push(Mode::Exclusive, token, 7);
+    let ended = bench.endings();
+    let expected = [Ended::Released(token), Ended::Abandoned(token)];
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    assert!(expected.iter().all(|it| ended.contains(it)), "{ended:?}");
+}
+
+#[test]
+fn a_lock_that_was_revoked_or_taken_is_not_released() {
+    for (is_revoked, loss) in [(true, Loss::Revoked), (false, Loss::Taken)] {
+        let mut bench = Bench::new();
+        let held = bench.holds(0, LEASE);
+        let token = bench.token_of(held);
+        let (release, _) = bench.releases(held).unwrap();
+        if is_revoked {
+            bench.event(&StoreEvent::Revoked { token });
+        }
+        let reply = Ok(Reply::Release(ReleaseReply::NotHeld));
+        let released = bench.input(|session, cx| session.release_replied(release, reply, cx));
+        let is_lost = matches!(released, Err(ReleaseError::NotHeld(it)) if it == loss);
+        assert!(is_lost, "{released:?}");
+        let (job, _) = bench.due_job().unwrap();
+        bench.job_reply(job, Ok(Reply::Abandoned));
+        // What is repeated, as the store may have lost data, leaves nothing behind either.
+        bench.event(&StoreEvent::Disconnected);
+        bench.now += ASK_WITHIN;
+        assert_eq!(bench.endings(), [Ended::Abandoned(token); 2]);
+    }
+}
+
+#[test]
+fn an_announcement_puts_no_poll_off() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.head();
+    let polls_at = waits(&bench.reply(id, queued(Some(7))));
+    let free_in = |bench: &mut Bench, ttl| {
+        bench.input(|session, cx| session.free_in(LockKind::Lock, &key(), ttl, cx));
+    };
+    free_in(&mut bench, LEASE / 2);
+    assert_eq!(waits(&bench.resume(id)), polls_at);
+    free_in(&mut bench, MILLI * 99);
+    assert_eq!(waits(&bench.resume(id)), bench.now + MILLI * 100);
+}
+
+/// A grant from the wait queue is short (rule 4): it is renewed soon, and before its use if that
+/// may come too late.
+#[test]
+fn a_pushed_grant_is_confirmed_before_it_is_used_if_little_is_left_of_it() {
+    let mut bench = Bench::new();
+    let (id, token) = bench.head();
+    waits(&bench.reply(id, queued(Some(7))));
+    let valid_for = Grant::HANDOFF_LEASE - drift(Grant::HANDOFF_LEASE);
+    bench.push(Mode::Exclusive, token, 8);
+    let mut early = bench.clone();
+    let held = holds(early.resume(id)).held;
+    assert_eq!(early.renews_at(held), early.now + CONFIRM_WITHIN);
+    for (left, is_enough) in [(MILLI, true), (Duration::ZERO, false)] {
+        let mut bench = bench.clone();
+        bench.now += valid_for - WRITER.call_timeout() - left;
+        match bench.resume(id) {
+            Step::Done(Ok(_)) => assert!(is_enough),
+            Step::Call(call) => {
+                assert!(!is_enough);
+                assert!(matches!(call.request, Request::Renew(_)), "{call:?}");
+            }
+            step => panic!("{step:?}"),
+        }
+    }
 }

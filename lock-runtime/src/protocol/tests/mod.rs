@@ -1,5 +1,6 @@
 //! Tests of the session of one store, by property and by example, without a store.
 
+mod driver;
 mod ends;
 mod handoff;
 mod held;
@@ -14,15 +15,17 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::{
-    acquire::UNENDED,
-    held::Held,
+    abandon::FIRST_BACKOFF,
+    acquire::{CONFIRM_WITHIN, UNENDED},
+    held::keeping::LATE,
     held::lease::{Lease, drift},
+    held::{CHECK_WITHIN, Held},
     queue::entry::{Claim, LONGEST_PAUSE, QueueEntry, UNREPORTED},
     queue::handoff::{Budget, Handoff, MAX_HANDOFFS},
     *,
 };
 use crate::{
-    request::spec::{LockKind, Mode, Terms, Wait},
+    request::spec::{LockKind, Mode, Terms, Wait, call_timeout},
     store::{
         AcquireAllReply, AcquireReply, ConvertReply, Done, Grant, HolderId, KeyRequest, PollReply,
         Release, ReleaseReply, RenewReply, StoreErrorKind,
@@ -114,6 +117,10 @@ struct Bench {
     woken: Vec<AcquireId>,
     /// How often the keeper was woken.
     watched: usize,
+    /// How often the driver was notified.
+    roused: usize,
+    /// The events for the log.
+    notes: Vec<String>,
     /// A rule that is switched off.
     mutation: Option<Mutation>,
     /// The store sends no events.
@@ -132,6 +139,8 @@ impl Bench {
             entropy: Numbers(0, 0.5),
             woken: Vec::new(),
             watched: 0,
+            roused: 0,
+            notes: Vec::new(),
             mutation: None,
             polls: false,
         }
@@ -152,6 +161,8 @@ impl Bench {
             match effect {
                 Effect::Wake(id) => self.woken.push(id),
                 Effect::Watch => self.watched += 1,
+                Effect::Rouse => self.roused += 1,
+                Effect::Note(note) => self.notes.push(format!("{note:?}")),
                 _ => {}
             }
         }
@@ -243,6 +254,41 @@ impl Bench {
             let held = Held::new(hold, fence(9).unwrap(), terms, lease, Some(budget));
             session.hold(held, cx).held
         })
+    }
+
+    /// Holds a lock in this mode under a new token.
+    fn holds_in(&mut self, key: &LockKey, mode: Mode, length: Duration) -> HeldId {
+        let now = self.now;
+        self.input(|session, cx| {
+            let hold = Hold::new(key.clone(), mode, cx.token());
+            let terms = Terms::plain(mode, length, Wait::No);
+            let lease = Lease::granted(length, true, now, length, 0.5);
+            let held = Held::new(hold, fence(9).unwrap(), terms, lease, None);
+            session.hold(held, cx).held
+        })
+    }
+
+    /// Returns the leases whose renewals are to be sent by now.
+    fn due_renewals(&mut self) -> Vec<HeldId> {
+        let mut renewals = Vec::new();
+        self.input(|session, cx| session.due_renewals(&mut renewals, cx));
+        renewals.into_iter().map(|due| due.held).collect()
+    }
+
+    /// Returns when the next renewal of a lease is due.
+    fn renews_at(&self, held: HeldId) -> Instant {
+        self.session.held[held].lease.next_due()
+    }
+
+    fn drops_guard(&mut self, held: HeldId) {
+        self.input(|session, cx| session.guard_dropped(held, cx));
+    }
+
+    /// Returns the number of events of this kind for the log.
+    fn noted(&self, kind: &str) -> usize {
+        let kind = format!("{kind}(");
+        let noted = self.notes.iter().filter(|note| note.starts_with(&kind));
+        noted.count()
     }
 
     /// Releases the lock. Returns the call to the store, or `None` after a local hand-off.
@@ -348,15 +394,20 @@ enum Ended {
     Abandoned(Token),
 }
 
-/// The token of an acquire request.
-fn asks(step: &Step) -> Token {
+/// The acquire request of a step.
+fn request(step: &Step) -> &KeyRequest {
     match step {
         Step::Call(Call {
             request: Request::Acquire(request),
             ..
-        }) => request.hold.token,
+        }) => request,
         step => panic!("{step:?}"),
     }
+}
+
+/// The token of an acquire request.
+fn asks(step: &Step) -> Token {
+    request(step).hold.token
 }
 
 fn polls(step: &Step) -> Token {

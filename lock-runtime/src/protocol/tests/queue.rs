@@ -299,6 +299,115 @@ fn own_abandonments_do_not_shorten_the_pause_of_a_waiter() {
     asks(&bench.resume(id));
 }
 
+/// A step in the past would let its task spin.
+#[test]
+fn a_waiter_sleeps_until_it_is_woken_or_its_time_is_over() {
+    let mut bench = Bench::new();
+    let until = bench.now + LEASE;
+    let (head, _) = bench.head();
+    let behind = bench.behind(&WRITER);
+    assert_eq!(waits(&bench.resume(behind)), until);
+    // Its call ends by itself.
+    assert_eq!(waits(&bench.resume(head)), bench.now + STRAGGLE);
+    bench.now = waits(&bench.reply(head, queued(Some(7))));
+    polls(&bench.resume(head));
+    assert_eq!(waits(&bench.resume(head)), bench.now + STRAGGLE);
+    // The reply to a poll is not awaited by a client that is shut down.
+    bench.input(|session, cx| session.close(cx));
+    let step = bench.resume(head);
+    assert!(matches!(step, Step::Done(Err(Refused::ShuttingDown))));
+    assert!(!bench.is_empty(), "one is left");
+    bench.resume(behind);
+    assert!(bench.is_empty());
+}
+
+#[test]
+fn the_log_shows_once_what_a_request_waits_for() {
+    let mut bench = Bench::new();
+    let (head, _) = bench.head();
+    assert_eq!(bench.noted("Behind"), 0);
+    bench.behind(&WRITER);
+    assert_eq!(bench.noted("Behind"), 1);
+    for _ in 0..3 {
+        bench.now = waits(&bench.reply(head, BUSY));
+        assert_eq!(bench.noted("Waiting"), 1);
+        asks(&bench.resume(head));
+    }
+}
+
+#[test]
+fn a_lock_of_another_mode_refuses_every_request() {
+    for terms in [WRITER, READER, writer(|it| it.wait = Wait::No)] {
+        let mut bench = Bench::new();
+        let (id, _) = bench.asks_for(&terms);
+        let step = bench.reply(id, Reply::Acquire(AcquireReply::ModeMismatch));
+        let is_refused = matches!(step, Step::Done(Err(Refused::ModeMismatch)));
+        assert!(is_refused, "{step:?}");
+        assert_eq!(bench.endings(), []);
+        assert!(bench.is_empty());
+    }
+}
+
+/// So that a grant that was pushed has validity left.
+#[test]
+fn a_waiter_with_a_short_lease_polls_at_least_every_half_of_it() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.asks_for(&writer(|it| it.lease = Duration::from_secs(1)));
+    let at = waits(&bench.reply(id, queued(Some(7))));
+    // At half of the spread.
+    assert_eq!(at - bench.now, MILLI * 500 * 7 / 8);
+}
+
+/// A waiting writer of another process is delayed by one group of readers at most (rule 16).
+#[test]
+fn readers_that_waited_together_are_admitted_together() {
+    let mut bench = Bench::new();
+    let (first, _) = bench.asks_for(&READER);
+    let token = asks(&bench.reply(first, BUSY));
+    let second = bench.behind(&READER);
+    bench.is_granted(first, 7);
+    // These two come after a reader of the first group was admitted.
+    let [third, fourth] = [(); 2].map(|()| bench.behind(&READER));
+    let mut groups = Vec::new();
+    for (number, id) in [(8, second), (9, third), (10, fourth)] {
+        let step = bench.resume(id);
+        groups.push((request(&step).reader_group, asks(&step)));
+        bench.is_granted(id, number);
+    }
+    let [(of_second, _), (of_third, third), (of_fourth, _)] = groups[..] else {
+        panic!("{groups:?}")
+    };
+    assert_eq!(of_second, Some(token));
+    assert_eq!(of_third, None);
+    assert_eq!(of_fourth, Some(third));
+}
+
+/// The holder excludes it; another reader may not.
+#[test]
+fn a_request_that_does_not_wait_makes_no_call_beside_a_writer_of_its_process() {
+    for (terms, is_refused) in [(WRITER, true), (READER, false)] {
+        let mut bench = Bench::new();
+        let (id, step) = bench.begin(&terms).unwrap();
+        asks(&step);
+        if terms.mode == Mode::Shared {
+            asks(&bench.reply(id, BUSY));
+        }
+        bench.behind(&terms);
+        bench.is_granted(id, 7);
+        match bench.begin(&Terms {
+            wait: Wait::No,
+            ..terms
+        }) {
+            Err(Refused::Contended(None)) => assert!(is_refused),
+            Ok((_, step)) => {
+                assert!(!is_refused);
+                asks(&step);
+            }
+            begun => panic!("{begun:?}"),
+        }
+    }
+}
+
 proptest! {
     /// Requests arrive and leave in any order: heads follow one another in the order of arrival,
     /// the next head is woken, no request beyond the limits is admitted, and nothing is left at

@@ -119,3 +119,72 @@ fn several_keys_that_came_too_late_are_requested_again() {
     assert!(is_refused, "{step:?}");
     assert!(bench.session.rest().is_none());
 }
+
+/// The first attempt had an error at another key than that which refuses the second one.
+#[test]
+fn the_error_of_the_first_attempt_names_the_key_that_it_had_reached() {
+    let mut bench = Bench::new();
+    let (_, together, _) = begun(&mut bench, ["a", "b", "c"]);
+    let reply = Err(StoreError::out_of_turn(1, 3));
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    assert!(matches!(step, AllStep::Call(_)), "{step:?}");
+    let reply = AcquireReply::Busy {
+        holder_ttl: None,
+        has_waiters: false,
+    };
+    let reply = Ok(AcquireAllReply::Refused { index: 0, reply });
+    let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+    let is_named = matches!(step, AllStep::Done(Err((1, Refused::Store(_)))));
+    assert!(is_named, "{step:?}");
+}
+
+/// A store that breaks its contract: no lock is held.
+#[test]
+fn a_refusal_of_several_keys_holds_none_whatever_the_store_says() {
+    let busy = AcquireReply::Busy {
+        holder_ttl: Some(LEASE),
+        has_waiters: false,
+    };
+    for (index, reply) in [(7, busy), (0, AcquireReply::Granted(grant(7)))] {
+        let mut bench = Bench::new();
+        let (_, together, _) = begun(&mut bench, ["a", "b"]);
+        let reply = Ok(AcquireAllReply::Refused { index, reply });
+        let step = bench.input(|session, cx| session.all_replied(&together, reply, cx));
+        // There is no key beyond the last one.
+        let is_last = matches!(step, AllStep::Done(Err((1, Refused::Contended(_)))));
+        assert!(is_last, "{step:?}");
+        assert!(bench.session.held.is_empty() && bench.session.acquisitions.is_empty());
+    }
+}
+
+#[test]
+fn several_keys_of_which_one_is_not_even_requested_leave_nothing_behind() {
+    let mut bench = Bench::new();
+    let (id, _) = bench.begin_for(&named("b"), &WRITER).unwrap();
+    waits(&bench.reply(id, BUSY));
+    let (keys, times) = (["a", "b"].map(named), (bench.now, LEASE));
+    let terms = writer(|it| it.wait = Wait::No);
+    let begun = bench.input(|session, cx| session.begin_all(&keys, &terms, times, cx));
+    assert!(
+        matches!(begun, Err((1, Refused::Contended(None)))),
+        "{begun:?}"
+    );
+    assert_eq!(bench.session.acquisitions.len(), 1);
+    assert_eq!(bench.endings(), []);
+}
+
+#[test]
+fn several_keys_that_are_given_up_are_abandoned() {
+    let mut bench = Bench::new();
+    let (_, together, requests) = begun(&mut bench, ["a", "b"]);
+    bench.input(|session, cx| session.cancel_all(&together, cx));
+    assert!(bench.session.acquisitions.is_empty());
+    let mut tokens: Vec<_> = requests.iter().map(|it| it.hold.token).collect();
+    tokens.sort_unstable();
+    let mut ended = bench.endings();
+    ended.sort_unstable_by_key(|it| match it {
+        Ended::Released(token) | Ended::Abandoned(token) => *token,
+    });
+    let tokens: Vec<_> = tokens.into_iter().map(Ended::Abandoned).collect();
+    assert_eq!(ended, tokens);
+}
