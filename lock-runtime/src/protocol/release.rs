@@ -102,11 +102,6 @@ impl Releasing {
         self.release.next.is_some_and(|next| next.token == token)
     }
 
-    /// Returns whether the driver is to send it, or to end it at `at`.
-    fn is_due(&self, at: Instant) -> bool {
-        self.sent.is_none() || self.overdue_at() == Some(at)
-    }
-
     /// Returns the request, which is sent at `now`.
     fn send(&mut self, now: Instant) -> Release {
         self.sent = Some(now);
@@ -482,6 +477,7 @@ fn is_due(
 ) -> bool {
     match job {
         Job::End(id) => pending_ends.get(id).is_some_and(|it| it.due() == Some(at)),
-        Job::Release(id) => releases.get(id).is_some_and(|it| it.is_due(at)),
+        // Planned once: before it is sent, or for when its outcome is overdue.
+        Job::Release(id) => releases.contains_key(id),
     }
 }
