@@ -435,3 +435,7 @@ async fn renew(core: &Arc<Core>, mut batch: Vec<DueRenewal>, patience: Duration)
         });
     }
 }
+
+#[cfg(test)]
+#[path = "tests/driver.rs"]
+mod tests;

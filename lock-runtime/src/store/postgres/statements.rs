@@ -213,6 +213,9 @@ pub(super) fn record(version: Option<i64>, body: Option<Vec<u8>>) -> Option<Reco
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_postgres::{Config, NoTls};
+
     use super::*;
     use crate::store::{
         Token,
@@ -247,6 +250,127 @@ mod tests {
         for length in 0..array(1, 1).len() {
             read(&array(1, 1)[..length]).unwrap_err();
         }
+        // Before the driver reserves memory: this one has six words.
+        for count in [7, 24, 100, u32::MAX] {
+            let error = read(&array(1, count)).unwrap_err().to_string();
+            assert_eq!(error, "an array that is longer than its reply", "{count}");
+        }
+    }
+
+    #[test]
+    fn arguments_and_arrays_are_of_the_types_of_their_elements() {
+        type Bodies = Vec<Vec<u8>>;
+        for (of, expected) in [(Type::BYTEA_ARRAY, true), (Type::INT8_ARRAY, false)] {
+            assert_eq!(<Hidden<Bodies> as ToSql>::accepts(&of), expected, "{of}");
+            let elements = <Elements<Option<Vec<u8>>> as FromSql>::accepts(&of);
+            assert_eq!(elements, expected, "{of}");
+        }
+    }
+
+    /// A row that a function of the store has returned, from a server at the other end of a pipe.
+    async fn row(outcomes: &str, present: &[Option<(i64, &[u8])>]) -> Row {
+        let message = |kind: u8, body: &[u8]| {
+            let length = 4 + i32::try_from(body.len()).unwrap();
+            [&[kind][..], &length.to_be_bytes(), body].concat()
+        };
+        let sized = |value: &[u8]| {
+            let length = i32::try_from(value.len()).unwrap();
+            [&length.to_be_bytes()[..], value].concat()
+        };
+        let array = |of: Type, elements: Vec<Option<Vec<u8>>>| {
+            let count = u32::try_from(elements.len()).unwrap();
+            let head = [1, 1, of.oid(), count, 1].map(u32::to_be_bytes).concat();
+            let element = |element: Option<Vec<u8>>| match element {
+                Some(element) => sized(&element),
+                None => (-1_i32).to_be_bytes().to_vec(),
+            };
+            let elements: Vec<_> = elements.into_iter().flat_map(element).collect();
+            [head, elements].concat()
+        };
+        let versions = |it: &Option<(i64, &[u8])>| it.map(|(it, _)| it.to_be_bytes().to_vec());
+        let bodies = |it: &Option<(i64, &[u8])>| it.map(|(_, body)| body.to_vec());
+        let fields = [
+            (Type::INT8, 9_i64.to_be_bytes().to_vec()),
+            (Type::TEXT, outcomes.into()),
+            (
+                Type::INT8_ARRAY,
+                array(Type::INT8, present.iter().map(versions).collect()),
+            ),
+            (
+                Type::BYTEA_ARRAY,
+                array(Type::BYTEA, present.iter().map(bodies).collect()),
+            ),
+        ];
+        let count = [0, 4];
+        let column = |(of, _): &(Type, _)| {
+            let head = [&b"c\0"[..], &[0; 6], &of.oid().to_be_bytes(), &[0; 6]];
+            [&head.concat()[..], &[0, 1]].concat()
+        };
+        let columns: Vec<_> = fields.iter().flat_map(column).collect();
+        let values: Vec<_> = fields.iter().flat_map(|(_, value)| sized(value)).collect();
+        let ready = message(b'Z', b"I");
+        let reply = [
+            message(b'1', b""),
+            message(b'2', b""),
+            message(b't', &[0, 0]),
+            message(b'T', &[&count[..], &columns].concat()),
+            message(b'D', &[&count[..], &values].concat()),
+            message(b'C', b"SELECT 1\0"),
+            ready.clone(),
+        ];
+        let greeting = [message(b'R', &[0; 4]), ready].concat();
+
+        let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+        let server = async {
+            for answer in [greeting, reply.concat()] {
+                theirs.read_buf(&mut BytesMut::new()).await.unwrap();
+                theirs.write_all(&answer).await.unwrap();
+            }
+        };
+        let mut config = Config::new();
+        config.user("app");
+        let asked = async {
+            let (client, connection) = config.connect_raw(ours, NoTls).await.unwrap();
+            let query = client.query_typed("select", &[]);
+            let rows = tokio::select! {
+                rows = query => rows.unwrap(),
+                ended = connection => panic!("{ended:?}"),
+            };
+            rows.into_iter().next().unwrap()
+        };
+        tokio::join!(server, asked).1
+    }
+
+    #[tokio::test]
+    async fn each_outcome_of_a_swap_is_read_with_the_present_record_of_a_conflict() {
+        let stored = Record::new(Version::from_number(5).unwrap(), vec![1, 2]);
+        let conflict = |record| Swapped::Conflict(vec![record]);
+        for (outcomes, found, count, expected) in [
+            ("d", &[][..], 1, vec![Swapped::Done]),
+            ("e", &[], 2, vec![Swapped::Early, Swapped::Early]),
+            ("g", &[], 1, vec![Swapped::Guarded]),
+            (
+                "cdc",
+                &[Some((5, &[1, 2][..])), None],
+                3,
+                vec![
+                    conflict(Some(stored.clone())),
+                    Swapped::Done,
+                    conflict(None),
+                ],
+            ),
+        ] {
+            let row = row(outcomes, found).await;
+            let replies = swap_replies(&row, count).unwrap();
+            let outcomes: Vec<_> = replies.iter().map(|reply| &reply.outcome).collect();
+            assert_eq!(outcomes, expected.iter().collect::<Vec<_>>());
+            let now = Timestamp::from_micros(9);
+            assert!(replies.iter().all(|reply| reply.now == now));
+            let reply = swap_reply(&row).unwrap();
+            assert_eq!(reply.outcome, *expected.last().unwrap());
+        }
+        let row = row("", &[None, Some((5, &[1, 2]))]).await;
+        assert_eq!(present(&row, 2).unwrap(), [None, Some(stored)]);
     }
 
     #[test]

@@ -160,3 +160,141 @@ pub(in crate::store) async fn swap<C: Grouping>(calls: &Arc<C>, swap: &Swap) -> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::{
+        super::{Change, Message, Record, RecordName, Swapped, Timestamp, Version},
+        *,
+    };
+    use crate::store::ClientId;
+
+    const WAY: Duration = Duration::from_millis(10);
+
+    /// A database whose calls take a while.
+    struct Calls {
+        group: Group,
+        /// The number of swaps in each call.
+        sizes: Mutex<Vec<usize>>,
+    }
+
+    impl Calls {
+        fn new(room: usize) -> Arc<Self> {
+            Arc::new(Self {
+                group: Group::new(room),
+                sizes: Mutex::default(),
+            })
+        }
+
+        async fn call(&self, size: usize) -> Vec<Reply> {
+            lock(&self.sizes).push(size);
+            sleep(WAY).await;
+            let reply = SwapReply::new(Timestamp::default(), Swapped::Done);
+            (0..size).map(|_| Ok(reply.clone())).collect()
+        }
+
+        fn sizes(&self) -> Vec<usize> {
+            take(&mut lock(&self.sizes))
+        }
+
+        fn room(&self) -> usize {
+            lock(&self.group.0).room
+        }
+    }
+
+    impl Grouping for Calls {
+        fn group(&self) -> &Group {
+            &self.group
+        }
+
+        async fn swap_alone(&self, _swap: &Swap) -> Reply {
+            self.call(1).await.remove(0)
+        }
+
+        async fn swap_group(&self, swaps: &[Swap]) -> Vec<Reply> {
+            self.call(swaps.len()).await
+        }
+    }
+
+    /// A swap of as many records.
+    fn of(records: usize) -> Swap {
+        let change = |number: usize| {
+            let record = Record::new(Version::random(), Vec::new());
+            let name = RecordName::new(format!("k{number}"));
+            Change::new(name, None, record, Timestamp::default())
+        };
+        let changes = (0..records).map(change).collect();
+        Swap::new(changes, Timestamp::default())
+    }
+
+    /// Makes swaps at once. Returns their replies once all have ended.
+    async fn swaps(calls: &Arc<Calls>, number: usize) -> Vec<Reply> {
+        let swaps: Vec<_> = (0..number).map(|_| of(1)).collect();
+        let all = join_all(swaps.iter().map(|it| swap(calls, it)));
+        let replies = timeout(Duration::from_secs(60), all).await;
+        replies.expect("no swap is forgotten")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn swaps_for_which_there_is_no_room_share_the_next_calls() {
+        let calls = Calls::new(2);
+        for _ in 0..2 {
+            let replies = swaps(&calls, 2 + 40).await;
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+            assert_eq!(calls.sizes(), [1, 1, 32, 8]);
+            // All calls have ended, and have given their room back.
+            sleep(WAY * 2).await;
+            assert_eq!(calls.room(), 2);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_swap_whose_caller_has_ended_is_not_made() {
+        let calls = Calls::new(1);
+        let one = of(1);
+        let first = swap(&calls, &one);
+        let given_up = timeout(WAY / 2, swap(&calls, &one));
+        let waits = swap(&calls, &one);
+        let (first, given_up, waits) = tokio::join!(first, given_up, waits);
+        assert!(first.is_ok() && given_up.is_err() && waits.is_ok());
+        assert_eq!(calls.sizes(), [1, 1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_swaps_of_one_record_without_messages_share_a_call() {
+        let mut with_message = of(1);
+        with_message.messages = vec![Message::new(ClientId::random(), Vec::new())];
+        for (swap, fits_in) in [
+            (of(1), true),
+            (of(2), false),
+            (with_message.clone(), false),
+            (of(0), false),
+        ] {
+            assert_eq!(fits(&swap), fits_in, "{swap:?}");
+        }
+        let calls = Calls::new(1);
+        let (one, two) = (of(1), of(2));
+        let all = [&one, &two, &with_message, &two];
+        join_all(all.map(|it| swap(&calls, it))).await;
+        assert_eq!(calls.sizes(), [1, 1, 1, 1]);
+    }
+
+    /// Nothing else would answer them.
+    #[test]
+    fn the_swaps_that_wait_fail_with_the_runtime_of_their_call() {
+        let calls = Calls::new(0);
+        let (sender, mut reply) = oneshot::channel();
+        lock(&calls.group.0).waiting.push_back((of(1), sender));
+        // Outside of a runtime.
+        drop(Room(&calls));
+        assert!(matches!(
+            reply.try_recv(),
+            Err(oneshot::error::TryRecvError::Closed)
+        ));
+        assert_eq!(calls.room(), 1);
+    }
+}

@@ -44,3 +44,46 @@ impl Inboxes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::site::Received, *};
+
+    fn inbox() -> (Arc<Received>, Arc<dyn Inbox>) {
+        let received = Arc::new(Received::default());
+        (received.clone(), received)
+    }
+
+    #[test]
+    fn each_store_gets_the_messages_until_it_is_dropped() {
+        let inboxes = Inboxes::default();
+        let [(one, first), (two, second)] = [inbox(), inbox()];
+        inboxes.add(Arc::downgrade(&first));
+        inboxes.add(Arc::downgrade(&second));
+        inboxes.deliver(b"1");
+        drop((two, second));
+        inboxes.deliver(b"2");
+        assert_eq!(*lock(&one.messages), [b"1", b"2"]);
+        // Each new one removes those that are gone.
+        let (_three, third) = inbox();
+        inboxes.add(Arc::downgrade(&third));
+        assert_eq!(lock(&inboxes.0).inboxes.len(), 2);
+    }
+
+    #[test]
+    fn a_lost_connection_and_its_return_are_reported_once() {
+        let inboxes = Inboxes::default();
+        let (received, inbox) = inbox();
+        inboxes.add(Arc::downgrade(&inbox));
+        for (is_connected, reported) in [
+            (true, &[][..]),
+            (false, &[false]),
+            (false, &[false]),
+            (true, &[false, true]),
+            (true, &[false, true]),
+        ] {
+            inboxes.connected(is_connected);
+            assert_eq!(*lock(&received.connections), reported);
+        }
+    }
+}

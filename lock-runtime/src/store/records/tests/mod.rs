@@ -1,6 +1,11 @@
 //! A database in memory, with a clock of its own and behind links of any length.
 
+mod calls;
 mod damaged;
+mod messages;
+mod presence;
+mod shared_clock;
+pub(super) mod site;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
