@@ -6,6 +6,8 @@ pub(crate) mod entry;
 #[path = "../../../sim/table.rs"]
 mod simulated;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::HashMap, ops::DerefMut, time::Duration};
 

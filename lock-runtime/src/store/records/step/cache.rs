@@ -215,7 +215,10 @@ impl<K: Eq + Hash, V> Halves<K, V> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::tests::{name, record, record_of_done},
+        *,
+    };
 
     #[test]
     fn records_in_use_stay_and_others_go() {
@@ -224,9 +227,93 @@ mod tests {
         for number in 0..3 * CAPACITY {
             cache.put(&name(number), None);
             assert_eq!(cache.get(&name(0)), Some(None), "after {number}");
+            assert!(lock(&cache.0).records.recent.len() <= CAPACITY);
         }
         assert_eq!(cache.get(&name(1)), None);
+        let is_kept = |number: usize| cache.get(&name(number)) == Some(None);
+        assert!((CAPACITY * 5 / 2..CAPACITY * 3).all(is_kept));
         let halves = &lock(&cache.0).records;
         assert!(halves.recent.len() + halves.older.len() <= 2 * CAPACITY);
+    }
+
+    /// A result may be long, and is read by those who ask for it.
+    #[test]
+    fn the_record_of_a_lock_that_is_done_is_not_kept() {
+        let (cache, held) = (Cache::default(), record(&[]));
+        cache.put(&name(), Some(held.clone()));
+        assert_eq!(cache.get(&name()), Some(Some(held)));
+        let done = record_of_done();
+        cache.put(&name(), Some(done.clone()));
+        assert_eq!(cache.get(&name()), None);
+        cache.put_own(&name(), record(&[]));
+        assert!(cache.get(&name()).is_some());
+        cache.put_own(&name(), done);
+        assert_eq!(cache.get(&name()), None);
+        assert!(cache.written(&name()).is_some());
+    }
+
+    #[test]
+    fn contended_records_are_known_until_there_are_too_many() {
+        let cache = Cache::default();
+        let name = |number: usize| RecordName::new(format!("k{number}"));
+        cache.set_contended(&name(0), true);
+        cache.set_contended(&name(1), true);
+        let contended = [0, 1, 2].map(|number| cache.is_contended(&name(number)));
+        assert_eq!(contended, [true, true, false]);
+        cache.set_contended(&name(0), false);
+        let contended = [0, 1, 2].map(|number| cache.is_contended(&name(number)));
+        assert_eq!(contended, [false, true, false]);
+        for number in 2..CAPACITY + 2 {
+            cache.set_contended(&name(number), true);
+            assert!(cache.is_contended(&name(number)));
+            assert!(lock(&cache.0).contended.len() <= CAPACITY);
+        }
+    }
+
+    /// One that is in the record now waits for a message, and changes nothing.
+    #[tokio::test(start_paused = true)]
+    async fn the_rivals_of_a_client_were_in_the_record_lately_and_are_not_now() {
+        let cache = Cache::default();
+        let put = |clients: &[ClientId]| cache.put(&name(), Some(record(clients)));
+        let [own, inside, gone, long_gone] = [(); 4].map(|()| ClientId::random());
+        assert_eq!(cache.rivals(&name(), Some(own)), Rivals::default());
+        // The first record that is seen may have been changed long ago.
+        put(&[own]);
+        assert_eq!(cache.rivals(&name(), Some(own)), Rivals::default());
+        assert!(cache.rivals(&name(), Some(inside)).are_there);
+        put(&[long_gone]);
+        tokio::time::advance(LATELY * 9 / 10).await;
+        put(&[own, inside, gone]);
+        put(&[gone]);
+        cache.put_own(&name(), record(&[inside]));
+        tokio::time::advance(LATELY / 5).await;
+        for (client, outside) in [(Some(own), 1), (Some(inside), 2), (None, 2)] {
+            let rivals = Rivals {
+                are_there: true,
+                outside,
+                waited: 1,
+            };
+            assert_eq!(cache.rivals(&name(), client), rivals);
+        }
+        tokio::time::advance(LATELY).await;
+        for (client, are_there) in [(Some(own), true), (Some(inside), false)] {
+            let rivals = Rivals {
+                are_there,
+                outside: 0,
+                waited: 1,
+            };
+            assert_eq!(cache.rivals(&name(), client), rivals);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limited_number_of_the_clients_of_a_record_is_remembered() {
+        let cache = Cache::default();
+        cache.put(&name(), Some(record(&[])));
+        for _ in 0..2 * CLIENTS {
+            cache.put(&name(), Some(record(&[ClientId::random()])));
+        }
+        cache.put(&name(), None);
+        assert_eq!(cache.rivals(&name(), None).outside, CLIENTS);
     }
 }

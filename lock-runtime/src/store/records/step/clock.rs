@@ -93,5 +93,11 @@ mod tests {
         let now = clock.reading().unwrap().at(Instant::now());
         assert_eq!((now.reached, now.latest), (micros(1000), micros(1100)));
         assert_eq!(now.unsure, millis(100));
+        // Of two calls that were sent at once, the later reply is the better one.
+        clock.read(micros(1010), micros(1110), Instant::now());
+        let now = clock.reading().unwrap().at(Instant::now());
+        assert_eq!(now.reached, micros(1010));
+        clock.forget();
+        assert!(clock.reading().is_none());
     }
 }

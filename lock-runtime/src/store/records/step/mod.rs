@@ -7,4 +7,6 @@ pub(super) mod cache;
 pub(super) mod clock;
 pub(super) mod evaluation;
 pub(super) mod outcome;
+#[cfg(test)]
+mod tests;
 pub(super) mod turns;

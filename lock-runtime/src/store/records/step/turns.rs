@@ -46,3 +46,32 @@ impl Turns {
         queue.lock_owned().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn turn(number: usize) -> Turn {
+        Turn {
+            name: RecordName::new(number.to_string()),
+            acquires: true,
+        }
+    }
+
+    #[test]
+    fn records_without_an_operation_are_forgotten_and_those_with_one_are_not() {
+        let turns = Turns::default();
+        let now = |number| turns.wait(turn(number)).now_or_never();
+        let first = now(0).unwrap();
+        let others: Vec<_> = (1..MANY).map(|number| now(number).unwrap()).collect();
+        assert_eq!(lock(&turns.0).len(), MANY);
+        drop(others);
+        drop(now(MANY).unwrap());
+        assert_eq!(lock(&turns.0).len(), 2);
+        assert!(now(0).is_none());
+        drop(first);
+        assert!(now(0).is_some());
+    }
+}
