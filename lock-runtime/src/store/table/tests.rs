@@ -63,7 +63,7 @@ impl Bench {
 
     fn request(&self, mode: Mode) -> KeyRequest {
         let hold = Hold::new(key("a"), mode, Token::random());
-        KeyRequest::new(hold, LEASE, self.now)
+        KeyRequest::new(hold, LEASE, self.now + LEASE)
     }
 
     /// Acquires the lock for a new token.
@@ -154,7 +154,7 @@ fn a_lease_that_ends_now_is_over() {
 
 #[test]
 fn a_request_takes_effect_until_its_deadline_and_not_after_it() {
-    for (late, is_late) in [(Duration::ZERO, false), (INSTANT, true)] {
+    for (late, is_late) in [(LEASE, false), (LEASE + INSTANT, true)] {
         let mut bench = Bench::new();
         let request = bench.request(Mode::Exclusive);
         bench.now += late;
