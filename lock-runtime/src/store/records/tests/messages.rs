@@ -3,9 +3,9 @@
 use super::{step::clock::Clock, *};
 use crate::request::spec::LockKind;
 
-/// A change to a record with a body of this length.
+/// A change to a record with a body of this length. Random versions would differ in length.
 fn change(name: &str, body: usize) -> Change {
-    let record = Record::new(Version::random(), vec![7; body]);
+    let record = Record::new(Version::from_number(1 << 62).unwrap(), vec![7; body]);
     let end = Timestamp::from_micros(NOW);
     Change::new(RecordName::new(name.to_owned()), None, record, end)
 }
