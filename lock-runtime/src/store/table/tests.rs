@@ -26,6 +26,7 @@ struct Bench {
 enum Sent {
     Granted(Token),
     FreeIn(Duration),
+    Revoked(Token),
 }
 
 impl Bench {
@@ -51,6 +52,7 @@ impl Bench {
         let sent = step.events.into_iter().map(|event| match event {
             StoreEvent::Granted { hold, .. } => Sent::Granted(hold.token),
             StoreEvent::FreeIn { ttl, .. } => Sent::FreeIn(ttl),
+            StoreEvent::Revoked { token } => Sent::Revoked(token),
             event => panic!("{event:?}"),
         });
         (outcome, sent.collect())
@@ -433,4 +435,87 @@ fn a_fencing_token_is_raised_to_larger_ones_only() {
         assert_eq!(fences.raise(token(number)), reply, "{number}");
     }
     assert_eq!(fences.latest(), Some(token(6)));
+}
+
+/// Releases a hold and asks for the lock again in the same step. Returns the token of the request.
+fn passes_on(bench: &mut Bench, hold: Hold) -> (Token, ReleaseReply, Vec<Sent>) {
+    let token = Token::random();
+    let mut release = Release::new(hold);
+    release.next = Some(NextHolder::new(token, LEASE, 0));
+    let (reply, sent) = bench.step(None, |table, step| table.release(&release, step));
+    (token, reply, sent)
+}
+
+#[test]
+fn a_writer_that_releases_a_free_lock_takes_it_again_and_a_reader_does_not() {
+    let mut bench = Bench::new();
+    let writer = bench.held(Mode::Exclusive);
+    let (token, reply, sent) = passes_on(&mut bench, writer);
+    assert!(matches!(reply, ReleaseReply::Passed(_)), "{reply:?}");
+    assert_eq!(sent, []);
+    let next = Hold::new(key("a"), Mode::Exclusive, token);
+    assert_eq!(bench.release(&Release::new(next)), []);
+
+    let reader = bench.held(Mode::Shared);
+    let (_, reply, _) = passes_on(&mut bench, reader);
+    assert_eq!(reply, ReleaseReply::Released);
+    bench.held(Mode::Exclusive);
+}
+
+/// Otherwise there would be two holders, or one beside a transaction.
+#[test]
+fn a_writer_that_releases_a_lock_queues_behind_a_waiter_and_behind_a_transaction() {
+    for is_guarded in [false, true] {
+        let mut bench = Bench::new();
+        let writer = bench.held(Mode::Exclusive);
+        let mut expected = Vec::new();
+        if !is_guarded {
+            expected.push(Sent::Granted(bench.waits(Mode::Exclusive).token));
+        }
+        bench.is_guarded = is_guarded;
+        let (_, reply, sent) = passes_on(&mut bench, writer);
+        assert!(matches!(reply, ReleaseReply::Queued { .. }), "{reply:?}");
+        assert_eq!(sent, expected);
+    }
+}
+
+/// The reply to the first release may have been lost.
+#[test]
+fn a_repeated_release_of_a_reserved_lock_succeeds_and_ends_no_other_reservation() {
+    let mut bench = Bench::new();
+    let readers = [(); 2].map(|()| bench.held(Mode::Shared));
+    let kept = Release::new(readers[0].clone()).keep_for(Some(LEASE));
+    assert_eq!(bench.release(&kept), []);
+    let found = bench.inspect(LockKind::Lock);
+    assert_eq!(found.holders.len(), 2);
+    assert_eq!(bench.release(&kept), []);
+    assert_eq!(bench.release(&Release::new(readers[1].clone())), []);
+    let (reply, _) = bench.step(None, |table, step| {
+        table.release(&Release::new(readers[1].clone()), step)
+    });
+    assert_eq!(reply, ReleaseReply::NotHeld);
+}
+
+#[test]
+fn a_revocation_ends_the_holder_that_was_seen_and_no_other() {
+    let mut bench = Bench::new();
+    let readers = [(); 2].map(|()| bench.held(Mode::Shared));
+    let revoke = |bench: &mut Bench, scope| {
+        bench.step(None, |table, step| {
+            table.revoke(&key("a"), LockKind::Lock, scope, step)
+        })
+    };
+    let seen = RevokeScope::Holder(HolderId::of(&key("a"), readers[0].token, false));
+    let revoked = vec![Sent::Revoked(readers[0].token)];
+    assert_eq!(revoke(&mut bench, seen), (RevokeReply::Revoked, revoked));
+    assert_eq!(revoke(&mut bench, seen), (RevokeReply::Changed, Vec::new()));
+    bench.now += LEASE;
+    for scope in [seen, RevokeScope::Leased] {
+        assert_eq!(
+            revoke(&mut bench, scope),
+            (RevokeReply::NotHeld, Vec::new())
+        );
+        bench.held(Mode::Shared);
+        bench.now += LEASE;
+    }
 }
