@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::pending,
+    mem::replace,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -76,10 +77,9 @@ impl Watching {
 
     /// Opens the stream, which brings the values of the clock.
     pub(super) fn start(&self) {
-        let mut state = lock(&self.0.state);
-        if !state.is_running {
-            state.is_running = true;
-            tokio::spawn(run(Arc::downgrade(&self.0)));
+        if !replace(&mut lock(&self.0.state).is_running, true) {
+            // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
+            tokio::spawn(run(Running(Arc::downgrade(&self.0))));
         }
     }
 
@@ -209,8 +209,8 @@ impl Drop for Running {
 }
 
 /// Keeps a stream open until the store is dropped.
-async fn run(shared: Weak<Shared>) {
-    let _running = Running(shared.clone());
+async fn run(running: Running) {
+    let shared = &running.0;
     let mut pause = PAUSE;
     while let Some(this) = shared.upgrade() {
         let (index, token) = (this.members.current(), this.members.token());
@@ -222,7 +222,7 @@ async fn run(shared: Weak<Shared>) {
                 this.inboxes.connected(true);
                 let dropped = this.begun.subscribe();
                 drop(this);
-                receive(&shared, messages, dropped).await
+                receive(shared, messages, dropped).await
             }
             Err(status) => status,
         };

@@ -85,12 +85,15 @@ impl Mail {
 
     /// Begins to read.
     pub(super) fn start(&self) {
-        let mut state = lock(&self.0.state);
-        state.used = Some(Instant::now());
-        if !state.is_running {
-            state.is_running = true;
-            tokio::spawn(run(Running(self.0.clone())));
+        {
+            let mut state = lock(&self.0.state);
+            state.used = Some(Instant::now());
+            if replace(&mut state.is_running, true) {
+                return;
+            }
         }
+        // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
+        tokio::spawn(run(Running(self.0.clone())));
     }
 
     /// Waits until messages to `client` are received, for a bounded time. `None` if that is so.

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::{pending, poll_fn},
+    mem::replace,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -79,16 +80,17 @@ impl Listening {
         let until = Instant::now() + EXPECTED_FOR;
         let is_listening =
             |state: &ListeningState| state.clients.get(&client).is_some_and(|(_, it)| *it);
-        {
+        let was_running = {
             let mut state = lock(&self.0.state);
             state.clients.entry(client).or_insert((until, false)).0 = until;
             if is_listening(&state) {
                 return;
             }
-            if !state.is_running {
-                state.is_running = true;
-                tokio::spawn(receive(Arc::downgrade(&self.0)));
-            }
+            replace(&mut state.is_running, true)
+        };
+        if !was_running {
+            // Spawn without the lock: a runtime that is shutting down drops a new task on the spot.
+            tokio::spawn(receive(Running(Arc::downgrade(&self.0))));
         }
         self.0.changed.send_replace(());
         let state = &self.0.state;
@@ -199,8 +201,8 @@ impl Running {
 }
 
 /// Receives messages while they are expected.
-async fn receive(shared: Weak<Shared>) {
-    let mut running = Running(shared.clone());
+async fn receive(mut running: Running) {
+    let shared = running.0.clone();
     let (mut was_lost, mut pause) = (false, PAUSE);
     loop {
         let Some(target) = shared.upgrade().and_then(|shared| {
