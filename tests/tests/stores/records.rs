@@ -1,4 +1,5 @@
 //! Locks in stores of records.
 
+mod ended;
 mod files;
 mod noticed;
