@@ -477,7 +477,7 @@ fn is_due(
 ) -> bool {
     match job {
         Job::End(id) => pending_ends.get(id).is_some_and(|it| it.due() == Some(at)),
-        // Planned once: before it is sent, or for when its outcome is overdue.
+        // Planned for one instant: when it is to be sent, or when its outcome is overdue.
         Job::Release(id) => releases.contains_key(id),
     }
 }

@@ -67,7 +67,7 @@ fn leases_are_renewed_soon_after_a_broken_connection_but_not_at_once() {
     assert_eq!(bench.due_renewals(), [held]);
 }
 
-/// As only then they share a round trip.
+/// Only then do they share a round trip.
 #[test]
 fn a_renewal_is_sent_early_only_beside_one_that_is_due() {
     let mut bench = Bench::new();

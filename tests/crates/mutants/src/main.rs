@@ -3,8 +3,8 @@
 //!
 //! `tests/run.sh --mutants DIRECTORY` plants them in a copy of the repository below the directory,
 //! and runs for each the tests that reach it. What no test notices is printed, except the mutants
-//! in `equivalent.tsv`, each with the reason for which no test can notice it. The outcomes are kept
-//! in the directory until the code changes: another run goes on there.
+//! in `equivalent.tsv`, each with the reason for which it behaves as the code does, or as well. The
+//! outcomes are kept in the directory until the code changes: another run goes on there.
 
 mod copy;
 mod find;

@@ -67,7 +67,7 @@ async fn requests_are_refused_without_a_call_until_the_database_answers_a_probe(
     bench.site.set(Fate::Refused(unavailable()));
     let (error, _) = bench.refused(IfBusy::Refuse).await;
     assert!(!error.is_unsent(), "{error:?}");
-    // The first probe comes at once, the next one not before 100 ms.
+    // The first probe comes at once, the next one not before 50 ms.
     sleep(MILLI).await;
     let calls = bench.site.calls();
     for _ in 0..20 {

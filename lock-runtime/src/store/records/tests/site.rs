@@ -86,7 +86,7 @@ pub(super) struct Site {
     pub(super) fate: Mutex<Fate>,
     /// Whether contended records are locked for an operation.
     locks: bool,
-    /// A record that others lock for a time before.
+    /// A record that others lock first, for this time.
     slow: Option<(&'static str, Duration)>,
     /// Whether messages arrive, and calls may be made on any runtime.
     pub(super) says: bool,

@@ -208,7 +208,7 @@ fn a_revoked_holder_is_notified_and_its_fencing_token_refused() {
     let concerned: Vec<_> = result.events.iter().map(|it| it.client).collect();
     assert_eq!(concerned, [holder.token.client()]);
     assert!(is_durable(&result) && refuses_all(&result));
-    // Each later step notifies it, in case that the event was lost.
+    // Each later step notifies it, in case the event was lost.
     let (next, fence) = bench.held(Mode::Exclusive);
     assert_eq!(bench.poll(&next).revoked, [holder.token]);
     assert_eq!(bench.body().since, fence.number());
