@@ -103,6 +103,8 @@ fn a_lock_that_was_lost_or_released_is_not_renewed() {
     bench.input(|session, cx| session.lose(lost, Loss::Taken, cx));
     bench.releases(released).unwrap();
     assert!(!bench.session.is_held(lost) && !bench.session.is_held(released));
+    bench.now += LEASE / 3;
+    assert_eq!(bench.due_renewals(), []);
 }
 
 #[test]

@@ -84,7 +84,9 @@ async fn the_replies_of_a_batch_wait_200_ms_for_a_record_that_others_lock() {
     assert_eq!(site.updates(), 2);
     let renewed: Vec<_> = replies.iter().map(is_renewed).collect();
     assert_eq!(renewed, [false, true], "{replies:?}");
-    assert!(began.elapsed() < WAY * 4 + Duration::from_millis(250));
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(200), "{took:?}");
+    assert!(took < WAY * 4 + Duration::from_millis(250), "{took:?}");
 }
 
 /// Otherwise each of them would lose to each of the others.
@@ -192,7 +194,7 @@ async fn a_list_has_each_lock_and_each_name_of_permits_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_name_of_a_client_is_kept_until_it_is_introduced_for_no_time() {
+async fn the_name_of_a_client_is_known_once_it_is_introduced() {
     let store = Database::new().store(WAY);
     let (known, unknown) = (ClientId::random(), ClientId::random());
     let introduced = store.introduce(known, "worker 1", &[], LEASE);
