@@ -325,6 +325,7 @@ impl Bench {
     }
 
     fn release_reply(&mut self, id: ReleaseId, reply: ReleaseReply) {
+        assert!(self.session.releases.contains_key(id));
         let reply = Ok(Reply::Release(reply));
         let released = self.input(|session, cx| session.release_replied(id, reply, cx));
         assert_eq!(released.unwrap(), Released::AtStore);

@@ -238,6 +238,8 @@ fn a_renewal_of_an_alias_in_the_queue_ends_nothing() {
     client.step(id);
     let (_, out) = client.renew();
     client.reply(late, QUEUED);
+    let is_asked = |send: &&Send| send.ticket.server == queued_at;
+    assert_eq!(out.sends.iter().filter(is_asked).count(), 1);
     for send in out.sends {
         let gone = Reply::Renew(vec![Ok(RenewReply::Gone)]);
         let is_queued = send.ticket.server == queued_at;

@@ -173,16 +173,23 @@ fn a_number_that_was_raised_for_an_earlier_exchange_is_no_vote() {
 /// A server has queued the acquisition again since it had lost its data.
 #[test]
 fn a_reply_to_an_earlier_request_tells_nothing_about_the_server() {
-    let (mut case, others) = Case::at_the_head();
-    case.hears(others, of_first(3, queued, busy));
-    case.waits();
-    let (late, sent) = polls_two(&mut case);
-    let exchange = case.round.exchange;
-    case.time_is_up();
-    case.waits();
-    case.now += MILLI * 10;
-    let (timely, _) = polls_two(&mut case);
-    case.hears(timely, |_| queued());
-    case.hears_of(exchange, late, sent, |_| ServerAnswer::Gone);
-    assert!(case.round.take_abandoned().is_empty());
+    for is_late in [true, false] {
+        let (mut case, others) = Case::at_the_head();
+        case.hears(others, of_first(3, queued, busy));
+        case.waits();
+        let (late, sent) = polls_two(&mut case);
+        let exchange = case.round.exchange;
+        case.time_is_up();
+        case.waits();
+        case.now += MILLI * 10;
+        let (timely, _) = polls_two(&mut case);
+        case.hears(timely, |_| queued());
+        let (exchange, sent) = if is_late {
+            (exchange, sent)
+        } else {
+            (case.round.exchange, case.now)
+        };
+        case.hears_of(exchange, late, sent, |_| ServerAnswer::Gone);
+        assert_eq!(case.round.take_abandoned().is_empty(), is_late);
+    }
 }
