@@ -323,7 +323,10 @@ mod tests {
         let (ours, mut theirs) = tokio::io::duplex(1 << 16);
         let server = async {
             for answer in [greeting, reply.concat()] {
-                theirs.read_buf(&mut BytesMut::with_capacity(1 << 12)).await.unwrap();
+                theirs
+                    .read_buf(&mut BytesMut::with_capacity(1 << 12))
+                    .await
+                    .unwrap();
                 theirs.write_all(&answer).await.unwrap();
             }
         };
