@@ -23,6 +23,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
                 operations.len(),
                 wrong.len()
             );
+            for fence in &wrong {
+                println!("  the holds from the fencing token {fence} on");
+            }
         }
     }
     println!("{all} operations judged, {rejected} parts are not linearizable");
