@@ -131,7 +131,8 @@ fn is_linearizable(holds: &[Hold], first: usize) -> bool {
     let part = &from[..from.len().min(PART)];
     let begin = part.iter().map(|hold| hold.begins.0).min().unwrap_or(0);
     // Some of them may have ended before others began. Their ends are calls of this part.
-    let left: Vec<_> = before.iter().filter(|hold| hold.ends.1 > begin).collect();
+    let is_left = |hold: &&Hold| hold.ends.1 > begin && !hold.is_given_up();
+    let left: Vec<_> = before.iter().filter(is_left).collect();
     let lock = Lock {
         fence: before.last().map_or(0, |hold| hold.fence),
         holds: left.iter().map(|hold| (hold.fence, hold.mode)).collect(),
@@ -233,5 +234,9 @@ mod tests {
         assert!(is_right(&holds));
         holds[PART] = hold(PART, Mode::Exclusive, fence, [500, 900, 1200, 1201]);
         assert!(!is_right(&holds));
+        for given_up in &mut holds[..PART] {
+            given_up[1].call = given_up[0].call;
+        }
+        assert!(is_right(&holds));
     }
 }
