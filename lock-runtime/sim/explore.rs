@@ -6,16 +6,18 @@ use super::{Broken, checker::Wrong, schedule::Stores, world::World};
 
 /// The number of times that a search begins elsewhere.
 const STARTS: u64 = 4;
+/// The number of schedules from each start.
+const SEARCHED: u64 = 20_000;
 /// Where the rarest violations were seen, to find them sooner.
 const SEEN: [u64; 3] = [13_270, 1_000_160, 1_002_900];
 /// The schedules from each of them.
 const NEAR: u64 = 20;
 /// The number of schedules of an exploration, unless the environment sets another one.
-const SCHEDULES: u64 = 20_000;
+const SCHEDULES: u64 = 6_000;
 /// The same for a store of records, whose rules are those of a single store.
-const SCHEDULES_OF_RECORDS: u64 = 5_000;
+const SCHEDULES_OF_RECORDS: u64 = 2_000;
 /// The same with scripts: each takes as long as several without.
-const SCHEDULES_OF_SCRIPTS: u64 = 800;
+const SCHEDULES_OF_SCRIPTS: u64 = 400;
 
 /// A broken invariant.
 pub(super) struct Violation {
@@ -77,25 +79,25 @@ fn first(broken: Broken, wrong: Wrong, offset: u64, count: u64) -> Option<u64> {
     (offset..offset + count).find(violates)
 }
 
-/// Panics unless a schedule shows the violation that a rule prevents.
-pub(super) fn is_found(broken: Broken, wrong: Wrong) {
+/// Panics unless a schedule shows the violation that a rule prevents. One was `seen` with this seed.
+pub(super) fn is_found(broken: Broken, wrong: Wrong, seen: Option<u64>) {
     // Shown with `--nocapture`. The number of schedules that it takes, from several starts.
     if let Some(starts) = from_environment("LOCK_EXPLORER_STARTS") {
         let counts = (0..starts).filter_map(|start| {
             let offset = start * 1_000_000;
-            first(broken, wrong, offset, SCHEDULES).map(|seed| seed - offset + 1)
+            first(broken, wrong, offset, SEARCHED).map(|seed| seed - offset + 1)
         });
         let mut counts: Vec<_> = counts.collect();
         counts.sort_unstable();
         let (found, median) = (counts.len(), counts.get(counts.len() / 2));
         println!("{broken:?}: found from {found} of {starts} starts, median {median:?}");
     }
-    let near = SEEN.map(|seed| (seed, NEAR));
+    let near = seen.into_iter().chain(SEEN).map(|seed| (seed, NEAR));
     // The rarest violations take more schedules than the others.
-    let starts = (0..STARTS).map(|start| (start * 1_000_000, SCHEDULES));
-    let mut starts = near.into_iter().chain(starts);
+    let starts = (0..STARTS).map(|start| (start * 1_000_000, SEARCHED));
+    let mut starts = near.chain(starts);
     let Some(seed) = starts.find_map(|(offset, count)| first(broken, wrong, offset, count)) else {
-        panic!("{broken:?}: nothing found from {STARTS} starts of {SCHEDULES} schedules")
+        panic!("{broken:?}: nothing found from {STARTS} starts of {SEARCHED} schedules")
     };
     let mut run = World::random(broken.stores(), seed, Some(broken), true);
     if let Err(violation) = run.run(Some(wrong)) {
@@ -104,13 +106,15 @@ pub(super) fn is_found(broken: Broken, wrong: Wrong) {
     }
 }
 
-/// Tests that each rule that is switched off is found by its violation.
+/// Tests that each rule that is switched off is found by its violation, sooner with the seed that
+/// has shown it.
 macro_rules! found {
-    ($($name:ident: $broken:expr => $wrong:ident,)*) => {
+    ($($name:ident: $broken:expr => $wrong:ident $((seen at $seen:literal))?,)*) => {
         $(
             #[test]
             fn $name() {
-                $crate::sim::explore::is_found($broken, Wrong::$wrong);
+                let seen = None::<u64>$(.or(Some($seen)))?;
+                $crate::sim::explore::is_found($broken, Wrong::$wrong, seen);
             }
         )*
     };

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The number of schedules, unless the environment sets another one.
-const SCHEDULES: u64 = 20_000;
+const SCHEDULES: u64 = 5_000;
 /// The number of calls in a schedule.
 const CALLS: usize = 120;
 /// The most by which a clock is too fast, in millionths.
