@@ -469,7 +469,8 @@ async fn a_hundred_processes_take_turns_also_while_the_server_is_killed() {
             });
         }
         waiters(&clients[0], "a", 99).await;
-        guard.release().await.unwrap();
+        // It may last longer than its time-out, as all the others begin to wait.
+        drop(guard.release().await);
         while resource.report().value < 30 {
             sleep(LockSpec::MIN_LEASE / 10).await;
         }
