@@ -79,7 +79,8 @@ fn first(broken: Broken, wrong: Wrong, offset: u64, count: u64) -> Option<u64> {
     (offset..offset + count).find(violates)
 }
 
-/// Panics unless a schedule shows the violation that a rule prevents. One was `seen` with this seed.
+/// Panics unless a schedule shows the violation that a rule prevents. One was `seen` with this
+/// seed.
 pub(super) fn is_found(broken: Broken, wrong: Wrong, seen: Option<u64>) {
     // Shown with `--nocapture`. The number of schedules that it takes, from several starts.
     if let Some(starts) = from_environment("LOCK_EXPLORER_STARTS") {

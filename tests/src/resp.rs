@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_told_from_what_is_confirmed() {
+    fn published_messages_differ_from_confirmations() {
         assert!(is_published(
             b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"
         ));

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn locks_that_nobody_released_do_not_pile_up() {
+    async fn locks_that_were_never_released_do_not_pile_up() {
         let store = MemoryStore::new();
         for i in 0..100_000 {
             let granted = store.acquire_now(&request(&format!("k{i}"), Mode::Exclusive));

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_store_is_told_without_the_store() {
+    fn a_problem_does_not_show_the_address_of_the_store() {
         let error = LockError::new(LockErrorKind::Unavailable, "no answer from 10.1.2.3:6379");
         let response: Response<String> = Problem::from(&error).into_response();
         assert_eq!(response.status(), 503);

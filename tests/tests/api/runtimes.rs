@@ -381,7 +381,7 @@ async fn what_can_never_be_granted_is_refused_before_it_waits() {
 }
 
 #[tokio::test]
-async fn whoever_waits_in_an_outage_is_told_of_it() {
+async fn a_waiter_in_an_outage_gets_an_error() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();

@@ -13,15 +13,15 @@ use lock_tests::{
 };
 
 on_every_store! {
-    inspect_shows_who_holds_and_for_how_long,
-    a_revoked_holder_in_this_process_is_told_at_once,
+    inspect_shows_the_holder_and_the_time_since_its_grant,
+    a_revoked_holder_in_this_process_learns_it_at_once,
     a_revoked_holder_elsewhere_finds_out_by_its_next_renewal,
-    a_revoked_lock_goes_to_the_one_who_waits,
+    a_revoked_lock_goes_to_its_waiter,
     ; with permits:
     revoked_permits_are_taken_from_all,
 }
 
-async fn inspect_shows_who_holds_and_for_how_long(place: Place) {
+async fn inspect_shows_the_holder_and_the_time_since_its_grant(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     assert!(locks.inspect("a").await.unwrap().holders.is_empty());
     let guard = locks
@@ -67,7 +67,7 @@ async fn inspect_shows_who_holds_and_for_how_long(place: Place) {
     long.release().await.unwrap();
 }
 
-async fn a_revoked_holder_in_this_process_is_told_at_once(place: Place) {
+async fn a_revoked_holder_in_this_process_learns_it_at_once(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
     assert_eq!(locks.revoke("a").await.unwrap(), Revocation::Revoked);
@@ -103,7 +103,7 @@ async fn a_revoked_holder_elsewhere_finds_out_by_its_next_renewal(place: Place) 
     next.release().await.unwrap();
 }
 
-async fn a_revoked_lock_goes_to_the_one_who_waits(place: Place) {
+async fn a_revoked_lock_goes_to_its_waiter(place: Place) {
     let locks = place.client().await;
     let guard = locks.exclusive("a").acquire().await.unwrap();
     let waiting = begun(locks.exclusive("a").wait(LONG).acquire()).await;

@@ -92,7 +92,7 @@ async fn channels(cluster: &RedisCluster) -> Vec<String> {
     channels
 }
 
-async fn nobody_listens(cluster: &RedisCluster) {
+async fn no_slot_has_a_subscriber(cluster: &RedisCluster) {
     eventually("no slot has a subscriber", async || {
         channels(cluster).await.is_empty()
     })

@@ -198,7 +198,7 @@ async fn a_release_that_never_reached_the_server_is_made_up_for() {
 
 /// A released lock may have another holder by the time the release is repeated.
 #[tokio::test]
-async fn a_repeated_release_frees_nobody_elses_lock() {
+async fn a_repeated_release_does_not_free_the_lock_of_another_holder() {
     in_time(async {
         let (proxy, locks, others) = by_proxy(shared_server().await).await;
         let guard = locks.exclusive("a").acquire().await.unwrap();
@@ -336,7 +336,7 @@ async fn acquire_replies_in_time_when_the_server_stops() {
 }
 
 #[tokio::test]
-async fn whoever_waits_goes_on_waiting_when_the_connection_is_cut() {
+async fn a_waiter_keeps_waiting_when_the_connection_is_cut() {
     in_time(async {
         let traces = Captured::new();
         let _collecting = traces.set_default();
@@ -469,7 +469,7 @@ async fn acquire_in_an_outage_reports_wait_attempts_and_last_cause() {
 }
 
 #[tokio::test]
-async fn a_silent_server_is_told_with_the_time_that_it_was_given() {
+async fn the_error_of_a_silent_server_has_its_time_out() {
     in_time(async {
         let server = RedisServer::start().await;
         let locks = LockClient::connect(&server.url()).await.unwrap();

@@ -206,7 +206,7 @@ async fn it_waits_as_long_as_is_written_and_not_at_all_with_no_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readers_meet_and_a_writer_meets_nobody() {
+async fn readers_overlap_and_a_writer_is_alone() {
     with_client(async |locks| {
         let both = async { tokio::join!(read(locks), read(locks)) };
         let writer = async {

@@ -94,7 +94,7 @@ async fn spawning(locks: LockClient, id: u64) -> Result<(), LockError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spawned_task_is_a_stranger_unless_it_is_told() {
+async fn a_spawned_task_has_no_part_in_the_hold_by_default() {
     with_client(async |locks| {
         spawning(locks.clone(), 7).await.unwrap();
         assert_eq!(holders(locks, "order:7").await, 0);

@@ -88,7 +88,7 @@ async fn a_locked_handler_answers_with_a_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_may_not_try_again_is_not_invited_to() {
+async fn an_error_after_a_loss_has_no_retry_info() {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let locks = LockClient::in_memory();

@@ -106,7 +106,7 @@ async fn storm(locks: LockClient, task: usize) {
 
 /// A request that does not give up is served, however many others do.
 #[tokio::test]
-async fn those_who_give_up_cost_nobody_a_turn() {
+async fn waiters_that_give_up_cost_no_turn() {
     in_time(async {
         for place in [Place::memory(), Place::redis().await] {
             let locks = place.client().await;

@@ -211,7 +211,7 @@ async fn a_body_is_dropped_at_its_await_when_the_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_once_and_to_everybody() {
+async fn a_loss_is_reported_once_and_to_all() {
     in_time(async {
         let traces = Captured::new();
         let _collecting = traces.set_default();

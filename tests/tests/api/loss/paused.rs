@@ -176,7 +176,7 @@ async fn a_body_does_not_go_on_when_it_is_woken_too_late() {
 /// The clock shows the loss before the background task has run: even then every method returns the
 /// same error, and the lock is free.
 #[tokio::test]
-async fn a_loss_has_one_reason_whoever_tells_it() {
+async fn a_loss_has_one_reason_whatever_notices_it() {
     in_time(async {
         let locks = LockClient::in_memory();
         let end = Duration::from_millis(100);

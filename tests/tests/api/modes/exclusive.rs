@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 on_every_store! {
     tasks_of_two_clients_never_meet,
-    a_lock_in_use_is_contended_for_those_who_do_not_wait,
+    a_held_lock_is_contended_for_a_request_without_wait,
     a_request_waits_as_long_as_it_said_and_not_longer,
     a_released_lock_is_free_at_once,
     a_dropped_guard_frees_the_lock,
@@ -47,7 +47,7 @@ async fn tasks_of_two_clients_never_meet(place: Place) {
     );
 }
 
-async fn a_lock_in_use_is_contended_for_those_who_do_not_wait(place: Place) {
+async fn a_held_lock_is_contended_for_a_request_without_wait(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     let guard = locks.exclusive("a").acquire().await.unwrap();
     for client in [&locks, &others] {

@@ -19,7 +19,7 @@ on_every_store! {
     renewals_are_counted_for_all_keys,
     what_is_not_renewed_has_no_renewals,
     a_lock_that_is_free_is_not_contended,
-    a_lock_that_somebody_else_holds_is_contended,
+    a_lock_of_another_holder_is_contended,
     a_lock_that_is_passed_on_is_contended,
     one_key_of_several_is_enough,
     a_lock_that_is_entered_again_is_not_contended,
@@ -119,7 +119,7 @@ async fn a_lock_that_is_free_is_not_contended(place: Place) {
     reader.release().await.unwrap();
 }
 
-async fn a_lock_that_somebody_else_holds_is_contended(place: Place) {
+async fn a_lock_of_another_holder_is_contended(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for (held, wanted) in [
         (others.exclusive("a"), locks.exclusive("a")),
@@ -286,7 +286,7 @@ async fn a_store_that_is_silent_at_first_makes_no_lock_contended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_came_behind_somebody_was_contended() {
+async fn a_request_that_came_behind_another_was_contended() {
     in_time(async {
         let (store, silent) = silent_store();
         let locks = LockClient::with_store(store);

@@ -17,7 +17,7 @@ on_every_store! {
     a_request_has_a_limit_of_its_own,
     a_limit_of_none_still_lets_one_ask,
     all_lines_together_have_a_limit,
-    after_a_storm_the_limit_lets_exactly_so_many_in;
+    after_a_storm_the_limit_of_waiters_is_exact;
     with permits:
     each_family_has_a_line_of_its_own,
 }
@@ -159,7 +159,7 @@ async fn all_lines_together_have_a_limit(place: Place) {
     }
 }
 
-async fn after_a_storm_the_limit_lets_exactly_so_many_in(place: Place) {
+async fn after_a_storm_the_limit_of_waiters_is_exact(place: Place) {
     const LIMIT: usize = 12;
     const KEYS: [&str; 3] = ["a", "b", "c"];
     let locks = place

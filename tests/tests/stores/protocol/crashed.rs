@@ -62,7 +62,7 @@ async fn who_waits_gets_the_lock_right_after_a_dead_holders_lease() {
 
 // Rule 15: many requests wait in the local queues of two clients, and all are served.
 #[tokio::test]
-async fn all_who_wait_behind_a_dead_holder_get_their_turn() {
+async fn all_waiters_behind_a_dead_holder_get_their_turn() {
     let url = shared_server().await.url();
     let fleet = [
         LockClient::connect(&url).await.unwrap(),

@@ -23,7 +23,7 @@ use super::{LONG, Place, in_line, nothing_left};
 
 on_every_store! {
     the_impatient_inherit_their_place_until_it_is_their_turn,
-    a_process_with_many_who_wait_lets_another_have_its_turn,
+    a_process_with_many_waiters_leaves_another_its_turn,
     acquire_admits_the_readers_of_a_process_together,
 }
 
@@ -151,7 +151,7 @@ async fn readers_that_keep_coming_do_not_starve_a_writer_of_another_process() {
 }
 
 /// A process hands off a lock locally for 50 ms, and then it is the turn of another process.
-async fn a_process_with_many_who_wait_lets_another_have_its_turn(place: Place) {
+async fn a_process_with_many_waiters_leaves_another_its_turn(place: Place) {
     const MANY: usize = 300;
     let (crowded, locks) = (place.client().await, place.client().await);
     let guard = locks.exclusive("a").acquire().await.unwrap();

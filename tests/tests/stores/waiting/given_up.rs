@@ -23,10 +23,10 @@ use tokio::{
 use super::{LONG, Place, driven, in_line, may_hand_back, nothing_left, pass_through};
 
 on_every_store! {
-    whoever_gives_up_costs_nobody_a_turn,
-    whoever_gives_up_alone_in_front_costs_nobody_a_turn,
+    a_waiter_that_gives_up_costs_no_turn,
+    a_waiter_that_gives_up_alone_in_front_costs_no_turn,
     the_last_of_a_line_may_give_up,
-    a_hand_back_that_is_given_up_serves_those_who_wait,
+    a_hand_back_that_is_given_up_serves_the_waiters,
 }
 
 /// Shorter than the lease of a grant that no waiter takes.
@@ -161,11 +161,11 @@ async fn without_each(place: &Place, sizes: &[usize]) {
     nothing_left(place, &[]).await;
 }
 
-async fn whoever_gives_up_costs_nobody_a_turn(place: Place) {
+async fn a_waiter_that_gives_up_costs_no_turn(place: Place) {
     without_each(&place, &[2, 1, 3, 1]).await;
 }
 
-async fn whoever_gives_up_alone_in_front_costs_nobody_a_turn(place: Place) {
+async fn a_waiter_that_gives_up_alone_in_front_costs_no_turn(place: Place) {
     without_each(&place, &[1, 2, 1]).await;
 }
 
@@ -193,7 +193,7 @@ async fn polled<F: Future>(future: F, mut polls: usize, until_woken: bool) -> Op
 
 /// A lock that cannot be handed off locally is released and requested again in one step for the
 /// waiters of the same process.
-async fn a_hand_back_that_is_given_up_serves_those_who_wait(place: Place) {
+async fn a_hand_back_that_is_given_up_serves_the_waiters(place: Place) {
     let (here, proxy) = match &place {
         Place::Memory(_)
         | Place::Majority(_)

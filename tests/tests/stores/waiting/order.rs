@@ -20,7 +20,7 @@ on_every_store! {
     processes_are_served_in_the_order_they_came,
     a_request_that_takes_no_pass_stands_in_line_as_any_other,
     readers_come_in_together_after_a_writer,
-    readers_who_keep_coming_do_not_starve_a_writer,
+    readers_that_keep_coming_do_not_starve_a_writer,
     ; with permits:
     permits_are_served_one_by_one,
 }
@@ -168,7 +168,7 @@ async fn readers_come_in(
     waited
 }
 
-async fn readers_who_keep_coming_do_not_starve_a_writer(place: Place) {
+async fn readers_that_keep_coming_do_not_starve_a_writer(place: Place) {
     let mut readers = JoinSet::new();
     for number in 0..4 {
         let client = place.client().await;

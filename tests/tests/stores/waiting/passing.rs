@@ -21,10 +21,10 @@ use super::{
 
 on_every_store! {
     a_pass_that_is_not_taken_goes_to_the_next,
-    a_pass_that_nobody_takes_is_given_back,
+    a_hand_off_that_no_waiter_takes_is_given_back,
     a_lock_is_passed_on_to_the_same_wish_only,
     who_has_passed_a_lock_on_has_released_it,
-    a_grant_that_nobody_renews_lasts_from_the_start,
+    a_grant_without_renewal_lasts_from_the_start,
 }
 
 /// A guard whose lock may be handed off locally within the next 50 ms.
@@ -38,7 +38,7 @@ async fn may_pass(locks: &LockClient, key: &str) -> LockGuard {
 }
 
 #[tokio::test]
-async fn two_hundred_who_wait_here_cost_the_store_few_releases() {
+async fn two_hundred_waiters_of_one_process_cost_the_store_few_releases() {
     in_time(async {
         let server = RedisServer::start().await;
         let scripts = async || {
@@ -102,7 +102,7 @@ async fn a_pass_that_is_not_taken_goes_to_the_next(place: Place) {
     nothing_left(&place, &["a"]).await;
 }
 
-async fn a_pass_that_nobody_takes_is_given_back(place: Place) {
+async fn a_hand_off_that_no_waiter_takes_is_given_back(place: Place) {
     let traces = Captured::new();
     let _collecting = traces.set_default();
     let (locks, others) = (place.client().await, place.client().await);
@@ -207,7 +207,7 @@ async fn who_has_passed_a_lock_on_has_released_it(place: Place) {
 
 /// A grant from the wait queue is for 3 s. Without renewal, the request confirms it before it
 /// returns the guard.
-async fn a_grant_that_nobody_renews_lasts_from_the_start(place: Place) {
+async fn a_grant_without_renewal_lasts_from_the_start(place: Place) {
     let (locks, others) = (place.client().await, place.client().await);
     for mode in ["exclusive", "read"] {
         let guard = others.exclusive(mode).acquire().await.unwrap();

@@ -184,7 +184,7 @@ async fn a_grant_to_a_stopped_process_comes_back() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_dead_holders_lease_wakes_those_who_wait() {
+async fn the_end_of_a_dead_holders_lease_wakes_the_waiters() {
     in_time(async {
         let mut fleet = Fleet::new().await;
         let mut holder = fleet.start("hold", Duration::from_secs(1), &[]).await;
@@ -213,7 +213,7 @@ async fn the_end_of_a_dead_holders_lease_wakes_those_who_wait() {
 /// The same to the millisecond: no release frees the lock, and the next poll is due when the lease
 /// ends.
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_asks_when_the_holders_lease_ends() {
+async fn a_waiter_asks_when_the_holders_lease_ends() {
     in_time(async {
         let store = Arc::<MemoryStore>::default();
         let locks = LockClient::with_store(store.clone());

@@ -34,7 +34,7 @@ pub(crate) async fn fastest_hand_off(from: &LockClient, to: &LockClient) -> Dura
 }
 
 #[tokio::test]
-async fn who_is_not_told_is_served_within_a_poll() {
+async fn a_waiter_without_a_message_is_served_within_a_poll() {
     in_time(async {
         let place = Place::redis().await;
         let proxy = Proxy::to(shared_server().await).await;
@@ -166,7 +166,7 @@ async fn a_hundred_wait_while(server: &RedisServer, url: &str, kill: impl AsyncF
 }
 
 #[tokio::test]
-async fn a_hundred_who_wait_outlive_their_connections() {
+async fn a_hundred_waiters_outlive_their_connections() {
     in_time(async {
         let server = RedisServer::start().await;
         let proxy = Proxy::to(&server).await;
@@ -183,7 +183,7 @@ async fn a_hundred_who_wait_outlive_their_connections() {
 }
 
 #[tokio::test]
-async fn a_hundred_who_wait_outlive_a_server_that_kills_connections() {
+async fn a_hundred_waiters_outlive_a_server_that_kills_connections() {
     in_time(async {
         let server = RedisServer::start().await;
         let kill = async || {

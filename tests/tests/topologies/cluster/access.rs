@@ -15,7 +15,7 @@ use lock_tests::{
 use tokio::time::Instant;
 
 use super::{
-    HOUR, LONG, Place, key_at, key_of_each, lock_name, nobody_listens, place_on, use_lock,
+    HOUR, LONG, Place, key_at, key_of_each, lock_name, no_slot_has_a_subscriber, place_on, use_lock,
 };
 use crate::environment::{access::everything, tls::of_a_process};
 
@@ -95,7 +95,7 @@ async fn a_user_of_the_documented_line_can_do_everything() {
         for waiting in waiting {
             waiting.await.unwrap().unwrap().release().await.unwrap();
         }
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
         // A lock on its way, too.
         let [from, to, ..] = cluster.masters().await[..] else {
             unreachable!()

@@ -219,7 +219,7 @@ async fn connect_reports_a_server_that_is_no_node_and_a_lone_node() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_which_nobody_answers_is_unavailable() {
+async fn a_cluster_without_an_answer_is_unavailable() {
     in_time(async {
         let server = RedisServer::start().await;
         let url = format!("redis+cluster://user:hunter2@{}", server.addr());
@@ -236,7 +236,7 @@ async fn a_cluster_of_which_nobody_answers_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_cluster_without_slots_is_told_to_create_them() {
+async fn a_cluster_without_slots_is_refused_with_the_remedy() {
     in_time(async {
         let node = RedisServer::builder()
             .arg("--cluster-enabled", "yes")
@@ -253,7 +253,7 @@ async fn a_cluster_without_slots_is_told_to_create_them() {
 }
 
 #[tokio::test]
-async fn a_primary_that_is_replaced_while_nobody_asks_is_no_surprise() {
+async fn a_primary_that_is_replaced_while_the_client_is_idle_is_found() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);

@@ -13,7 +13,7 @@ use lock_tests::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{LONG, channels, key_at, lock_name, nobody_listens, place_on};
+use super::{LONG, channels, key_at, lock_name, no_slot_has_a_subscriber, place_on};
 
 /// The upper limit of a hand-off by a push message. A poll comes after 750 ms at the earliest.
 const TOLD: Duration = Duration::from_millis(150);
@@ -65,7 +65,7 @@ async fn sent(node: &RedisServer, kind: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_and_the_other_nodes_are_not() {
+async fn a_message_reaches_the_waiter_and_not_the_other_nodes() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -77,13 +77,13 @@ async fn who_waits_is_told_and_the_other_nodes_are_not() {
             assert_eq!(sent(master, "publish").await, 0, "sent to no other node");
             assert!(sent(master, "publishshard").await >= 5);
         }
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn who_waits_is_told_after_a_failover_too() {
+async fn a_waiter_gets_messages_after_a_failover_too() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -100,13 +100,13 @@ async fn who_waits_is_told_after_a_failover_too() {
         };
         let usual = hand_off(&locks, &others, &key, failover).await;
         assert!(usual < TOLD, "{usual:?}");
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn who_waits_is_told_after_the_slot_has_moved_too() {
+async fn a_waiter_gets_messages_after_the_slot_has_moved_too() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -126,13 +126,13 @@ async fn who_waits_is_told_after_the_slot_has_moved_too() {
         };
         let usual = hand_off(&locks, &others, &key, migrate).await;
         assert!(usual < TOLD, "{usual:?}");
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn who_waits_is_told_after_the_connection_was_lost_too() {
+async fn a_waiter_gets_messages_after_a_lost_connection_too() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -142,7 +142,7 @@ async fn who_waits_is_told_after_the_connection_was_lost_too() {
         let cut = async || drop(node.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await);
         let usual = hand_off(&locks, &others, &key, cut).await;
         assert!(usual < TOLD, "{usual:?}");
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
     })
     .await;
 }
@@ -179,7 +179,7 @@ async fn acquire_uses_one_channel_per_slot_while_waiters_are_left() {
         for told in waiting {
             told.await.unwrap().unwrap().release().await.unwrap();
         }
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
         for node in cluster.nodes() {
             let clients: String = node.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
             assert!(
@@ -192,7 +192,7 @@ async fn acquire_uses_one_channel_per_slot_while_waiters_are_left() {
 }
 
 #[tokio::test]
-async fn those_who_give_up_leave_no_channel_behind() {
+async fn waiters_that_give_up_leave_no_channel_behind() {
     in_time(async {
         let cluster = RedisCluster::start().await;
         let place = place_on(&cluster);
@@ -203,7 +203,7 @@ async fn those_who_give_up_leave_no_channel_behind() {
             let _ = tokio::time::timeout(Duration::from_millis(patience), acquire).await;
         }
         guard.release().await.unwrap();
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
         // A client that is gone has no subscription either.
         let guard = locks.exclusive("k").acquire().await.unwrap();
         let waiting = tokio::spawn(others.exclusive("k").wait(LONG).acquire());
@@ -213,7 +213,7 @@ async fn those_who_give_up_leave_no_channel_behind() {
         .await;
         waiting.abort();
         drop(others);
-        nobody_listens(&cluster).await;
+        no_slot_has_a_subscriber(&cluster).await;
         guard.release().await.unwrap();
     })
     .await;

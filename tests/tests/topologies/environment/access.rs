@@ -109,7 +109,7 @@ async fn a_user_of_one_namespace_has_no_other() {
 }
 
 #[tokio::test]
-async fn every_missing_permission_is_told_with_the_whole_line() {
+async fn every_missing_permission_is_an_error_with_the_whole_rule() {
     let server = server_with("").await;
     let line = RedisStore::acl_line("lock");
     let rules = rules(&line);
@@ -197,7 +197,7 @@ async fn a_refused_reader_leaves_the_set_of_the_others_as_it_was() {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_while_a_lock_is_held_is_told_too() {
+async fn a_right_that_ends_while_a_lock_is_held_is_an_error_too() {
     let server = server_with("~* &* +@all").await;
     let locks = LockClient::connect(&url(&server)).await.unwrap();
     let guard = locks.exclusive("k").acquire().await.unwrap();

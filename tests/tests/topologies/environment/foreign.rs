@@ -255,7 +255,7 @@ async fn release_frees_a_lock_despite_foreign_data_in_its_fence_key() {
 }
 
 #[tokio::test]
-async fn data_under_a_locks_name_are_told_with_the_key_and_the_remedy() {
+async fn foreign_data_under_the_name_of_a_lock_is_an_error_with_key_and_remedy() {
     let server = shared_server().await;
     let locks = LockClient::connect(&server.url()).await.unwrap();
     let name = unique("foreign");
@@ -403,7 +403,7 @@ async fn a_request_names_the_key_that_is_foreign() {
 }
 
 #[tokio::test]
-async fn whoever_waits_or_holds_is_told_which_key_has_become_foreign() {
+async fn a_waiter_and_a_holder_get_the_key_that_has_become_foreign() {
     let server = shared_server().await;
     let (locks, store) = (
         LockClient::connect(&server.url()).await.unwrap(),

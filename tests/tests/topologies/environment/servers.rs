@@ -129,7 +129,7 @@ async fn a_server_that_asks_for_a_password_says_where_to_put_it() {
 }
 
 #[tokio::test]
-async fn who_is_no_longer_let_in_is_told_so() {
+async fn a_user_that_was_deleted_gets_an_error() {
     let server = RedisServer::builder()
         .user("ann", "hunter2", "~* &* +@all")
         .start()

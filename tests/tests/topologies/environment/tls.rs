@@ -159,7 +159,7 @@ async fn a_certificate_that_no_chain_can_verify_is_pinned() {
 }
 
 #[tokio::test]
-async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
+async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_named_in_the_error() {
     let server = RedisServer::builder().tls().start().await;
     let error = connect(&format!("rediss://{}", server.addr()), server.ca_pem())
         .await
@@ -184,7 +184,7 @@ async fn tls_to_a_plain_port_and_plain_to_a_tls_port_are_told() {
 }
 
 #[tokio::test]
-async fn a_process_without_a_crypto_provider_is_told_to_install_one() {
+async fn a_process_without_a_crypto_provider_gets_the_remedy() {
     let server = RedisServer::builder().tls().start().await;
     let trusted = file_of(server.ca_pem());
     let said = of_a_process(Some(trusted.path()), &["--no-provider", &server.tls_url()]).await;

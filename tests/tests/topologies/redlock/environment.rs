@@ -140,7 +140,7 @@ async fn two_that_do_not_answer_are_found_later() {
 }
 
 #[tokio::test]
-async fn too_few_that_answer_are_told_one_by_one() {
+async fn the_error_of_too_few_answers_names_each_server() {
     let servers = RedisServer::builder().start_all(3).await;
     let url = url(&servers);
     servers[0].kill();

@@ -83,7 +83,7 @@ async fn a_lock_outlives_the_restart_of_every_server_in_turn() {
 /// Rule 30: three of five servers lose a lock, in one of three ways, and must not grant it to
 /// another client before the holder's lease is over.
 #[tokio::test]
-async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {
+async fn servers_that_forgot_a_lock_grant_it_to_no_other_client() {
     let servers = Servers::start().await;
     let (locks, others) = (servers.client().await, servers.client().await);
     let before = join_all(servers.all()[..3].iter().map(RedisServer::save_snapshot)).await;
@@ -115,7 +115,7 @@ async fn servers_that_forgot_a_lock_give_it_to_nobody_else() {
 }
 
 #[tokio::test]
-async fn too_few_servers_are_told_one_by_one() {
+async fn the_error_of_too_few_servers_names_each() {
     let servers = Servers::start().await;
     let [a, b, c, d, ..] = servers.all();
     let locks = servers.client().await;
@@ -242,7 +242,7 @@ async fn a_request_that_is_dropped_leaves_no_vote_behind() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told() {
+async fn a_waiter_gets_messages() {
     let servers = Servers::shared().await;
     let (locks, others) = (servers.client().await, servers.client().await);
     for _ in 0..20 {

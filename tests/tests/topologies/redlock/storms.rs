@@ -141,7 +141,7 @@ async fn clients_that_see_different_servers_never_meet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_servers_slow_nobody_down() {
+async fn slow_servers_do_not_slow_the_others_down() {
     let servers = Servers::shared().await;
     let proxies = servers.proxies().await;
     let clients = servers.clients_through(&proxies, 8).await;

@@ -102,7 +102,7 @@ async fn nodes_and_sentinels_have_users_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_ask_or_not_wait_is_told_what_to_allow() {
+async fn a_user_without_rights_to_ask_or_wait_gets_the_rule_to_add() {
     in_time(async {
         let set = SentinelSet::builder()
             .user("app", "hunter2", &rules(""))

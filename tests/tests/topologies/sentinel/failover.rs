@@ -366,7 +366,7 @@ async fn lost_resolves_after_a_failover_during_a_sentinel_outage() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_gone_listens_to_nobody() {
+async fn a_dropped_client_subscribes_to_no_sentinel() {
     in_time(async {
         let Pair {
             old,

@@ -110,7 +110,7 @@ async fn a_stopped_or_dead_sentinel_delays_nothing() {
 }
 
 #[tokio::test]
-async fn a_silent_sentinel_is_told_of_when_nobody_answers() {
+async fn the_error_names_a_silent_sentinel_if_none_answers() {
     in_time(async {
         let proxy = Proxy::to(shared_server().await).await;
         proxy.black_hole();
@@ -128,7 +128,7 @@ async fn a_silent_sentinel_is_told_of_when_nobody_answers() {
 }
 
 #[tokio::test]
-async fn a_name_that_no_sentinel_knows_is_told() {
+async fn a_name_that_no_sentinel_knows_is_refused_by_name() {
     in_time(async {
         let set = shared_sentinels().await;
         let url = url_of(set.sentinels()).replace(&format!("/{}", SentinelSet::SERVICE), "/other");

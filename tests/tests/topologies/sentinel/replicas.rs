@@ -114,7 +114,7 @@ fn each_way(locks: &LockClient) -> [LockRequest; 5] {
 }
 
 #[tokio::test]
-async fn a_grant_is_on_its_replica_when_it_is_told() {
+async fn a_grant_is_on_its_replica_before_the_client_gets_it() {
     // Rule 32.
     on_a_pair(async |pair| {
         for request in each_way(&pair.locks) {

@@ -23,7 +23,7 @@ pub(crate) async fn clients(server: &RedisServer, count: usize) -> Vec<LockClien
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_for_a_moment_lets_nobody_meet() {
+async fn a_server_that_stops_for_a_moment_keeps_holders_apart() {
     let server = RedisServer::start().await;
     let storm = Storm::of(clients(&server, 8).await)
         .lease(LEASE)

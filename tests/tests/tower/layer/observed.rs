@@ -129,7 +129,7 @@ async fn a_refusal_is_counted_by_its_code() {
 }
 
 #[tokio::test]
-async fn a_caller_who_hangs_up_waits_no_longer_and_holds_no_longer() {
+async fn a_request_whose_connection_ends_neither_waits_nor_holds() {
     let counted = Counted::here();
     let locks = LockClient::in_memory();
     let entered = Notify::new();
@@ -365,7 +365,7 @@ async fn layer_without_a_name_is_named_after_the_route() {
 }
 
 #[test]
-fn an_exporter_is_told_what_the_figures_mean() {
+fn an_exporter_gets_descriptions_and_units() {
     let recorder = DebuggingRecorder::new();
     metrics::with_local_recorder(&recorder, || {
         lock_tower::metrics::describe();

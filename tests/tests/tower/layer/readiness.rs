@@ -307,7 +307,7 @@ async fn layer_frees_the_lock_if_the_service_is_never_ready() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_lost_before_the_service_is_ready_is_told() {
+async fn a_lock_that_is_lost_before_the_service_is_ready_is_an_error() {
     let locks = LockClient::in_memory();
     let probe = Probe::new();
     let waker = Arc::default();

@@ -49,7 +49,7 @@ async fn a_held_lock_is_a_conflict_that_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_to_wait_longer_than_the_holders_lease() {
+async fn retry_after_is_no_longer_than_the_lease_of_the_holder() {
     let locks = LockClient::in_memory();
     let _guard = locks
         .exclusive("order:7")

@@ -88,7 +88,7 @@ async fn a_full_line_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn nobody_is_invited_whose_call_is_over() {
+async fn a_call_that_has_ended_gets_no_retry_info() {
     let locks = LockClient::in_memory();
     let _guard = locks.exclusive("order:7").acquire().await.unwrap();
     let server = serve(orders(&locks).wait(Duration::from_secs(60))).await;

@@ -259,7 +259,7 @@ async fn a_handler_that_panics_frees_the_lock() {
 }
 
 #[tokio::test]
-async fn a_lost_lock_ends_the_handler_and_the_caller_is_told() {
+async fn a_lost_lock_ends_the_handler_with_a_response() {
     let locks = LockClient::in_memory();
     let (app, mut entered) = endless(&locks);
     let server = Server::start(app).await;

@@ -170,7 +170,7 @@ async fn a_whole_body_is_sent_when_the_lock_is_free() {
 }
 
 #[tokio::test]
-async fn without_being_told_a_body_is_sent_without_the_lock() {
+async fn by_default_a_body_is_sent_without_the_lock() {
     let locks = LockClient::in_memory();
     let (app, mut entered) = streaming(&locks, HoldUntil::Response);
     let mut body = app.oneshot(request()).await.unwrap().into_body();
@@ -277,7 +277,7 @@ fn grpc(version: Version) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_caller_who_only_says_that_it_speaks_grpc_gets_no_clean_end() {
+async fn a_request_that_only_claims_to_be_grpc_gets_no_clean_end() {
     let locks = LockClient::in_memory();
     let handler = async || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let app: Router = Router::new().route(

@@ -27,9 +27,9 @@ use super::{
 over_both_versions!(
     requests_for_one_key_are_served_one_after_another,
     a_held_lock_is_a_conflict_that_may_be_tried_again,
-    a_request_that_lacks_what_the_key_needs_is_told_so,
+    a_request_without_a_part_of_the_key_is_refused_with_its_name,
     the_lock_is_free_when_the_response_has_arrived,
-    a_lost_lock_ends_the_handler_and_the_caller_is_told,
+    a_lost_lock_ends_the_handler_with_a_response,
     a_handler_that_panics_frees_the_lock,
     a_body_is_sent_under_the_lock_to_its_end,
     a_client_that_reads_slowly_keeps_the_lock,
@@ -90,7 +90,7 @@ async fn a_held_lock_is_a_conflict_that_may_be_tried_again(http: Http) {
     assert_eq!(server.post("/orders/7").await.text().await.unwrap(), "paid");
 }
 
-async fn a_request_that_lacks_what_the_key_needs_is_told_so(http: Http) {
+async fn a_request_without_a_part_of_the_key_is_refused_with_its_name(http: Http) {
     let layer = LockLayer::new(LockClient::in_memory(), "pay:{header.idempotency-key}").unwrap();
     let route = post(async |lock: HeldLock| lock.key().to_string()).layer(layer);
     let server = Connected::start(http, Router::new().route("/pay", route)).await;
@@ -116,7 +116,7 @@ async fn the_lock_is_free_when_the_response_has_arrived(http: Http) {
     }
 }
 
-async fn a_lost_lock_ends_the_handler_and_the_caller_is_told(http: Http) {
+async fn a_lost_lock_ends_the_handler_with_a_response(http: Http) {
     let locks = LockClient::in_memory();
     let (entered, mut entries) = mpsc::unbounded_channel();
     let handler = async move |lock: HeldLock| -> String {

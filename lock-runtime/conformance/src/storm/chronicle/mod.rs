@@ -285,8 +285,8 @@ impl Chronicle {
         for request in &self.requests {
             for extension in &request.extended {
                 let [asked, took, validity] = extension.map(Duration::from_nanos);
-                // What has shown the store's clock may have been a slower call, and on a shared clock
-                // a message, which tells it to 200 ms.
+                // The store's clock may be known from a slower call. A shared clock is known to
+                // 200 ms.
                 let earlier = took.max(Duration::from_millis(200));
                 let allowance = took + earlier + asked / 100 + Duration::from_millis(2);
                 // It may be revoked between the reply and the look at its validity.

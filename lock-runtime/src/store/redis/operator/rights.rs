@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_rights_are_told_apart() {
+    fn missing_rights_have_different_errors() {
         let line = AclLine::new("x", 0);
         let rights = Rights::of(&line, "x");
         let missing = |denies: &dyn Fn(&str, usize) -> bool| {

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_who_and_where() {
+    fn a_url_has_user_servers_and_settings() {
         let url = "redis+sentinel://ann:p%40ss@10.0.0.1,[::1]:7,sentinel_3:8,10.0.0.1:26379/my%20master/3\
                    ?sentinel_user=bob&sentinel_password=a+b%26c&min_replicas=2&replica_timeout=50ms";
         let (sentinels, settings) = open(url).expect(url);

@@ -209,7 +209,7 @@ fn pieces(marked: &str) -> Vec<Piece> {
 }
 
 #[test]
-fn text_and_values_are_told_apart_by_their_marks() {
+fn text_and_values_differ_by_their_marks() {
     let marked = format!("a{OPEN}1{OPEN}2{CLOSE}{CLOSE}{OPEN}{CLOSE}b:");
     let expected = [
         Piece::Text("a".into()),

@@ -88,7 +88,7 @@ async fn a_stream_that_fails_frees_the_lock_and_says_why() {
 }
 
 #[tokio::test]
-async fn without_being_told_a_stream_is_sent_without_the_lock() {
+async fn by_default_a_stream_is_sent_without_the_lock() {
     let locks = LockClient::in_memory();
     let (service, mut entries) = hall();
     let server = Served::under(items(&locks), service);

@@ -11,7 +11,7 @@ pub(super) const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/pol
 const SEVERAL: [&str; 2] = ["many_mistakes.toml", "yaml.toml"];
 
 #[test]
-fn every_mistake_is_told_as_the_corpus_says() {
+fn every_mistake_has_the_error_in_the_corpus() {
     let update = env::var_os("UPDATE").is_some();
     let mut files: Vec<_> = fs::read_dir(CORPUS)
         .unwrap()

@@ -263,7 +263,7 @@ proptest! {
 
 /// The handler and the policy read the same values from the path.
 #[tokio::test]
-async fn a_handler_is_told_the_values_that_its_lock_has() {
+async fn a_handler_gets_the_values_of_its_lock() {
     let policies =
         LockPolicies::from_toml_str(r#"routes."/a/{x}/{*rest}" = { key = "{x}:{rest}" }"#).unwrap();
     let handler = async |Path((x, rest)): Path<(String, String)>, lock: HeldLock| {

@@ -108,7 +108,7 @@ async fn a_refusal_has_the_status_of_its_policy() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_and_who_is_one_too_many_is_told_at_once() {
+async fn a_request_without_wait_and_one_too_many_are_refused_at_once() {
     let locks = LockClient::in_memory();
     let text = r#"
         [defaults]

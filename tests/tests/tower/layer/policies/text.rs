@@ -218,7 +218,7 @@ fn changed(text: &str, changes: &[(Change, Index)]) -> String {
 }
 
 /// Loads `text`, or checks the reported mistakes and that existing policies are unchanged.
-fn is_taken_or_told(text: &str) {
+fn is_accepted_or_refused(text: &str) {
     let served = LockPolicies::from_toml_str(GOOD).unwrap();
     let before = served.find(&Method::GET, "/served").unwrap();
     match LockPolicies::from_toml_str(text) {
@@ -273,38 +273,38 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_bytes_are_taken_or_told(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-        is_taken_or_told(&String::from_utf8_lossy(&bytes));
+    fn any_bytes_are_accepted_or_refused_with_their_place(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        is_accepted_or_refused(&String::from_utf8_lossy(&bytes));
     }
 
     #[test]
-    fn any_text_is_taken_or_told(text in "(?s).{0,200}") {
-        is_taken_or_told(&text);
+    fn any_text_is_accepted_or_refused_with_its_place(text in "(?s).{0,200}") {
+        is_accepted_or_refused(&text);
     }
 
     #[test]
-    fn pieces_of_files_are_taken_or_told(
+    fn pieces_of_files_are_accepted_or_refused_with_their_place(
         pieces in proptest::collection::vec((proptest::sample::select(PIECES), prop::bool::weighted(0.3)), 0..40),
     ) {
         let text: String = pieces.into_iter().flat_map(|(piece, ends)| [piece, if ends { "\n" } else { " " }]).collect();
-        is_taken_or_told(&text);
+        is_accepted_or_refused(&text);
     }
 
     #[test]
-    fn a_file_with_slips_is_taken_or_told(
+    fn a_file_with_slips_is_accepted_or_refused_with_its_place(
         which: Index,
         changes in proptest::collection::vec(change(), 1..6),
         crlf: bool,
     ) {
         let text = changed(&FILES[which.index(FILES.len())], &changes);
-        is_taken_or_told(&if crlf { text.replace('\n', "\r\n") } else { text });
+        is_accepted_or_refused(&if crlf { text.replace('\n', "\r\n") } else { text });
     }
 
     #[test]
-    fn a_string_in_the_place_of_any_other_is_taken_or_told(route in "(?s).{0,12}|(GET )?/[a-c{}*/%|.-]{0,12}", value in "(?s).{0,12}|[a-c{}.:]{0,12}") {
+    fn a_string_in_any_place_is_accepted_or_refused_with_its_place(route in "(?s).{0,12}|(GET )?/[a-c{}*/%|.-]{0,12}", value in "(?s).{0,12}|[a-c{}.:]{0,12}") {
         for field in ["key", "lease", "name", "mode", "group", "unknown"] {
-            is_taken_or_told(&format!("[routes.{}]\nglobal = true\nkey = 'k'\n{field} = {}", quoted(&route), quoted(&value)));
-            is_taken_or_told(&format!("[routes.{}]\n{field} = {}\n{} = 1", quoted(&route), quoted(&value), quoted(&value)));
+            is_accepted_or_refused(&format!("[routes.{}]\nglobal = true\nkey = 'k'\n{field} = {}", quoted(&route), quoted(&value)));
+            is_accepted_or_refused(&format!("[routes.{}]\n{field} = {}\n{} = 1", quoted(&route), quoted(&value), quoted(&value)));
         }
     }
 }
@@ -334,18 +334,18 @@ fn depth_and_length_are_no_reason_to_fall() {
             "[routes.\"/a\"]\nstatus = ",
             "[routes.\"/a\"]\n",
         ] {
-            is_taken_or_told(&format!("{before}{nested}"));
+            is_accepted_or_refused(&format!("{before}{nested}"));
         }
     }
     let long = "x".repeat(100_000);
-    is_taken_or_told(&format!("[routes.\"/{long}\"]\nkey = \"{{header.x}}\""));
-    is_taken_or_told(&format!("[routes.\"/a\"]\nkey = \"{long}{{header.x}}\""));
+    is_accepted_or_refused(&format!("[routes.\"/{long}\"]\nkey = \"{{header.x}}\""));
+    is_accepted_or_refused(&format!("[routes.\"/a\"]\nkey = \"{long}{{header.x}}\""));
     for params in [24, 25, 26, 27, 100] {
         let path: String = (0..params)
             .map(|number| format!("/{{p{number}}}"))
             .collect();
-        is_taken_or_told(&format!("[routes.\"{path}\"]\nkey = \"{{p0}}\""));
-        is_taken_or_told(&format!("[routes.\"{path}/{{*rest}}\"]\nkey = \"{{p0}}\""));
+        is_accepted_or_refused(&format!("[routes.\"{path}\"]\nkey = \"{{p0}}\""));
+        is_accepted_or_refused(&format!("[routes.\"{path}/{{*rest}}\"]\nkey = \"{{p0}}\""));
     }
 }
 

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_outlives_the_last_who_waits_by_a_little() {
+    fn a_channel_outlives_its_last_waiter_by_a_little() {
         let mut room = Room::new();
         let (first, second) = (hold(), hold());
         room.waits(&first, "a");

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_nobody_has_no_vote() {
+    fn an_answer_without_a_name_is_no_vote() {
         let mut votes = Votes::new(5);
         assert!(!votes.take(0, SentinelAnswer::Unknown));
         assert!(!votes.take(1, failed(StoreErrorKind::Unavailable)));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_has_told_just_now_counts_until_the_others_know() {
+    fn the_latest_message_counts_until_a_majority_knows_as_much() {
         let elected = |votes: &Votes, epoch| {
             let heard = primary("heard", epoch);
             votes.elected(Some(&heard)).unwrap().host.clone()
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_elected_where_nobody_is_named() {
+    fn answers_without_a_name_elect_none_and_keep_their_error() {
         use StoreErrorKind::*;
         let unauthenticated = || failed(Unauthenticated);
         for (answers, kind) in [
