@@ -165,7 +165,8 @@ impl LockGuard {
     /// them misses may show less.
     ///
     /// Afterwards, [`validity`](Self::validity) is `lease` without the time of the call, of two
-    /// calls on a store of records such as PostgreSQL, 1 % and 2 ms. It ends with `max_hold`.
+    /// calls on a store of records such as PostgreSQL, 1 % and 2 ms; on etcd and ZooKeeper it may
+    /// be 200 ms shorter. It ends with `max_hold`.
     ///
     /// # Errors
     /// `InvalidSpec` for a lease out of range or beyond the limits of the store, `Lost`,
