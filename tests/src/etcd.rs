@@ -31,6 +31,7 @@ use tokio::{
 
 use crate::{
     certificates::{Certificates, Identity},
+    links::Links,
     ports::free_port,
     redis_server::POLL,
     supervised::{Log, Supervised},
@@ -56,6 +57,7 @@ pub struct Builder {
     certificates: Option<Certificates>,
     /// The time for which a signed token of a user is valid, in seconds.
     signed_for: Option<u32>,
+    is_linked: bool,
 }
 
 impl Builder {
@@ -77,6 +79,15 @@ impl Builder {
     pub fn signed_tokens(self, seconds: u32) -> Self {
         let signed_for = Some(seconds);
         Self { signed_for, ..self }
+    }
+
+    /// Connects the members by links that [`EtcdCluster::cut_off`] can cut.
+    #[must_use]
+    pub fn linked(self) -> Self {
+        Self {
+            is_linked: true,
+            ..self
+        }
     }
 
     /// Accepts TLS only, from clients that have a certificate of the same authority.
@@ -114,11 +125,18 @@ impl Builder {
     }
 
     async fn launch(&self) -> Result<EtcdCluster, String> {
-        let members: io::Result<Vec<_>> = (0..self.members)
-            .map(|_| Member::new(self.certificates.as_ref()))
-            .collect();
+        let links = Links::default();
+        let member = |index| {
+            let mut member = Member::new(self.certificates.as_ref())?;
+            if self.is_linked {
+                member.peer_link = links.open(index, member.peer_port)?;
+            }
+            Ok(member)
+        };
+        let members: io::Result<Vec<_>> = (0..self.members).map(member).collect();
         let cluster = EtcdCluster {
             members: members.map_err(|error| error.to_string())?,
+            links,
             settings: self.clone(),
             user: Mutex::default(),
         };
@@ -138,6 +156,7 @@ impl Builder {
 #[derive(Debug)]
 pub struct EtcdCluster {
     members: Vec<Member>,
+    links: Links,
     settings: Builder,
     /// The user of [`ctl`](Self::ctl), with the password.
     user: Mutex<Option<String>>,
@@ -147,6 +166,8 @@ pub struct EtcdCluster {
 struct Member {
     port: u16,
     peer_port: u16,
+    /// The port at which the others reach it.
+    peer_link: u16,
     /// `None` after a kill. A std mutex: it is never held across an await.
     process: Mutex<Option<Supervised>>,
     /// The data, removed at the end.
@@ -169,9 +190,11 @@ impl Member {
         // A process that does nothing: its supervisor removes the directory.
         let held = Supervised::spawn(directory.path(), ["sleep", "infinity"])?;
         let _ = directory.keep();
+        let peer_port = free_port();
         Ok(Self {
             port: free_port(),
-            peer_port: free_port(),
+            peer_port,
+            peer_link: peer_port,
             process: Mutex::default(),
             directory: held,
         })
@@ -220,6 +243,7 @@ impl EtcdCluster {
             flags: Vec::new(),
             certificates: None,
             signed_for: None,
+            is_linked: false,
         }
     }
 
@@ -405,6 +429,29 @@ impl EtcdCluster {
         }
     }
 
+    /// Cuts a member off from the others, which clients still reach, as they do the member. No end
+    /// of a connection learns of it.
+    ///
+    /// # Panics
+    /// When the members are not [linked](Builder::linked), or do not know the member.
+    pub async fn cut_off(&self, member: usize) {
+        assert!(self.settings.is_linked, "the members have no links");
+        let members = self.ctl(&["member", "list"]).await;
+        let name = format!("m{member}");
+        let id = members.lines().find_map(|line| {
+            let mut parts = line.split(", ");
+            let id = parts.next()?;
+            parts.any(|part| part == name).then(|| id.to_owned())
+        });
+        let id = id.unwrap_or_else(|| panic!("no {name} among {members}"));
+        self.links.cut_off(member, id);
+    }
+
+    /// Ends [`cut_off`](Self::cut_off).
+    pub fn join(&self) {
+        self.links.join();
+    }
+
     /// SIGKILL, also to a stopped member. Its data are kept.
     pub fn kill(&self, member: usize) {
         if let Some(process) = self.members[member].process().take()
@@ -458,7 +505,7 @@ impl EtcdCluster {
         let peers = format!("--initial-cluster={}", self.peers());
         let peer = format!(
             "--initial-advertise-peer-urls=http://127.0.0.1:{}",
-            member.peer_port
+            member.peer_link
         );
         let file = file.display().to_string();
         self.ctl(&[
@@ -477,7 +524,7 @@ impl EtcdCluster {
     fn peers(&self) -> String {
         let peers = self.members.iter().enumerate();
         let peers: Vec<_> = peers
-            .map(|(index, it)| format!("m{index}=http://127.0.0.1:{}", it.peer_port))
+            .map(|(index, it)| format!("m{index}=http://127.0.0.1:{}", it.peer_link))
             .collect();
         peers.join(",")
     }
@@ -499,7 +546,10 @@ impl EtcdCluster {
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
             format!("--listen-peer-urls={peer}"),
-            format!("--initial-advertise-peer-urls={peer}"),
+            format!(
+                "--initial-advertise-peer-urls=http://127.0.0.1:{}",
+                member.peer_link
+            ),
             format!("--initial-cluster={}", self.peers()),
             "--heartbeat-interval=50".to_owned(),
             format!("--election-timeout={ELECTION}"),

@@ -52,6 +52,7 @@ pub mod traces;
 pub mod zookeeper;
 
 mod certificates;
+mod links;
 mod nodes;
 mod ports;
 mod resp;

@@ -67,6 +67,43 @@ async fn another_member_serves_while_one_is_stopped() {
 }
 
 #[tokio::test]
+async fn a_leader_that_is_cut_off_grants_nothing_and_the_others_serve() {
+    let cluster = EtcdCluster::builder().members(3).linked().start().await;
+    let namespace = unique("ns");
+    let leader = cluster.leader().await;
+    let host = |member| format!("127.0.0.1:{}", cluster.port(member));
+    let connect = async |members: &[usize]| {
+        let hosts: Vec<_> = members.iter().map(|member| host(*member)).collect();
+        let url = format!("etcd://{}", hosts.join(","));
+        let builder = LockClient::builder().namespace(namespace.as_str());
+        builder.connect(&url).await.unwrap()
+    };
+    // One reaches the leader alone, one the leader first.
+    let near = connect(&[leader]).await;
+    let both = connect(&[leader, (leader + 1) % 3, (leader + 2) % 3]).await;
+    let lease = Duration::from_secs(3);
+    let held = near.exclusive("held").lease(lease).acquire();
+    let held = held.await.unwrap();
+    let (_, before) = until_served(&both, "k").await;
+    cluster.cut_off(leader).await;
+    let since = Instant::now();
+    let (time, after) = until_served(&both, "k").await;
+    assert!(time < SOON * 2, "{time:?}");
+    assert!(before < after);
+    let error = once(&near, "k").await.unwrap_err();
+    assert_eq!(error.kind(), LockErrorKind::Unavailable, "{error:#}");
+    held.lost().await;
+    let lost = since.elapsed();
+    assert!(lost < lease + Duration::from_millis(200), "{lost:?}");
+    let (_, next) = until_served(&both, "held").await;
+    assert!(held.fence() < next && since.elapsed() >= lost);
+    cluster.join();
+    let (time, last) = until_served(&near, "k").await;
+    assert!(time < SOON * 2, "{time:?}");
+    assert!(after < last);
+}
+
+#[tokio::test]
 async fn without_a_majority_nothing_is_granted_and_a_holder_loses_its_lock_in_time() {
     let cluster = three().await;
     let locks = client(&cluster).await;
