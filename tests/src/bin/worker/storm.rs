@@ -28,6 +28,9 @@ pub(crate) struct Storm {
     longest_lease_ms: u64,
     #[arg(long)]
     lease_ms: u64,
+    /// The lease of requests that do not renew it.
+    #[arg(long)]
+    brief_lease_ms: Option<u64>,
     #[arg(long)]
     tasks: usize,
     #[arg(long)]
@@ -55,12 +58,15 @@ impl Storm {
             }
         });
         let (lease, permits) = (Duration::from_millis(self.lease_ms), self.urls.len() == 1);
+        let usual = Plan::new(nanos);
+        let brief = self.brief_lease_ms.map(Duration::from_millis);
         let working = Plan {
             tasks: self.tasks,
             lease,
+            brief_lease: brief.unwrap_or(usual.brief_lease),
             permits,
             seed: self.seed,
-            ..Plan::new(nanos)
+            ..usual
         }
         .start(std::slice::from_ref(&locks), &log);
         parent.line().await;

@@ -76,10 +76,10 @@ const QUARANTINE: Duration = Duration::from_millis(3100);
 const CALM: Duration = Duration::from_millis(1500);
 /// The part of a round with faults.
 const STRUCK: Duration = Duration::from_secs(3);
-/// The longest time for which a lock in PostgreSQL may be free while a request waits for it. Its
-/// processes share the processors with those of the storm, so that a call takes a multiple of one
+/// The longest time for which a lock in a store of records may be free while a request waits for it.
+/// Its processes share the processors with those of the storm, so that a call takes a multiple of one
 /// on Redis. Less than the interval of polls, so that a message that is never sent is noticed.
-const HANDOVER_OF_POSTGRES: Duration = Duration::from_millis(750);
+const HANDOVER_OF_RECORDS: Duration = Duration::from_millis(750);
 /// The number of clients in this process, and of the workers beside them.
 const CLIENTS: usize = 2;
 const WORKERS: usize = 2;
@@ -198,7 +198,10 @@ impl Site {
                 .for_each(|url| option("--url", url));
             option("--namespace", self.namespace.clone());
             option("--longest-lease-ms", text(LONGEST_LEASE));
-            option("--lease-ms", text(LEASE));
+            option("--lease-ms", text(self.lease()));
+            if let Some(brief) = self.brief_lease() {
+                option("--brief-lease-ms", text(brief));
+            }
             option("--tasks", TASKS.to_string());
             Place {
                 path: path.clone(),
@@ -217,6 +220,25 @@ impl Site {
         }
     }
 
+    /// The lease of requests that do not renew it, if not the usual one: the shortest lease of a
+    /// store with a shared clock.
+    fn brief_lease(&self) -> Option<Duration> {
+        match &self.servers[..] {
+            [Server::Etcd(_) | Server::ZooKeeper(_)] => Some(LEASE),
+            _ => None,
+        }
+    }
+
+    /// The lease of the others. Some ask for two thirds of it.
+    fn lease(&self) -> Duration {
+        self.brief_lease().map_or(LEASE, |brief| brief * 3 / 2)
+    }
+
+    fn is_of_records(&self) -> bool {
+        let is_redis = |server: &Server| matches!(server, Server::Redis(_));
+        self.postgres_url().is_some() || !self.servers.iter().all(is_redis)
+    }
+
     fn name(&self) -> String {
         match &self.shared {
             Some(url) => url
@@ -224,6 +246,8 @@ impl Site {
                 .map_or(url.clone(), |(scheme, _)| scheme.to_owned()),
             None => match &self.servers[..] {
                 [Server::Postgres(_)] => "a server of PostgreSQL".to_owned(),
+                [Server::Etcd(_)] => "a member of etcd".to_owned(),
+                [Server::ZooKeeper(_)] => "a server of ZooKeeper".to_owned(),
                 servers => format!("{} servers", servers.len()),
             },
         }
@@ -237,12 +261,14 @@ impl Site {
             Arc::new(Faults::default()),
             Instant::now(),
         );
+        let usual = Plan::new(nanos);
         let plan = Plan {
             tasks: TASKS,
-            lease: LEASE,
+            lease: self.lease(),
+            brief_lease: self.brief_lease().unwrap_or(usual.brief_lease),
             permits: self.servers.len() <= 1,
             seed,
-            ..Plan::new(nanos)
+            ..usual
         };
         let working = plan.start(&clients, &records.log());
         let processes = Processes::start_all(self.places(), seed, records.clone());
@@ -308,10 +334,10 @@ impl Site {
             _ => storm.await,
         };
         join_all(clients.iter().map(LockClient::shutdown)).await;
-        let chronicle = Chronicle::new(records.take(), killed, log.take(), LEASE);
-        let chronicle = match self.postgres_url() {
-            Some(_) => chronicle.handover(HANDOVER_OF_POSTGRES),
-            None => chronicle,
+        let chronicle = Chronicle::new(records.take(), killed, log.take(), self.lease());
+        let chronicle = match self.is_of_records() {
+            true => chronicle.handover(HANDOVER_OF_RECORDS),
+            false => chronicle,
         };
         let report = Report::new(self.name(), &chronicle, begin.elapsed(), seed);
         println!("{report}");
@@ -325,7 +351,7 @@ impl Site {
         for server in &self.servers {
             match server {
                 Server::Redis(server) => self.assert_nothing_left_at([server]).await,
-                Server::Postgres(_) => self.assert_nothing_listed().await,
+                _ => self.assert_nothing_listed().await,
             }
         }
     }
@@ -442,6 +468,16 @@ mod on_postgres {
         site.storm().await.assert_all();
         site.assert_nothing_listed().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd_and_processes_that_fail() {
+    on_servers(vec![Server::etcd().await]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_zookeeper_and_processes_that_fail() {
+    on_servers(vec![Server::zookeeper().await]).await;
 }
 
 async fn on_a_primary_that_sentinels_name() {

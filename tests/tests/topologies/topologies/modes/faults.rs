@@ -89,7 +89,7 @@ impl Strike {
     fn of(server: &Server) -> Vec<Self> {
         let others: &[Self] = match server {
             Server::Redis(_) => &Self::OF_REDIS,
-            Server::Postgres(_) => &[],
+            _ => &[],
         };
         [&Self::OF_ANY_SERVER, others].concat()
     }
