@@ -76,9 +76,10 @@ const QUARANTINE: Duration = Duration::from_millis(3100);
 const CALM: Duration = Duration::from_millis(1500);
 /// The part of a round with faults.
 const STRUCK: Duration = Duration::from_secs(3);
-/// The longest time for which a lock in a store of records may be free while a request waits for it.
-/// Its processes share the processors with those of the storm, so that a call takes a multiple of one
-/// on Redis. Less than the interval of polls, so that a message that is never sent is noticed.
+/// The longest time for which a lock in a store of records may be free while a request waits for
+/// it. Its processes share the processors with those of the storm, so that a call takes a multiple
+/// of one on Redis. Less than the interval of polls, so that a message that is never sent is
+/// noticed.
 const HANDOVER_OF_RECORDS: Duration = Duration::from_millis(750);
 /// The number of clients in this process, and of the workers beside them.
 const CLIENTS: usize = 2;
