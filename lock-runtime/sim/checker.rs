@@ -311,7 +311,7 @@ impl Checker {
             let mut holders = clients.iter_mut().flat_map(|client| held(net, client));
             let is_held = holders.any(|Holder { hold, .. }| {
                 (hold.mode.kind(), &hold.key) == (lock.0, &lock.1)
-                    && was_lost(net, servers, hold.token)
+                    && is_uncertain(net, servers, hold.token)
             });
             if known_at.is_none_or(|at| at + LATELY < net.now) && !is_held {
                 self.report(Wrong::Contended, || {

@@ -406,11 +406,18 @@ impl Chronicle {
             };
             let took = answered - request.asked;
             let allowed = request.ask.wait.unwrap_or(2 * call(request.ask.lease)) + in_nanos(LATE);
-            if took > allowed
-                && took > allowed + self.stalled(request.asked..answered, Some(request.process))
-            {
-                let times = [took, allowed].map(Duration::from_nanos);
-                late.push(format!("answered after {times:.1?} allowed: {request:?}"));
+            if took <= allowed {
+                continue;
+            }
+            let time = request.asked..answered;
+            let stalled = self.stalled(time.clone(), Some(request.process));
+            if took > allowed + stalled {
+                let times = [took, allowed, stalled].map(Duration::from_nanos);
+                let faults = self.faults.iter().filter(|it| meets(&it.time, &time));
+                let faults: Vec<_> = faults.map(|it| (&it.name, &it.time)).collect();
+                late.push(format!(
+                    "answered after, allowed, stalled: {times:.1?}: {request:?}, faults: {faults:?}"
+                ));
             }
         }
         late
