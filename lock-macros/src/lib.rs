@@ -71,6 +71,7 @@ mod spec;
 /// | `max_hold = "5m"`, `no_max_hold` | the lock is lost after this long | no limit |
 /// | `no_renew`, `renew` | the lock ends with its lease | renewed every third of the lease |
 /// | `strict_order`, `no_strict_order` | processes take turns | local hand-offs |
+/// | `retain = "50ms"` | keep the lock for its next use here, unless another process wants it | |
 /// | `max_waiters = 100` | more waiting callers in this process are `Overloaded` | 10 000 |
 /// | `once = "48h"` | run once per key: keep the `Ok` value, and return it to later calls | |
 /// | `spec = self.config.lock` | a `LockSpec`; other options override it, a mode is refused | |

@@ -15,7 +15,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Mode},
     shell::time::Instant,
-    store::{Hold, Token},
+    store::{Hold, RETAINED, Token},
 };
 
 /// The kinds of violations.
@@ -332,7 +332,11 @@ impl Checker {
         *guards += u32::from(hold.mode == Mode::Exclusive);
         let guards = *guards;
         let is_handoff = hold.mode == Mode::Exclusive && guards > 1;
-        if is_handoff && guards > MAX_HANDOFFS + 1 {
+        let most = match hold.token.retains() {
+            true => RETAINED,
+            false => MAX_HANDOFFS,
+        };
+        if is_handoff && guards > most + 1 {
             let often = || format!("{} is held {guards} times in a row", name());
             self.report(Wrong::Budget, often);
         }

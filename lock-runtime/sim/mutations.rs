@@ -34,6 +34,8 @@ found! {
     found_client_that_completes_a_lock_which_was_dropped: Client(Mutation::CompletesDropped) => Recorded,
     found_store_that_takes_the_result_of_an_earlier_holder: Client(Mutation::RecordsUnheld) => Recorded,
     found_client_that_repeats_a_release_without_its_result: Client(Mutation::ForgetsResult) => Forgotten,
+    found_client_that_retains_after_a_data_loss: Client(Mutation::RetainsAfterDataLoss) => Fence,
+    found_client_that_retains_its_latest_token: Client(Mutation::RetainsOldTokens) => Fence,
     found_store_of_records_that_loses_its_latest_changes: NothingDurable => TwoHolders,
     found_store_of_records_that_loses_a_hand_off: UndoesHandOffs => TwoHolders,
     found_store_of_records_that_takes_a_bound_for_the_time: KnowsTheTime => TwoHolders (seen at 5_782),

@@ -15,7 +15,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockKind, Terms, Wait},
     shell::time::Instant,
-    store::{Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
+    store::{ClientId, Hold, KeyRequest, RevokeReply, StoreError, StoreEvent, Token},
 };
 
 /// A process, and the number of its restarts.
@@ -187,7 +187,7 @@ pub(super) struct Process {
     keys: Vec<LockKey>,
     /// The store acquires several keys one after the other.
     is_in_turn: bool,
-    entropy: Dice,
+    entropy: Own,
     mutation: Option<Mutation>,
     waiters: BTreeMap<AcquireId, Waiter>,
     pub(super) guards: BTreeMap<u32, Guard>,
@@ -249,6 +249,29 @@ impl Entropy for Dice {
     }
 }
 
+/// The random numbers of a process, whose tokens begin with its identifier.
+struct Own {
+    dice: Dice,
+    client: ClientId,
+}
+
+impl Entropy for Own {
+    fn token(&mut self) -> Token {
+        self.dice.token().by(self.client)
+    }
+
+    fn fraction(&mut self) -> f64 {
+        self.dice.fraction()
+    }
+}
+
+impl From<Who> for ClientId {
+    fn from(Who { process, life }: Who) -> Self {
+        let number = format!("{:010x}", process << 16 | life as usize);
+        Self::from_hex(&number).expect("ten digits")
+    }
+}
+
 impl Process {
     pub(super) fn new(net: &mut Network, who: Who) -> Self {
         Self {
@@ -257,7 +280,10 @@ impl Process {
             session: Session::new(net.schedule.limits),
             keys: net.keys.clone(),
             is_in_turn: !net.is_single,
-            entropy: net.dice.fork(),
+            entropy: Own {
+                dice: net.dice.fork(),
+                client: who.into(),
+            },
             mutation: net.of_client(),
             waiters: BTreeMap::new(),
             guards: BTreeMap::new(),
@@ -290,8 +316,8 @@ impl Process {
     fn visit<T>(&mut self, input: impl FnOnce(&mut Session, &mut Cx<'_>) -> T) -> T {
         let mut out = Effects::new();
         // The time is read before the session is locked: another visit may have seen a later one.
-        let is_early = self.entropy.chance(100);
-        let early = is_early.then(|| self.entropy.up_to(Duration::from_micros(300)));
+        let is_early = self.entropy.dice.chance(100);
+        let early = is_early.then(|| self.entropy.dice.up_to(Duration::from_micros(300)));
         let mut cx = Cx {
             now: self.now - early.unwrap_or_default(),
             entropy: &mut self.entropy,
@@ -307,7 +333,7 @@ impl Process {
                 Effect::Wake(id) => {
                     if let Some(waiter) = self.waiters.get_mut(&id) {
                         waiter.is_woken = true;
-                        let pause = self.entropy.up_to(Duration::from_micros(100));
+                        let pause = self.entropy.dice.up_to(Duration::from_micros(100));
                         self.after(pause, Event::Woken(id));
                     }
                 }
@@ -417,7 +443,7 @@ impl Process {
                 self.calls.retain(|_, (purpose, _)| !is_background(purpose));
                 (self.driver_at, self.driver_is_dead) = (None, true);
                 self.visit(|session, cx| session.driver_died(cx));
-                let pause = self.entropy.up_to(Duration::from_millis(5));
+                let pause = self.entropy.dice.up_to(Duration::from_millis(5));
                 self.after(pause, Event::DriverRestarts);
             }
             Event::DriverRestarts => {
@@ -578,6 +604,8 @@ impl Process {
                     arrival.again = 0;
                 }
             }
+            // The task would acquire them one by one.
+            AllStep::OneByOne => {}
             AllStep::Done(Err((index, refused))) => self.refused(&arrival, index, &refused),
         }
         None
@@ -751,7 +779,7 @@ impl Process {
             }
         }
         if arrival.again > 0 && !self.is_quiet {
-            let pause = self.entropy.up_to(arrival.pause);
+            let pause = self.entropy.dice.up_to(arrival.pause);
             let again = arrival.again - 1;
             let arrival = Arrival { again, ..arrival };
             self.after(pause, Event::Arrive(Box::new(arrival)));
@@ -778,7 +806,7 @@ impl Process {
                         self.out.converts.push(held);
                         let call = self.call(Purpose::Convert(id, guard), call);
                         if is_dropped {
-                            let pause = self.entropy.up_to(Duration::from_millis(3));
+                            let pause = self.entropy.dice.up_to(Duration::from_millis(3));
                             self.after(pause, Event::DropCall(call));
                         }
                     }
@@ -791,7 +819,7 @@ impl Process {
             Act::Reenter => {
                 if let Ok(true) = self.visit(|session, cx| session.reenter(held, cx)) {
                     let inner = self.number();
-                    let pause = self.entropy.up_to(guard.arrival.hold_for * 2);
+                    let pause = self.entropy.dice.up_to(guard.arrival.hold_for * 2);
                     self.after(self.time_to_hold(pause), Event::Done(inner));
                     guard.arrival.again = 0;
                     self.guards.insert(inner, guard);

@@ -251,6 +251,23 @@ impl Schedule {
         self
     }
 
+    /// The same with requests that are repeated more often, and that retain the lock.
+    pub(super) fn retaining(mut self, seed: u64) -> Self {
+        const AGAIN: usize = 12;
+        let millis = [2, 50, 300, 2000][seed as usize % 4];
+        for (_, action) in &mut self.actions {
+            if let Action::Process(_, Event::Arrive(arrival)) = action {
+                arrival.terms.retain = Some(Duration::from_millis(millis));
+                if arrival.again < AGAIN {
+                    arrival.again = AGAIN;
+                    self.bound += Duration::from_millis(100) * AGAIN as u32;
+                }
+            }
+        }
+        self.bound += Duration::from_millis(millis);
+        self
+    }
+
     pub(super) fn of_records(dice: &mut Dice) -> Self {
         let mut schedule = Self::of_one(dice);
         schedule.of_records = true;

@@ -43,8 +43,8 @@ use crate::{
     shell::{sync::lock, time::Instant},
     sim::Message,
     store::{
-        KeyPart, Listener, NextHolder, QuorumMember as _, RevokeScope, Store as _, StoreError,
-        StoreEvent, Token,
+        ClientId, KeyPart, Listener, NextHolder, QuorumMember as _, RevokeScope, Store as _,
+        StoreError, StoreEvent, Token,
         table::{
             Table,
             entry::{Entry, Place, Recorded, Slot},
@@ -152,8 +152,8 @@ impl Listener for Events {
 }
 
 impl Client {
-    fn new<Who: Copy + PartialEq>(server: &Redis<Who>) -> Self {
-        let pushes = Arc::new(Pushes::new(NAMESPACE));
+    fn new<Who: Copy + PartialEq + Into<ClientId>>(server: &Redis<Who>, who: Who) -> Self {
+        let pushes = Arc::new(Pushes::of(NAMESPACE, who.into()));
         let terms = Arc::<Mutex<Terms>>::default();
         let events = Arc::<Events>::default();
         let listener: Weak<Events> = Arc::downgrade(&events);
@@ -173,7 +173,7 @@ impl Client {
     }
 }
 
-impl<Who: Copy + PartialEq> Redis<Who> {
+impl<Who: Copy + PartialEq + Into<ClientId>> Redis<Who> {
     pub(crate) fn new(origin: Origin, edit: Option<Edit>) -> Self {
         Self {
             keyspace: Arc::default(),
@@ -280,7 +280,7 @@ impl<Who: Copy + PartialEq> Redis<Who> {
         for who in alive {
             let known = before.iter().position(|(it, _)| *it == who);
             let client = known.map(|known| before.swap_remove(known));
-            let client = client.unwrap_or_else(|| (who, Client::new(self)));
+            let client = client.unwrap_or_else(|| (who, Client::new(self, who)));
             self.clients.push(client);
         }
         let caller = self.clients.iter().find(|(it, _)| *it == who);
@@ -289,7 +289,7 @@ impl<Who: Copy + PartialEq> Redis<Who> {
             Some((_, client)) => client,
             // A request of a client that has crashed since.
             None => {
-                dead = Client::new(self);
+                dead = Client::new(self, who);
                 &dead
             }
         };

@@ -350,6 +350,7 @@ impl Server {
                     self.push(net, token, event);
                 }
                 StoreEvent::Granted { ref hold, .. } => self.push(net, hold.token, event),
+                StoreEvent::Wanted { token, .. } => self.push(net, token, event),
                 // The clients of a majority poll instead.
                 _ if !net.is_single => {}
                 event => (0..net.connections.len()).for_each(|it| net.push(it, event.clone())),

@@ -163,3 +163,106 @@ fn found_reader_that_forgets_the_extension_of_its_writer() {
     let forgets = Some(Mutation::ConvertsForOneLease);
     assert_eq!(extended_reader_in_an_outage(forgets), Some(Wrong::Left));
 }
+
+/// A client uses a lock for a moment and retains it for a minute. Returns how many of the requests
+/// of another client are served that wait for `wait` each, a second apart from the first one.
+fn served_behind_a_retained_lock(mutation: Option<Mutation>, wait: Wait) -> u32 {
+    let millis = Duration::from_millis;
+    let arrival = |process, wait| {
+        let terms = Terms::plain(Mode::Exclusive, LEASE, wait);
+        schedule::arrival(process, terms, millis(1))
+    };
+    let mut first = arrival(0, Wait::AtMost(SECOND));
+    first.terms.retain = Some(SECOND * 10);
+    let others = (1..=3).map(|second| (SECOND * second, arrival(1, wait)));
+    let arrivals = [(Duration::ZERO, first)].into_iter().chain(others);
+    let mut schedule = Schedule::perfect(arrivals, SECOND);
+    schedule.actions.push((SECOND * 20, Action::Quiet));
+    served(schedule, mutation.map(Broken::Client), 1)
+}
+
+#[test]
+fn retained_lock_is_released_for_another_client() {
+    let short = Wait::AtMost(Duration::from_millis(20));
+    for wait in [short, Wait::No] {
+        assert_eq!(served_behind_a_retained_lock(None, wait), 3, "{wait:?}");
+    }
+}
+
+#[test]
+fn found_client_that_ignores_who_wants_its_lock() {
+    let short = Wait::AtMost(Duration::from_millis(20));
+    let ignores = Some(Mutation::IgnoresWanted);
+    for wait in [short, Wait::No] {
+        assert_eq!(served_behind_a_retained_lock(ignores, wait), 0, "{wait:?}");
+    }
+}
+
+#[test]
+fn found_client_that_is_refused_by_an_idle_lock() {
+    let refuses = Some(Mutation::RefusesForRetained);
+    assert_eq!(served_behind_a_retained_lock(refuses, Wait::No), 0);
+}
+
+/// Two clients with a request each, repeated at once, take turns on one lock that both retain.
+/// Returns the number of requests of the one that is served less often in ten seconds.
+fn turns_of_two_that_retain(retain: Option<Duration>) -> u32 {
+    const AGAIN: usize = 1_000_000;
+    let arrival = |process| {
+        let mut terms = Terms::plain(Mode::Exclusive, LEASE, Wait::AtMost(LEASE));
+        terms.retain = retain;
+        Arrival {
+            again: AGAIN,
+            ..schedule::arrival(process, terms, Duration::from_millis(1))
+        }
+    };
+    let arrivals = (0..2).map(|process| (Duration::ZERO, arrival(process)));
+    let mut schedule = Schedule::perfect(arrivals, SECOND);
+    schedule.actions.push((SECOND * 10, Action::Quiet));
+    let mut world = World::new(schedule, Dice::new(0), None, false);
+    if let Err(violation) = world.run(None) {
+        panic!("{violation}");
+    }
+    let served = world.clients.iter().map(|client| client.process.served);
+    served.min().unwrap_or_default()
+}
+
+#[test]
+fn retention_does_not_slow_clients_that_take_turns() {
+    let turns = turns_of_two_that_retain(None);
+    let with_retention = turns_of_two_that_retain(Some(SECOND));
+    assert!(
+        with_retention * 10 >= turns * 9,
+        "{with_retention} of {turns}"
+    );
+}
+
+/// Two clients wait for a lock, the second one for half a second. Returns how often the second one
+/// is served; the first one would retain the lock for ten seconds.
+fn served_behind_a_waiter_that_retains(mutation: Option<Mutation>) -> u32 {
+    let millis = Duration::from_millis;
+    let arrival = |process, wait, hold_for| {
+        let terms = Terms::plain(Mode::Exclusive, SECOND * 3, Wait::AtMost(wait));
+        schedule::arrival(process, terms, hold_for)
+    };
+    let mut first = arrival(1, SECOND, millis(1));
+    first.terms.retain = Some(SECOND * 10);
+    let holder = arrival(0, SECOND, millis(100));
+    let second = arrival(2, SECOND / 2, millis(1));
+    let arrivals = [(0, holder), (10, first), (20, second)];
+    let arrivals = arrivals.map(|(when, arrival)| (millis(when), arrival));
+    let mut schedule = Schedule::perfect(arrivals, SECOND);
+    schedule.actions.push((SECOND * 20, Action::Quiet));
+    served(schedule, mutation.map(Broken::Client), 2)
+}
+
+#[test]
+fn lock_from_the_wait_queue_is_not_retained() {
+    assert_eq!(served_behind_a_waiter_that_retains(None), 1);
+}
+
+#[test]
+fn found_client_that_retains_a_lock_for_which_others_wait() {
+    let retains = Some(Mutation::RetainsContended);
+    assert_eq!(served_behind_a_waiter_that_retains(retains), 0);
+}

@@ -51,6 +51,12 @@ impl World {
             Stores::Majority => Schedule::of_majority(&mut dice),
             Stores::ScriptsOfMajority => Schedule::of_majority(&mut dice).on_redis(),
         };
+        let is_single = schedule.servers.len() == 1;
+        // Without a throw, so that the other schedules stay what they are.
+        let schedule = match is_single && seed % 8 == 7 {
+            true => schedule.retaining(seed / 8),
+            false => schedule,
+        };
         let mut world = Self::new(schedule, dice, broken, is_traced);
         world.checks_sleepers = matches!(stores, Stores::One | Stores::Scripts)
             && (seed.is_multiple_of(6) || broken == Some(Broken::Client(Mutation::WakesNoHead)));

@@ -150,7 +150,7 @@ impl Draft {
                 let spec = value::given(&name, "spec = self.config.lock", "LockSpec", input)?;
                 self.set_base(name, Base::Expr(spec))?;
             }
-            "lease" | "wait" | "min_hold" | "max_hold" => {
+            "lease" | "wait" | "min_hold" | "max_hold" | "retain" => {
                 let duration = value::duration(&name, input)?;
                 self.set(name, Setting::Duration(duration))?;
             }

@@ -3,7 +3,7 @@
 use syn::{Ident, Lit, LitStr, Token, parse::ParseStream};
 
 /// All arguments, in the order of the documentation.
-pub(super) const KNOWN: [&str; 28] = [
+pub(super) const KNOWN: [&str; 29] = [
     "key",
     "keys",
     "global",
@@ -23,6 +23,7 @@ pub(super) const KNOWN: [&str; 28] = [
     "no_renew",
     "strict_order",
     "no_strict_order",
+    "retain",
     "max_waiters",
     "once",
     "spec",

@@ -53,6 +53,7 @@ fn every_argument_is_read() {
         permits = 3,
         min_hold = "1s",
         max_hold = limit(),
+        retain = "50ms",
         max_waiters = 100,
         client = self.locks,
         held = lock,
@@ -75,6 +76,7 @@ fn every_argument_is_read() {
             "no_renew",
             "min_hold=1s",
             "max_hold=limit()",
+            "retain=50ms",
             "max_waiters=100",
             "on_lost=Ignore",
         ]

@@ -159,7 +159,7 @@ impl PendingEnd {
     }
 
     /// Ends a hold that is known to the store, through an outage.
-    fn of_holder(self) -> Self {
+    pub(super) fn of_holder(self) -> Self {
         Self {
             outlasts: true,
             ..self

@@ -14,6 +14,7 @@ pub(crate) mod majority;
 mod message;
 mod queue;
 mod release;
+mod retained;
 mod schedule;
 mod several;
 
@@ -37,7 +38,8 @@ pub(crate) use self::{
 };
 use self::{
     acquire::Acquisition, held::Held, held::convert::Conversion, held::ended::Ended,
-    queue::WaitQueue, queue::handoff::Handoff, release::Releasing, schedule::Schedule,
+    queue::WaitQueue, queue::handoff::Handoff, release::Releasing, retained::Retention,
+    schedule::Schedule,
 };
 #[cfg(all(test, feature = "redis", feature = "records"))]
 pub(crate) use self::{held::lease::NO_DRIFT, several::Together};
@@ -198,11 +200,24 @@ pub(crate) enum Mutation {
     ForgetsResult,
     /// Rule 43: the store takes the result of a token that does not hold the lock.
     RecordsUnheld,
+    /// Rule 44: a retained lock is used under tokens that the store may have forgotten.
+    RetainsAfterDataLoss,
+    /// Rule 44: a retained lock is used again under its latest fencing token.
+    RetainsOldTokens,
+    /// Rule 45: a retained lock is not released for another client.
+    IgnoresWanted,
+    /// Rule 45: a lock that was granted after a wait at the store is retained.
+    RetainsContended,
+    /// Rule 46: a client that is shut down keeps what it retains.
+    RetainsAfterShutdown,
+    /// Rule 47: a request that does not wait is refused because of an idle lock.
+    RefusesForRetained,
 }
 
 impl Cx<'_> {
-    fn token(&mut self) -> Token {
-        self.entropy.token()
+    /// Returns a fresh token, of a lock that may be `retained`.
+    fn token(&mut self, is_retained: bool) -> Token {
+        self.entropy.token().marked(is_retained)
     }
 
     fn fraction(&mut self) -> f64 {
@@ -299,6 +314,7 @@ pub(crate) struct Session {
     releases: SlotMap<ReleaseId, Releasing>,
     pending_ends: SlotMap<EndId, PendingEnd>,
     ended: Ended,
+    retention: Retention,
     leases: Schedule<HeldId>,
     jobs: Jobs,
     /// The latest time at which the store may have lost data.
@@ -334,6 +350,7 @@ impl Session {
             }
             StoreEvent::FreeIn { key, kind, ttl } => self.free_in(*kind, key, *ttl, cx),
             StoreEvent::Revoked { token } => self.revoke(*token, cx),
+            StoreEvent::Wanted { key, token } => self.wanted(key, *token, cx),
             StoreEvent::Disconnected => self.disconnected(cx),
             StoreEvent::Reconnected => self.reconnected(cx),
         }
@@ -377,6 +394,9 @@ impl Session {
         }
         for Handoff { hold, lease, .. } in handoffs {
             self.give_back(hold, lease.length(), cx);
+        }
+        if !cx.breaks(Mutation::RetainsAfterDataLoss) {
+            self.release_all_retained(cx);
         }
         self.renew_all_soon(cx);
         self.end_again(cx);
@@ -422,6 +442,9 @@ impl Session {
     /// Refuses new requests and ends all that wait.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>) {
         self.closed = true;
+        if !cx.breaks(Mutation::RetainsAfterShutdown) {
+            self.release_all_retained(cx);
+        }
         let waiters = self.acquisitions.keys().map(Effect::Wake);
         cx.out.extend(waiters);
     }

@@ -138,36 +138,48 @@ impl Session {
         };
         let keep_until = held.keep_until.filter(|until| *until > cx.now);
         let (terms, fence, longest_lease) = (held.terms, held.fence, held.longest_lease);
+        let is_wanted = self.is_wanted(&held, cx.now);
         let mut release = Release::new(held.hold).keep_until(keep_until, cx.now);
         let result = held.result.filter(|_| keep_until.is_some());
         release.result = result.map(|result| (held.fence, result));
         let key = &release.hold.key;
         let data_lost_at = self.data_lost_at;
         let is_reserved = keep_until.is_some() && !cx.breaks(Mutation::HandsOffReserved);
-        if let Some(mut budget) = held.budget.filter(|_| !is_reserved)
-            && let Some((queue, claim)) = self.successor(key, terms.lease)
-        {
+        if let Some(mut budget) = held.budget.filter(|_| !is_reserved) {
             if cx.breaks(Mutation::HandsOffWithoutBudget) {
                 budget.left = budget.left.max(1);
                 budget.until = cx.now + terms.lease;
             }
-            let lease = held.lease.passed_on(cx.now);
-            let handoff = Handoff::new(release.hold.clone(), fence, lease, budget, cx.now);
-            let is_sound =
-                budget.is_after(data_lost_at) || cx.breaks(Mutation::HandsOffAfterDataLoss);
+            let is_sound = budget.is_after(data_lost_at)
+                || cx.breaks(Mutation::HandsOffAfterDataLoss)
+                || cx.breaks(Mutation::RetainsAfterDataLoss);
             // The store may keep a lock that was extended for longer than the next holder has asked
             // for, also if it has not replied to the extension yet. A renewal that corrects a lease
             // (rule 39) would shorten an extension of the next holder.
             let was_changed = longest_lease > terms.lease || held.correction.was_sent();
-            if let Some(handoff) = handoff.filter(|_| is_sound && !was_changed) {
-                queue.hand_off(handoff, cx);
-                cx.debug(|| Note::HandedOff(key.clone(), fence));
+            let may_pass = is_sound && !was_changed && !is_wanted;
+            let passed = || {
+                let lease = held.lease.passed_on(cx.now);
+                Handoff::new(release.hold.clone(), fence, lease, budget, cx.now)
+            };
+            if let Some((queue, claim)) = self.successor(key, terms.lease) {
+                if let Some(handoff) = may_pass.then(passed).flatten() {
+                    queue.hand_off(handoff, cx);
+                    cx.debug(|| Note::HandedOff(key.clone(), fence));
+                    return Left::Over(Ok(Released::Locally));
+                }
+                // A head with a queue entry is notified by the store.
+                if queue.entry.is_none() {
+                    let token = queue.open_entry(claim, cx);
+                    release = release.next(NextHolder::new(token, terms.lease, MAX_HANDOFFS));
+                }
+            } else if may_pass
+                && let Some(retain) = terms.retain.filter(|_| release.hold.token.retains())
+                && self.queue_of(LockKind::Lock, key).is_none()
+                && let Some(handoff) = passed()
+                && self.retain(handoff, retain, longest_lease, cx)
+            {
                 return Left::Over(Ok(Released::Locally));
-            }
-            // A head with a queue entry is notified by the store.
-            if queue.entry.is_none() {
-                let token = queue.open_entry(claim, cx);
-                release = release.next(NextHolder::new(token, terms.lease, MAX_HANDOFFS));
             }
         }
         let releasing = Releasing {
@@ -418,7 +430,10 @@ impl Session {
                 continue;
             }
             let call = match job {
-                Job::End(id) => self.pending_ends[id].call(cx.now),
+                Job::End(id) => {
+                    self.retained_until_now(id);
+                    self.pending_ends[id].call(cx.now)
+                }
                 Job::Release(id) => {
                     let request = Request::Release(Box::new(self.releases[id].send(cx.now)));
                     Call::new(request, call_timeout(LockSpec::DEFAULT_LEASE))

@@ -25,6 +25,8 @@ pub(crate) type Together = SmallVec<[AcquireId; 4]>;
 pub(crate) enum AllStep {
     /// Make this call, and pass its answer to [`Session::all_replied`].
     Call(Vec<KeyRequest>),
+    /// No key is held. Acquire them one by one: the holder that is in the way may be idle.
+    OneByOne,
     /// All keys are held, or the key with this index was refused.
     Done(Result<Vec<Granted>, (usize, Refused)>),
 }
@@ -78,6 +80,13 @@ impl Session {
             Err(error) => error.key(),
             Ok(AcquireAllReply::Granted(_)) => None,
         };
+        let is_idle = matches!(
+            &answer,
+            Ok(AcquireAllReply::Refused {
+                reply: AcquireReply::Retained { .. },
+                ..
+            })
+        );
         let part = |index: usize| match &answer {
             Ok(AcquireAllReply::Granted(grants)) if grants.len() == together.len() => {
                 Ok(Reply::Acquire(AcquireReply::Granted(grants[index])))
@@ -85,7 +94,7 @@ impl Session {
             // The number of grants does not match: every token is abandoned.
             Ok(AcquireAllReply::Granted(_)) => Err(StoreError::no_reply()),
             Ok(AcquireAllReply::Refused { reply, .. }) => Ok(Reply::Acquire(match reply {
-                reply if refused_index == Some(index) => reply.clone(),
+                reply if refused_index == Some(index) && !is_idle => reply.clone(),
                 // Nothing was done, so all requests are repeated.
                 AcquireReply::Late => AcquireReply::Late,
                 _ => AcquireReply::Busy {
@@ -115,6 +124,9 @@ impl Session {
             self.guard_dropped(held, cx);
         }
         self.drop_unsent(together, cx);
+        if is_idle {
+            return AllStep::OneByOne;
+        }
         let is_other = |(index, _): &(usize, Refused)| refused_index != Some(*index);
         let refusal = refusals.into_iter().min_by_key(is_other);
         let (index, refused) = refusal.unwrap_or((0, Refused::Store(StoreError::no_reply())));

@@ -136,8 +136,12 @@ impl Acquiring<'_> {
             }
         }
         let is_for_locks = self.terms.mode.kind() == LockKind::Lock;
-        if fresh.len() > 1 && self.terms.wait == Wait::No && is_for_locks {
-            entries.extend(self.acquire_together(&fresh).await?);
+        let together = match fresh.len() > 1 && self.terms.wait == Wait::No && is_for_locks {
+            true => self.acquire_together(&fresh).await?,
+            false => None,
+        };
+        if let Some(together) = together {
+            entries.extend(together);
         } else {
             // If a later key is refused, nothing stays reserved.
             let terms = &Terms {
@@ -212,8 +216,9 @@ impl Acquiring<'_> {
         Ok(entry)
     }
 
-    /// Acquires all keys or none, in one call.
-    async fn acquire_together(&self, keys: &[LockKey]) -> Result<Vec<Entry>, LockError> {
+    /// Acquires all keys or none, in one call. Returns `None` if they are to be acquired one by one,
+    /// as one of them may be idle.
+    async fn acquire_together(&self, keys: &[LockKey]) -> Result<Option<Vec<Entry>>, LockError> {
         let Self { core, terms, .. } = *self;
         let refused = |(index, refused): (usize, Refused)| self.error_of(&keys[index], refused);
         let in_turn = if core.limits.in_turn { keys.len() } else { 1 };
@@ -230,11 +235,12 @@ impl Acquiring<'_> {
             let next = core.visit(|state, cx| {
                 match state.session.all_replied(&together, answer, cx) {
                     AllStep::Call(requests) => Ok(requests),
+                    AllStep::OneByOne => Err(Ok(None)),
                     // The views exist before a loss can be reported to them.
                     AllStep::Done(outcome) => Err(outcome.map(|granted| {
                         let granted = keys.iter().zip(granted);
                         let entry = |(key, granted)| self.first_guard(state, key, granted);
-                        granted.map(entry).collect::<Vec<_>>()
+                        Some(granted.map(entry).collect::<Vec<_>>())
                     })),
                 }
             });
@@ -245,7 +251,7 @@ impl Acquiring<'_> {
         };
         cancels.disarm();
         let entries = outcome.map_err(refused)?;
-        for (key, entry) in keys.iter().zip(&entries) {
+        for (key, entry) in keys.iter().zip(entries.iter().flatten()) {
             entry.begun(self.attempt);
             tracing::debug!(key = %key.shown(), fence = %entry.fence(), "acquired");
         }

@@ -112,7 +112,7 @@ impl Core {
         listener: Arc<dyn Listener>,
     ) -> Self {
         let introduce_at = own_name.is_some().then(Instant::now);
-        let id = ClientId::random();
+        let id = store.client().unwrap_or_else(ClientId::random);
         let own = own_name.clone().map(|name| (id, name));
         let names = ClientNames::new(store.clone(), own);
         Self {

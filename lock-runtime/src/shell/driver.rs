@@ -145,12 +145,15 @@ impl ClientState {
 }
 
 /// Records that the last clone of the client is gone.
-pub(crate) fn orphan(core: &Core) {
+pub(crate) fn orphan(core: &Arc<Core>) {
     #[cfg(test)]
     if planted(Planted::StaysWithoutClient) {
         return;
     }
-    core.with_state(|state| state.orphaned = true);
+    core.visit(|state, cx| {
+        state.orphaned = true;
+        state.session.release_all_retained(cx);
+    });
     core.work.notify_one();
 }
 

@@ -41,6 +41,13 @@ pub enum StoreEvent {
         /// The acquisition that held it.
         token: Token,
     },
+    /// Another client waits for a lock whose holder may retain it.
+    Wanted {
+        /// The lock.
+        key: LockKey,
+        /// The acquisition that holds it.
+        token: Token,
+    },
     /// The store may have lost data: the connection to it broke and is being re-established, or
     /// another server has taken its place.
     ///

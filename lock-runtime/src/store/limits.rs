@@ -33,6 +33,10 @@ pub struct Limits {
     /// default.
     #[doc(hidden)]
     pub results: bool,
+    /// Whether the store tells a client that retains a lock of the waiters of other clients
+    /// ([`LockSpec::retain`]); `false` by default.
+    #[doc(hidden)]
+    pub retains: bool,
     /// Whether the store sends messages; `true` by default. Without them, waiters find their grants
     /// by polling, and poll sooner at first, and holders notice a revocation at their next renewal.
     pub push: bool,
@@ -55,6 +59,7 @@ impl Limits {
             in_turn: false,
             permits: true,
             results: false,
+            retains: false,
             push: true,
         }
     }
@@ -101,6 +106,13 @@ impl Limits {
         Self { results, ..self }
     }
 
+    /// Sets whether the store sends [`StoreEvent::Wanted`](super::StoreEvent::Wanted).
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn retains(self, retains: bool) -> Self {
+        Self { retains, ..self }
+    }
+
     /// Sets whether the store sends events.
     #[must_use]
     pub const fn push(self, push: bool) -> Self {
@@ -126,6 +138,14 @@ impl Limits {
                     "{keys} keys are more than the {most} that the store acquires at once; \
                  name fewer keys, or let the request wait"
                 ),
+            );
+        }
+        if terms.retain.is_some() && !self.retains {
+            return refused(
+                &["retain"],
+                "the store sends no message to a client that retains a lock while another one waits, and a majority \
+                 of servers sends none; leave `retain` out, or use one server"
+                    .into(),
             );
         }
         // A reservation for the rest of a `min_hold` is stored like a lease.

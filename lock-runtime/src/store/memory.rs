@@ -239,7 +239,7 @@ impl Store for MemoryStore {
     }
 
     fn limits(&self) -> Limits {
-        Limits::new().results(true)
+        Limits::new().results(true).retains(true)
     }
 
     fn serves_any_runtime(&self) -> bool {

@@ -18,10 +18,14 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token([u8; 16]);
 
+/// The byte whose first digit marks a token whose client may retain the lock, and that digit.
+const MARKED: usize = ClientId::BITS as usize / 8;
+const RETAINS: u8 = 0xf;
+
 impl Token {
     /// Generates a fresh token of no particular client.
     pub fn random() -> Self {
-        Self::from_bits(random())
+        Self::from_bits(random()).marked(false)
     }
 
     fn from_bits(bits: u128) -> Self {
@@ -36,12 +40,39 @@ impl Token {
     pub fn of(client: ClientId) -> Self {
         let own = u128::BITS - ClientId::BITS;
         let bits = random::<u128>() & (u128::MAX >> ClientId::BITS);
-        Self::from_bits(u128::from(client.bits()) << own | bits)
+        Self::from_bits(u128::from(client.bits()) << own | bits).marked(false)
     }
 
     /// Returns the client that generated the token.
     pub fn client(self) -> ClientId {
         ClientId::first_of((self.bits() >> 64) as u64)
+    }
+
+    /// Returns the token as one of this client.
+    #[cfg(test)]
+    pub(crate) fn by(self, client: ClientId) -> Self {
+        let own = u128::BITS - ClientId::BITS;
+        Self::from_bits(
+            u128::from(client.bits()) << own | self.bits() << ClientId::BITS >> ClientId::BITS,
+        )
+    }
+
+    /// Returns the token with the mark of a client that may retain its lock for the next use, or
+    /// without it. A store tells such a client that another one waits for the lock. Clients of
+    /// earlier versions draw the digit of the mark at random.
+    pub(crate) fn marked(mut self, retains: bool) -> Self {
+        let digit = match (retains, self.retains()) {
+            (true, _) => RETAINS,
+            (false, true) => 0,
+            (false, false) => return self,
+        };
+        self.0[MARKED] = self.0[MARKED] & 0x0f | digit << 4;
+        self
+    }
+
+    /// Returns whether the client may retain the lock, so that its holder may be idle.
+    pub(crate) fn retains(self) -> bool {
+        self.0[MARKED] >> 4 == RETAINS
     }
 
     /// Returns an alias of the token, by number, for an acquisition that needs several tokens.
@@ -226,6 +257,9 @@ pub const MAX_PROPOSAL_SKEW: Duration = Duration::from_secs(60);
 /// The most fencing tokens that are reserved with a grant. A larger count in a message is forged.
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) const MOST_RESERVED: u32 = 1024;
+/// The number of fencing tokens that are reserved for a lock that is to be retained: as many as
+/// every version accepts, with the grant's own.
+pub(crate) const RETAINED: u32 = 1023;
 
 impl Grant {
     /// The longest time for which a grant from the wait queue lasts without a renewal. So a lock
@@ -281,6 +315,12 @@ pub enum AcquireReply {
         holder_ttl: Option<Duration>,
         /// Whether another request waits for the lock.
         has_waiters: bool,
+    },
+    /// The same for a lock whose holder may retain it, idle: a request that is queued makes its
+    /// client release it, if no task uses it.
+    Retained {
+        /// The remaining lease of the holder, if known.
+        holder_ttl: Option<Duration>,
     },
     /// The deadline had passed when the store executed the request. Nothing was done. Never the
     /// reply of a store without a clock.

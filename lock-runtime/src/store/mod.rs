@@ -57,6 +57,7 @@ pub use limits::Limits;
 pub use message::KeyPart;
 #[cfg(any(feature = "redis", feature = "records"))]
 pub(crate) use message::MOST_RESERVED;
+pub(crate) use message::RETAINED;
 #[cfg(feature = "redis")]
 pub(crate) use quorum::{check_count, majority};
 #[cfg(feature = "records")]
@@ -264,6 +265,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Renewals on different servers do not share a call, so that an unresponsive server costs no
     /// lock of another server. The number of a lock may change.
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64;
+
+    /// Returns the identifier that a client of this store takes, if the store addresses messages to
+    /// it. `None` in this implementation: the client draws one.
+    fn client(&self) -> Option<ClientId> {
+        None
+    }
 
     /// Returns the requests that the store supports, the same ones each time.
     ///

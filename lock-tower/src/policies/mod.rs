@@ -99,6 +99,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// | `no_max_hold = true` | no `max_hold`; a mistake with `hold_until = "body"` |
 /// | `renew = false` | the lock ends with its lease |
 /// | `strict_order = true` | processes take strict turns |
+/// | `retain = "50ms"` | keeps the lock for its next use in this process: [`LockSpec::retain`] |
 /// | `max_waiters = 100` | more waiting requests are refused at once: [`LockSpec::max_waiters`] |
 /// | `on_lost = "error"` | the effect of a loss, `"cancel"` by default, or `"ignore"`: [`OnLost`] |
 /// | `hold_until = "body"` | releases the lock after the body: [`HoldUntil`](crate::HoldUntil) |

@@ -63,6 +63,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         reentrant = true
         min_hold = "1s"
         max_hold = "1m"
+        retain = "50ms"
         renew = false
         strict_order = true
         max_waiters = 7
@@ -93,6 +94,7 @@ fn a_file_can_set_everything_that_a_layer_can() {
         .reentrant()
         .min_hold(seconds(1))
         .max_hold(seconds(60))
+        .retain(Duration::from_millis(50))
         .no_renew()
         .strict_order()
         .max_waiters(7)

@@ -112,6 +112,7 @@ struct Meters {
     renewal_failures: Key,
     local: Key,
     remote: Key,
+    retained: Key,
     /// By [`OnceOutcome`].
     once: [Key; 5],
     stored: Key,
@@ -185,6 +186,7 @@ impl Meters {
             renewal_failures: key(RENEWAL_FAILURES),
             local: with(HANDOFFS, "scope", "local"),
             remote: with(HANDOFFS, "scope", "remote"),
+            retained: with(HANDOFFS, "scope", "retained"),
             once: OnceOutcome::ALL.map(|outcome| {
                 let outcome = Label::new("outcome", outcome.as_str());
                 Key::from_parts(ONCE, vec![labels[0].clone(), outcome])
@@ -342,6 +344,7 @@ impl Hold {
                 Source::Free => {}
                 Source::Local => count(to, &meters.local, 1),
                 Source::Queue => count(to, &meters.remote, 1),
+                Source::Retained => count(to, &meters.retained, 1),
             }
         });
     }

@@ -28,6 +28,8 @@ enum Outcome {
     /// TTL of the holder.
     Queued(Option<FencingToken>, Option<Duration>),
     Busy(Option<Duration>),
+    /// The same, and the holder may be idle.
+    Retained(Option<Duration>),
     /// The same request may succeed a moment later, under a fresh token.
     Failed(StoreError),
     Refused(Refused),
@@ -66,11 +68,17 @@ impl Session {
                 attempt.sent,
                 cx,
             ),
-            Outcome::Busy(_) | Outcome::Queued(..) if waits => {
+            Outcome::Busy(_) | Outcome::Queued(..) | Outcome::Retained(_) if waits => {
                 acquisition.contended = true;
                 self.queued_or_refused(id, cx)
             }
-            Outcome::Busy(holder_ttl) | Outcome::Queued(_, holder_ttl) => {
+            Outcome::Retained(_) if !cx.breaks(Mutation::RefusesForRetained) => {
+                acquisition.waits_briefly(cx.now);
+                self.queued_or_refused(id, cx)
+            }
+            Outcome::Busy(holder_ttl)
+            | Outcome::Retained(holder_ttl)
+            | Outcome::Queued(_, holder_ttl) => {
                 // The token of the first attempt may be the reason for a refusal of the second.
                 let first_error = acquisition.first_error.take();
                 let refused = first_error.map_or(Refused::Contended(holder_ttl), Refused::Store);
@@ -106,7 +114,7 @@ impl Session {
                 cx.debug(|| Note::Queued(key.clone(), holder_ttl));
                 queue.queued(token, sent, counter, holder_ttl, cx);
             }
-            Outcome::Busy(holder_ttl) => {
+            Outcome::Busy(holder_ttl) | Outcome::Retained(holder_ttl) => {
                 let (key, queue) = self.key_and_queue(id);
                 if !matches!(queue.last, Refusal::Busy(_)) {
                     cx.debug(|| Note::Waiting(key.clone(), holder_ttl));
@@ -214,6 +222,7 @@ impl Session {
                         holder_ttl,
                     } => Outcome::Queued(counter, holder_ttl),
                     AcquireReply::Busy { holder_ttl, .. } => Outcome::Busy(holder_ttl),
+                    AcquireReply::Retained { holder_ttl } => Outcome::Retained(holder_ttl),
                     AcquireReply::ForeignKey(part) => Outcome::Refused(Refused::ForeignKey(part)),
                     AcquireReply::ModeMismatch => Outcome::Refused(Refused::ModeMismatch),
                     AcquireReply::Done(done) => Outcome::Refused(Refused::Done(done)),
@@ -298,10 +307,11 @@ impl Session {
 
     /// Takes over the lock from its previous holder in this process. Returns `None` if it must be
     /// released, as too little validity is left.
-    pub(super) fn take(
+    pub(in crate::protocol) fn take(
         &mut self,
         id: AcquireId,
         handoff: Handoff,
+        source: Source,
         cx: &mut Cx<'_>,
     ) -> Option<Step> {
         let terms = self.acquisitions[id].terms;
@@ -313,7 +323,7 @@ impl Session {
         let lease = handoff.lease.held_since(cx.now, terms.max_hold);
         let (fence, budget) = (handoff.fence, Some(handoff.budget));
         let held = Held::new(handoff.hold, fence, terms, lease, budget);
-        Some(self.serve(id, None, Source::Local, held, cx))
+        Some(self.serve(id, None, source, held, cx))
     }
 
     /// Starts holding a grant whose fencing tokens were reserved by a request sent at `as_of`.
@@ -326,11 +336,24 @@ impl Session {
         as_of: Instant,
         cx: &mut Cx<'_>,
     ) -> Step {
+        let acquisition = &mut self.acquisitions[id];
+        let retains = acquisition.terms.retain.is_some();
+        if retains && source == Source::Queue && !cx.breaks(Mutation::RetainsContended) {
+            // Others may wait behind it.
+            acquisition.terms.retain = None;
+            let key = acquisition.key.clone();
+            self.contended(&key, cx.now);
+        }
         let acquisition = &self.acquisitions[id];
-        let hands_off = acquisition.claim().hands_off;
-        let budget = hands_off.then(|| Budget::new(grant.reserved, as_of, cx.now));
-        let hold = acquisition.hold(token);
-        let held = Held::new(hold, grant.fence, acquisition.terms, lease, budget);
+        let terms = acquisition.terms;
+        let budget = acquisition.claim().hands_off.then(|| {
+            let budget = match terms.retain {
+                Some(_) => Budget::of_retained,
+                None => Budget::new,
+            };
+            budget(grant.reserved, as_of, cx.now)
+        });
+        let held = Held::new(acquisition.hold(token), grant.fence, terms, lease, budget);
         self.serve(id, Some(token), source, held, cx)
     }
 

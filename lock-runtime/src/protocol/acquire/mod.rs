@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     AcquireId, Cx, Mutation, Note, QueueId, Session,
-    held::Granted,
+    held::{Granted, Source},
     message::{Call, Request},
     queue::entry::{Claim, QueueEntry},
     queue::handoff::MAX_HANDOFFS,
@@ -16,7 +16,7 @@ use crate::{
     request::key::LockKey,
     request::spec::{LockSpec, Mode, Terms, Wait},
     shell::time::Instant,
-    store::{Done, Grant, Hold, IfBusy, KeyPart, KeyRequest, StoreError, Token},
+    store::{Done, Grant, Hold, IfBusy, KeyPart, KeyRequest, RETAINED, StoreError, Token},
 };
 
 /// The time after its call time-out for which a delayed request may still be executed. The store
@@ -30,6 +30,9 @@ pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 /// The time within which a grant from the wait queue is renewed. It is not zero, because most
 /// critical sections end earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
+
+/// The longest wait of a request that does not wait, for an idle lock that another client retains.
+const BRIEFLY: Duration = Duration::from_millis(50);
 
 /// The largest number of given up requests that are yet to be ended: each that is given up while
 /// its call is in flight leaves a token, which takes 400 bytes and two calls.
@@ -79,6 +82,8 @@ pub(crate) struct Acquisition {
     since: Instant,
     /// The end of its wait, or `None` if it does not wait.
     until: Option<Instant>,
+    /// It does not wait for a holder that uses the lock.
+    is_brief: bool,
     /// The time-out of its calls, unless its wait ends before.
     patience: Duration,
     /// The call in flight. `None` behind others, or at the head while no call is made.
@@ -137,6 +142,11 @@ impl Acquisition {
             let left = until.saturating_duration_since(now);
             self.patience.min(left.max(SHORTEST_CALL))
         })
+    }
+
+    /// Lets a request that does not wait be queued until an idle lock is released.
+    fn waits_briefly(&mut self, now: Instant) {
+        (self.until, self.is_brief) = (Some(now + BRIEFLY.min(self.patience)), true);
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -202,17 +212,46 @@ impl Session {
         since: Instant,
         cx: &mut Cx<'_>,
     ) -> Result<(AcquireId, Step), Refused> {
-        self.begin_with(key, terms, (since, terms.call_timeout()), cx)
+        let retaining;
+        let terms = match terms.retain {
+            Some(_) => {
+                retaining = self.retaining(key, terms, cx.now);
+                &retaining
+            }
+            None => terms,
+        };
+        let id = self.admit(key, terms, (since, terms.call_timeout()), cx)?;
+        let step = match self.take_retained(id, cx) {
+            Some(step) => step,
+            None => self.first_step(id, cx)?,
+        };
+        Ok((id, step))
     }
 
-    /// Begins a request whose calls may take as long as `patience`.
+    /// Begins a request whose calls may take as long as `patience`, together with others.
     pub(super) fn begin_with(
+        &mut self,
+        key: &LockKey,
+        terms: &Terms,
+        times: (Instant, Duration),
+        cx: &mut Cx<'_>,
+    ) -> Result<(AcquireId, Step), Refused> {
+        let terms = Terms {
+            retain: None,
+            ..*terms
+        };
+        let id = self.admit(key, &terms, times, cx)?;
+        Ok((id, self.first_step(id, cx)?))
+    }
+
+    /// Adds a request, unless it is refused at once.
+    fn admit(
         &mut self,
         key: &LockKey,
         terms: &Terms,
         (since, patience): (Instant, Duration),
         cx: &mut Cx<'_>,
-    ) -> Result<(AcquireId, Step), Refused> {
+    ) -> Result<AcquireId, Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
@@ -223,16 +262,18 @@ impl Session {
             Wait::No => None,
             Wait::AtMost(wait) => Some(since + wait),
         };
-        let queue = self.queue_of(terms.mode.kind(), key);
-        let others_wait = queue.is_some_and(|queue| queue.stuck);
-        if until.is_none() && others_wait {
+        if until.is_none()
+            && let Some(queue) = self.queue_of(terms.mode.kind(), key)
+            && queue.stuck
+        {
             return Err(self.refused_beside(key, terms.mode, cx));
         }
-        let id = self.acquisitions.insert(Acquisition {
+        Ok(self.acquisitions.insert(Acquisition {
             key: key.clone(),
             terms: *terms,
             since,
             until,
+            is_brief: false,
             patience,
             in_flight: None,
             first_error: None,
@@ -242,15 +283,27 @@ impl Session {
             ticket: 0,
             previous: None,
             next: None,
-        });
+        }))
+    }
+
+    /// Returns the first step of a request that needs the store.
+    fn first_step(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Result<Step, Refused> {
+        let Acquisition {
+            ref key,
+            terms,
+            until,
+            ..
+        } = self.acquisitions[id];
+        let others_wait = || {
+            let queue = self.by_key[terms.mode.kind() as usize].get(key);
+            queue.is_some_and(|queue| self.queues[*queue].stuck)
+        };
         // Requests that several holders may admit are not admitted one by one, unless one of them
         // was refused.
-        let step = if until.is_none() || (terms.mode != Mode::Exclusive && !others_wait) {
-            self.try_beside(id, cx)
-        } else {
-            self.wait_in_queue(id, cx)?
-        };
-        Ok((id, step))
+        if until.is_none() || (terms.mode != Mode::Exclusive && !others_wait()) {
+            return Ok(self.try_beside(id, cx));
+        }
+        self.wait_in_queue(id, cx)
     }
 
     /// Returns the next step of a task that was woken, or whose wait has ended. It is safe to call
@@ -337,8 +390,12 @@ impl Session {
     /// Makes one acquire attempt outside of the wait queues.
     fn try_beside(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
         let acquisition = &mut self.acquisitions[id];
-        let token = cx.token();
+        let retains = acquisition.claim().retains;
+        let token = cx.token(retains);
         let mut request = acquisition.request(token, cx.now);
+        if retains {
+            request.reserved = RETAINED;
+        }
         request.then_queues = acquisition.until.is_some();
         let request = Request::Acquire(request);
         Step::Call(acquisition.call(token, Purpose::Try, request, cx.now))
@@ -391,7 +448,11 @@ impl Session {
         if acquisition.is_over(cx.now) {
             let queue = acquisition.queue.map(|queue| &self.queues[queue]);
             let last = queue.map(|queue| queue.last.clone()).unwrap_or_default();
-            return self.refuse(id, Refused::TimedOut(last), cx);
+            let refused = match last {
+                Refusal::Busy(holder_ttl) if acquisition.is_brief => Refused::Contended(holder_ttl),
+                last => Refused::TimedOut(last),
+            };
+            return self.refuse(id, refused, cx);
         }
         self.decide(id, cx)
     }
@@ -411,7 +472,7 @@ impl Session {
                 return acquisition.wakes(cx.now + LockSpec::MAX_LEASE);
             }
             if let Some(handoff) = queue.handoff.take() {
-                match self.take(id, handoff, cx) {
+                match self.take(id, handoff, Source::Local, cx) {
                     Some(step) => return step,
                     None => continue,
                 }
@@ -460,7 +521,9 @@ impl Session {
             }
             let mut request = acquisition.request(token, cx.now);
             request.if_busy = IfBusy::Queue;
-            if claim.hands_off && queue.behind > 0 {
+            if claim.retains {
+                request.reserved = RETAINED;
+            } else if claim.hands_off && queue.behind > 0 {
                 request.reserved = MAX_HANDOFFS;
             }
             if claim.mode == Mode::Shared {

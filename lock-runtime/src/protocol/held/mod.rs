@@ -47,6 +47,8 @@ pub(crate) enum Source {
     Free,
     /// Held in this process, and handed off.
     Local,
+    /// Retained by this process.
+    Retained,
     /// Held by another holder, and granted from the store's wait queue.
     Queue,
 }
@@ -390,6 +392,7 @@ impl Session {
     pub(crate) fn holders_of(&self, kind: LockKind, key: &LockKey) -> Vec<Token> {
         let held = self.held.values().map(|held| &held.hold);
         let handed_off = self.queues.values().flat_map(|queue| &queue.handoff);
+        let handed_off = handed_off.chain(self.retention.holds());
         let holds = held.chain(handed_off.map(|handoff| &handoff.hold));
         let revoked = holds.filter(|hold| hold.key == *key && hold.mode.kind() == kind);
         revoked.map(|hold| hold.token).collect()
@@ -402,7 +405,7 @@ impl Session {
         if let Some((id, _)) = held.find(|(_, held)| held.hold.token == token) {
             return self.lose(id, Loss::Revoked, cx);
         }
-        if self.release_revoked(token) {
+        if self.release_revoked(token) || self.revoke_retained(token, cx) {
             return;
         }
         let mut converted = self.conversions.values_mut();

@@ -29,6 +29,8 @@ pub(in crate::protocol) struct Claim {
     /// Whether the lock may be handed off locally to this waiter and from it. Only a writer that
     /// renews accepts a local hand-off (rule 20).
     pub(in crate::protocol) hands_off: bool,
+    /// Whether the lock may be retained after its release.
+    pub(in crate::protocol) retains: bool,
 }
 
 impl Claim {
@@ -37,6 +39,7 @@ impl Claim {
             mode: terms.mode,
             lease: terms.lease,
             hands_off: terms.mode == Mode::Exclusive && terms.renew && !terms.strict_order,
+            retains: terms.retain.is_some(),
         }
     }
 
@@ -88,7 +91,7 @@ enum Standing {
 impl QueueEntry {
     pub(in crate::protocol) fn new(claim: Claim, cx: &mut Cx<'_>) -> Self {
         Self {
-            token: cx.token(),
+            token: cx.token(claim.retains),
             mode: claim.mode,
             lease: claim.lease,
             standing: Standing::Outside,
@@ -224,7 +227,7 @@ impl QueueEntry {
     /// Replaces a token whose replies and grants must no longer be accepted (rule 1).
     pub(in crate::protocol) fn rename(&mut self, cx: &mut Cx<'_>) {
         if !cx.breaks(Mutation::AcceptsAbandoned) {
-            self.token = cx.token();
+            self.token = cx.token(self.token.retains());
         }
         self.standing = Standing::Outside;
         self.pushed = None;

@@ -7,13 +7,17 @@ use super::super::held::lease::Lease;
 use crate::{
     guard::fence::FencingToken,
     shell::time::Instant,
-    store::{Grant, Hold},
+    store::{Grant, Hold, RETAINED, Waiter},
 };
 
 /// How many times in a row a lock is handed off locally before other processes get their turn.
 pub(crate) const MAX_HANDOFFS: u32 = 32;
 /// The longest time for which a lock is handed off locally.
 const MAX_HANDOFF_TIME: Duration = Duration::from_millis(50);
+
+/// The longest time for which a lock that is retained is used without a call to the store. A waiter
+/// whose message was lost polls as often.
+const MAX_RETAINED_TIME: Duration = Waiter::POLL_INTERVAL;
 
 /// The limits of local hand-offs: their number, as each needs a fencing token of the block
 /// that was reserved with the grant, and the time for which other processes can be kept
@@ -34,6 +38,16 @@ impl Budget {
         Self {
             left: reserved.min(MAX_HANDOFFS),
             until: now + MAX_HANDOFF_TIME,
+            as_of,
+        }
+    }
+
+    /// The limits for a lock that may be retained: other clients have the lock released, so they
+    /// are larger.
+    pub(in crate::protocol) fn of_retained(reserved: u32, as_of: Instant, now: Instant) -> Self {
+        Self {
+            left: reserved.min(RETAINED),
+            until: now + MAX_RETAINED_TIME,
             as_of,
         }
     }

@@ -247,7 +247,7 @@ impl Bench {
     fn holds_as_of(&mut self, as_of: Instant, handoffs: u32, length: Duration) -> HeldId {
         let now = self.now;
         self.input(|session, cx| {
-            let hold = Hold::new(key(), Mode::Exclusive, cx.token());
+            let hold = Hold::new(key(), Mode::Exclusive, cx.token(false));
             let terms = writer(|it| it.lease = length);
             let lease = Lease::granted(length, true, now, length, 0.5);
             let budget = Budget::new(handoffs, as_of, now);
@@ -260,7 +260,7 @@ impl Bench {
     fn holds_in(&mut self, key: &LockKey, mode: Mode, length: Duration) -> HeldId {
         let now = self.now;
         self.input(|session, cx| {
-            let hold = Hold::new(key.clone(), mode, cx.token());
+            let hold = Hold::new(key.clone(), mode, cx.token(false));
             let terms = Terms::plain(mode, length, Wait::No);
             let lease = Lease::granted(length, true, now, length, 0.5);
             let held = Held::new(hold, fence(9).unwrap(), terms, lease, None);

@@ -30,6 +30,8 @@ pub(super) struct Fields {
     max_hold: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     no_max_hold: Option<bool>,
+    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
+    retain: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     strict_order: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +75,7 @@ impl From<LockSpec> for Fields {
             min_hold: spec.min_hold,
             max_hold,
             no_max_hold,
+            retain: spec.retain,
             strict_order: spec.strict_order,
             max_waiters: spec.max_waiters,
             on_lost: spec.on_lost,
@@ -118,6 +121,7 @@ impl TryFrom<Fields> for LockSpec {
                 (None, Some(true)) => Some(MaxHold::No),
                 (max_hold, None) => max_hold.map(MaxHold::AtMost),
             },
+            retain: fields.retain,
             max_waiters: fields.max_waiters,
             on_lost: fields.on_lost,
         };

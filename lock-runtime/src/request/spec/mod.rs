@@ -167,6 +167,7 @@ pub(crate) enum MaxHold {
 /// min_hold = "500ms"
 /// max_hold = "1h" # or no_max_hold = true
 /// strict_order = true
+/// retain = "50ms"
 /// max_waiters = 100
 /// on_lost = "cancel" # or "error" or "ignore"
 /// ```
@@ -185,6 +186,7 @@ pub struct LockSpec {
     reentrant: Option<bool>,
     min_hold: Option<Duration>,
     max_hold: Option<MaxHold>,
+    retain: Option<Duration>,
     max_waiters: Option<usize>,
     on_lost: Option<OnLost>,
 }
@@ -241,6 +243,7 @@ impl LockSpec {
             reentrant: None,
             min_hold: None,
             max_hold: None,
+            retain: None,
             max_waiters: None,
             on_lost: None,
         }
@@ -289,6 +292,7 @@ impl LockSpec {
             reentrant: self.reentrant.or(other.reentrant),
             min_hold: self.min_hold.or(other.min_hold),
             max_hold: self.max_hold.or(other.max_hold),
+            retain: self.retain.or(other.retain),
             max_waiters: self.max_waiters.or(other.max_waiters),
             on_lost: self.on_lost.or(other.on_lost),
         }
@@ -351,6 +355,7 @@ impl LockSpec {
                 Some(MaxHold::AtMost(max_hold)) => Some(max_hold),
                 Some(MaxHold::No) | None => None,
             },
+            retain: filled.retain.filter(|retain| !retain.is_zero()),
             max_waiters: filled.max_waiters.unwrap_or(usize::MAX),
             on_lost: filled.on_lost.unwrap_or_default(),
         };
@@ -372,6 +377,8 @@ pub(crate) struct Terms {
     pub(crate) reentrant: bool,
     pub(crate) min_hold: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// Not zero.
+    pub(crate) retain: Option<Duration>,
     /// Applies in addition to the client's own limit.
     pub(crate) max_waiters: usize,
     pub(crate) on_lost: OnLost,
@@ -390,6 +397,7 @@ impl Terms {
             reentrant: false,
             min_hold: None,
             max_hold: None,
+            retain: None,
             max_waiters: usize::MAX,
             on_lost: OnLost::Cancel,
         }
@@ -411,6 +419,7 @@ impl Terms {
         for (option, length, longest, remedy) in [
             (&["wait"], wait, LockSpec::MAX_LEASE, "24 h"),
             (&["min_hold"], min_hold, LockSpec::MAX_LEASE, "24 h"),
+            (&["retain"], self.retain, LockSpec::MAX_LEASE, "24 h"),
             (&["max_hold"], max_hold, LONGEST_HOLD, a_year),
         ] {
             if let Some(length) = length.filter(|length| *length > longest) {
@@ -479,6 +488,7 @@ mod tests {
             (open().lease(LockSpec::MAX_LEASE + milli), "lease"),
             (open().wait(SECOND * 90_000), "wait"),
             (open().min_hold(SECOND * 90_000), "min_hold"),
+            (open().retain(SECOND * 90_000), "retain"),
             (open().max_hold(Duration::ZERO), "max_hold"),
             (open().max_hold(Duration::MAX), "max_hold"),
             (open().lease(Duration::MAX), "lease"),

@@ -365,10 +365,12 @@ impl Shared {
         }
     }
 
-    /// Prepares for messages to a client that is about to wait. If that takes a while, its waiters
+    /// Prepares for messages to a client that is about to wait, or to hold a lock for which others
+    /// may have to wait while it is idle. If that takes a while, its waiters
     /// poll afterwards, as a message may have been missed.
     fn expect_messages<T: Outcome>(self: &Arc<Self>, attempt: &Attempt<T>, pending: &Pending<T>) {
-        let Some(client) = attempt.waiter().filter(|_| pending.is_queued) else {
+        let retains = || attempt.caller.is_some_and(Token::retains);
+        let Some(client) = attempt.waiter().filter(|_| pending.is_queued || retains()) else {
             return;
         };
         if self

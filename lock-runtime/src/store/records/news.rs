@@ -37,6 +37,9 @@ enum News {
     Revoked {
         token: [u8; 16],
     },
+    Wanted {
+        token: [u8; 16],
+    },
 }
 
 /// Returns the message for an event of the step at `now` that makes `change`, with the record
@@ -60,6 +63,9 @@ pub(super) fn message(
             at: now.later(*ttl).micros(),
         },
         StoreEvent::Revoked { token } => News::Revoked {
+            token: token.to_bytes(),
+        },
+        StoreEvent::Wanted { token, .. } => News::Wanted {
             token: token.to_bytes(),
         },
         _ => return None,
@@ -114,6 +120,11 @@ pub(super) fn read(
         News::Revoked { token } => StoreEvent::Revoked {
             token: Token::from_bytes(token),
         },
+        News::Wanted { token } => {
+            let (key, _) = name.lock()?;
+            let token = Token::from_bytes(token);
+            StoreEvent::Wanted { key, token }
+        }
     };
     let record = letter.record.and_then(|(version, body)| {
         let version = Version::from_number(version)?;

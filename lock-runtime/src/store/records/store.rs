@@ -175,7 +175,8 @@ impl Store for RecordStore {
     }
 
     fn limits(&self) -> Limits {
-        self.0.records.limits().results(true)
+        let limits = self.0.records.limits();
+        limits.results(true).retains(limits.push)
     }
 
     fn sends_events(&self) -> bool {

@@ -25,7 +25,7 @@
 //! # Notifications
 //!
 //! The script that releases a lock also hands it off to the first waiter. That waiter is notified
-//! on the channel of its store, `<namespace>:<random>`. If the lock is reserved instead
+//! on the channel of its store, `<namespace>:<client>`. If the lock is reserved instead
 //! (`min_hold`), the waiter is notified there of the end of the reservation. Revoked holders are
 //! announced to every store on `<namespace>:revoked`. Each connection subscribes to these two
 //! channels, whatever the number of locks. Polls make up for lost messages.

@@ -269,6 +269,22 @@ impl Entry {
         }
     }
 
+    /// Returns the holder that may retain the lock, idle.
+    pub(crate) fn retaining(&self) -> Option<Token> {
+        let mut slots = self.slots.iter().filter(|slot| !slot.kept);
+        let is_writer = self.mode == Mode::Exclusive;
+        let holder = slots.next().filter(|_| is_writer)?.token;
+        holder.retains().then_some(holder)
+    }
+
+    /// Notifies a holder that may retain the lock that a waiter has come, or still waits.
+    pub(crate) fn want(&self, key: &LockKey, step: &mut Step<'_>) {
+        if let Some(token) = self.retaining() {
+            let key = key.clone();
+            step.events.push(StoreEvent::Wanted { key, token });
+        }
+    }
+
     pub(crate) fn next_waiter(&self, now: Instant) -> Option<&Place> {
         self.line.iter().find(|place| place.is_live(now))
     }

@@ -157,12 +157,16 @@ impl Table {
         let holder_ttl = entry.holder_ttl(mode, step);
         if request.if_busy == IfBusy::Refuse {
             let has_waiters = entry.next_waiter(now).is_some();
+            if !has_waiters && entry.retaining().is_some() {
+                return Some(AcquireReply::Retained { holder_ttl });
+            }
             return Some(AcquireReply::Busy {
                 holder_ttl,
                 has_waiters,
             });
         }
         entry.enqueue(&request.hold, new_holder(request), step);
+        entry.want(key, step);
         Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
@@ -198,6 +202,7 @@ impl Table {
             return PollReply::Granted(grant);
         }
         if entry.line.iter().any(|place| place.is_of(hold)) {
+            entry.want(&hold.key, step);
             return PollReply::Queued {
                 counter: step.fences.latest(),
                 holder_ttl: entry.holder_ttl(hold.mode, step),

@@ -20,7 +20,7 @@ use crate::{
 /// The fields that only routes have.
 pub(super) const OF_ROUTES: [&str; 3] = ["name", "group", "skip"];
 /// In the order of the documentation.
-pub(super) const FIELDS: [&str; 20] = [
+pub(super) const FIELDS: [&str; 21] = [
     "key",
     "global",
     "lease",
@@ -34,6 +34,7 @@ pub(super) const FIELDS: [&str; 20] = [
     "no_max_hold",
     "renew",
     "strict_order",
+    "retain",
     "max_waiters",
     "on_lost",
     "hold_until",
@@ -127,6 +128,7 @@ impl Reader<'_> {
             "max_hold" => {
                 settings.max_hold = self.duration_of(settings, name, value, LockSpec::max_hold);
             }
+            "retain" => drop(self.duration_of(settings, name, value, LockSpec::retain)),
             "no_max_hold" => {
                 let instead = "set the max_hold instead: write max_hold = \"1m\"";
                 settings.max_hold =

@@ -37,7 +37,7 @@ type Rule<T> = Box<dyn FnMut(&mut Table, &mut Step<'_>) -> T + Send>;
 /// An operation in progress.
 pub(crate) struct Attempt<T> {
     pub(crate) locks: Vec<Lock>,
-    caller: Option<Token>,
+    pub(crate) caller: Option<Token>,
     /// The client that makes the operation, also one for several tokens.
     client: Option<ClientId>,
     writes: Writes,

@@ -191,6 +191,7 @@ fn concerned(
     match event {
         StoreEvent::Granted { hold, .. } => (hold.key == lock.key).then(|| hold.token.client()),
         StoreEvent::Revoked { token } => Some(token.client()),
+        StoreEvent::Wanted { key, token } => (*key == lock.key).then(|| token.client()),
         StoreEvent::FreeIn { key, kind, .. } if *key == lock.key && *kind == lock.kind => {
             Some(entry?.next_waiter(now)?.request.token.client())
         }

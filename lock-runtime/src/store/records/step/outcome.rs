@@ -67,7 +67,9 @@ impl Outcome for AcquireReply {
     fn shorten(&mut self, by: Passed) {
         match self {
             Self::Granted(grant) => grant.shorten(by),
-            Self::Queued { holder_ttl, .. } | Self::Busy { holder_ttl, .. } => {
+            Self::Queued { holder_ttl, .. }
+            | Self::Busy { holder_ttl, .. }
+            | Self::Retained { holder_ttl } => {
                 holder_ttl.shorten(by.for_others());
             }
             Self::Late | Self::ForeignKey(_) | Self::ModeMismatch | Self::Done(_) => {}

@@ -19,7 +19,7 @@ use crate::{
     guard::fence::FencingToken,
     request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
-    store::{Grant, Hold, Listeners, MOST_RESERVED, StoreEvent, Token},
+    store::{ClientId, Grant, Hold, Listeners, MOST_RESERVED, StoreEvent, Token},
 };
 
 /// The most holders of one message that are notified of their revocation. The others notice it at
@@ -30,23 +30,30 @@ const MOST_REVOKED: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Pushes {
     pub(crate) namespace: String,
-    /// The channel for the grants and reservations of this store's requests.
+    /// The identifier of the client that uses the store, which ends the name of its channel.
+    pub(crate) client: ClientId,
+    /// The channel for the grants and reservations of this store's requests, and for the waiters
+    /// behind locks that its client may retain.
     pub(crate) own: String,
     /// The channel for revoked holders.
     pub(crate) revoked: String,
     /// A grant counts only once it is polled.
     confirms: bool,
-    /// Requests are notified by slot, and the channel of the store's own name is not used.
+    /// Requests are notified by slot.
     sharded: bool,
     pub(crate) listeners: Listeners,
 }
 
 impl Pushes {
     pub(crate) fn new(namespace: &str) -> Self {
-        let name = Token::random().to_hex().map(char::from);
+        Self::of(namespace, ClientId::random())
+    }
+
+    pub(crate) fn of(namespace: &str, client: ClientId) -> Self {
         Self {
             namespace: namespace.to_owned(),
-            own: format!("{namespace}:{}", String::from_iter(name)),
+            client,
+            own: format!("{namespace}:{client}"),
             revoked: format!("{namespace}:revoked"),
             confirms: false,
             sharded: false,
@@ -71,10 +78,7 @@ impl Pushes {
 
     /// The channels to which every connection subscribes.
     pub(crate) fn channels(&self) -> Vec<&str> {
-        match self.sharded {
-            true => vec![&self.revoked],
-            false => vec![&self.own, &self.revoked],
-        }
+        vec![&self.own, &self.revoked]
     }
 
     /// The channel for the waiters in a slot of a cluster, `<own>:{tag}`, where `tag`
@@ -98,7 +102,8 @@ impl Pushes {
             None => false,
         };
         if is_own {
-            if let Some(event) = self.kept(message).or_else(|| self.granted(message)) {
+            let event = self.kept(message).or_else(|| self.wanted(message));
+            if let Some(event) = event.or_else(|| self.granted(message)) {
                 let micros = clock.map_or(0, |clock| clock.server_micros(Instant::now()));
                 self.listeners
                     .notify(&event.announced(micros, self.confirms));
@@ -123,6 +128,15 @@ impl Pushes {
         let ttl = Duration::from_millis(words.next()?.parse().ok()?);
         let key = LockKey::new(names::key_of(&self.namespace, words.next()?, kind)?).ok()?;
         Some(StoreEvent::FreeIn { key, kind, ttl })
+    }
+
+    /// Parses `wanted token lock`. The name of the lock may contain blanks.
+    fn wanted(&self, message: &str) -> Option<StoreEvent> {
+        let (token, lock) = message.strip_prefix("wanted ")?.split_once(' ')?;
+        let token = Token::from_hex(token)?;
+        let key = names::key_of(&self.namespace, lock, LockKind::Lock)?;
+        let key = LockKey::new(key).ok()?;
+        Some(StoreEvent::Wanted { key, token })
     }
 
     /// Parses `mode member fence ttl reserved lock`, where the name of the lock may contain blanks.
@@ -193,6 +207,15 @@ mod tests {
     }
 
     #[test]
+    fn a_message_tells_which_lock_is_wanted() {
+        let wanted = Pushes::new("my app").wanted(&format!("wanted {HEX} my app:a b"));
+        let Some(StoreEvent::Wanted { key: of, token }) = wanted else {
+            panic!("{wanted:?}")
+        };
+        assert_eq!((of, Some(token)), (key("a b"), Token::from_hex(HEX)));
+    }
+
+    #[test]
     fn a_message_of_another_format_is_ignored() {
         let pushes = Pushes::new("lock");
         for message in [
@@ -206,6 +229,14 @@ mod tests {
             "kept permits 250 lock:a",
         ] {
             assert!(pushes.kept(message).is_none(), "{message}");
+        }
+        for message in [
+            "wanted",
+            "wanted x lock:a",
+            &format!("wanted {HEX}"),
+            &format!("wanted {HEX} other:a"),
+        ] {
+            assert!(pushes.wanted(message).is_none(), "{message}");
         }
         let fine = format!("exclusive {HEX} 7 250 0 lock:a");
         assert!(pushes.granted(&fine).is_some());
@@ -228,9 +259,9 @@ mod tests {
     proptest::proptest! {
         /// Any program with the right may publish on the channels.
         #[test]
-        fn no_message_causes_a_panic(message in "(kept )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
+        fn no_message_causes_a_panic(message in "(kept |wanted )?(exclusive|shared|3|lock|permits|-|[0-9]{1,20}| |:|my app:|[a-f0-9]{32}|\\PC){0,12}") {
             let pushes = Pushes::new("my app");
-            for event in pushes.kept(&message).into_iter().chain(pushes.granted(&message)) {
+            for event in pushes.kept(&message).into_iter().chain(pushes.wanted(&message)).chain(pushes.granted(&message)) {
                 let _ = event.announced(0, false);
             }
         }

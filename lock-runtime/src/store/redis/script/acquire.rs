@@ -204,6 +204,9 @@ impl RedisStore {
                         holder_ttl: reply.known_ttl()?,
                         has_waiters: reply.number()? == 1,
                     },
+                    "retained" => AcquireReply::Retained {
+                        holder_ttl: reply.known_ttl()?,
+                    },
                     "mismatch" => AcquireReply::ModeMismatch,
                     "done" => AcquireReply::Done(Arc::new(reply.done(&requests[index].hold.key)?)),
                     word => AcquireReply::ForeignKey(foreign_part(word).ok_or_else(unexpected)?),

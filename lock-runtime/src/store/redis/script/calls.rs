@@ -183,6 +183,10 @@ impl Store for RedisStore {
         self.servers.server_of(&lock)
     }
 
+    fn client(&self) -> Option<ClientId> {
+        Some(self.servers.pushes().client)
+    }
+
     fn limits(&self) -> Limits {
         let sends_messages = match &self.servers {
             Servers::One(connection) => connection.connector.target.sends_messages(),
@@ -194,6 +198,7 @@ impl Store for RedisStore {
         Limits::new()
             .in_turn(self.servers.has_slots())
             .results(true)
+            .retains(sends_messages)
             .push(sends_messages)
     }
 

@@ -9,6 +9,7 @@
 -- Returns {'granted', server time, fence, ttl, reserved, ...}
 -- | {'queued', server time, counter, ttl}
 -- | {'refused', server time, index, 'busy', ttl, 1 if the queue has a live waiter}
+-- | {'refused', server time, index, 'retained', ttl}: its holder may be idle, and none waits
 -- | {'refused', server time, index, 'done', the value of the lock (see done.lua)}
 -- | {'refused', server time, index, reason} | {'late', server time} | {'strange', server time}
 -- The reason is 'mismatch', or names the key that holds foreign data: 'foreign' (the lock),
@@ -56,7 +57,7 @@ for i = 1, math.floor(#KEYS / 3) do
   request.line = line
   requests[i] = request
   refresh(line, request.member)
-  local standing, ttl = approach(line, request.lock, request.fence, request.mode, request.member, reader_group)
+  local standing, ttl, holder = approach(line, request.lock, request.fence, request.mode, request.member, reader_group)
   local queued = standing == 'busy' and channel ~= ''
   if standing == 'held' then
     request.ttl = ttl
@@ -72,10 +73,15 @@ for i = 1, math.floor(#KEYS / 3) do
     standing, queued = 'foreign queue', false
   end
   if queued then
+    want(line, request.lock, holder, channel)
     return answer({'queued', micros, request.counter, ttl or -1})
   end
   if standing == 'busy' then
-    return answer({'refused', micros, i, standing, ttl or -1, is_waited_for(line) and 1 or 0})
+    local is_waited = is_waited_for(line)
+    if #KEYS % 3 == 0 and not is_waited and retains(holder) then
+      return answer({'refused', micros, i, 'retained', ttl or -1})
+    end
+    return answer({'refused', micros, i, standing, ttl or -1, is_waited and 1 or 0})
   end
   if standing == 'done' then
     depart(line, request.member)

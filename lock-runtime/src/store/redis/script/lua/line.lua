@@ -255,20 +255,34 @@ end
 
 -- The standing of a request (see `judge`) after the waiters ahead of it have had their turn. A
 -- reader may enter alongside a reader that stood before it at the same position of the queue
--- (`reader_group`), as part of one group.
+-- (`reader_group`), as part of one group. Also returns a writer that is in the way.
 local function approach(line, lock, fence, mode, member, reader_group)
-  local standing, ttl, kind = judge(lock, mode, member)
+  local standing, ttl, kind, holder = judge(lock, mode, member)
   -- A writer admits no other holder.
   if line.count > 0 and (kind == 'none' or kind == 'set') then
     advance(line, lock, fence, kind, member)
     if line.latest then
-      standing, ttl = judge(lock, mode, member)
+      standing, ttl, _, holder = judge(lock, mode, member)
     end
     if standing == 'free' and line.waits and not (reader_group and kind == 'set' and expiry_of(lock, reader_group) > now) then
       return 'busy', line.stale_in
     end
   end
-  return standing, ttl
+  return standing, ttl, holder
+end
+
+-- Whether the client of a writer may retain the lock: its token has a mark (`Token::marked`).
+local function retains(holder)
+  return holder and #holder == 32 and string.sub(holder, 11, 11) == 'f'
+end
+
+-- Notifies the client of a writer that may retain the lock that another client waits, with this
+-- channel. The channel of a client of this version ends with its identifier, before any slot.
+local function want(line, lock, holder, channel)
+  local namespace = retains(holder) and string.match(channel, '^(.*):%x+')
+  if namespace then
+    table.insert(line.news, {namespace .. ':' .. string.sub(holder, 1, 10), 'wanted ' .. holder .. ' ' .. lock})
+  end
 end
 
 -- A channel that names a slot belongs to a cluster, where PUBLISH would reach every node.

@@ -10,7 +10,7 @@ if not line then
   return {'foreign queue'}
 end
 refresh(line, member)
-local standing, ttl = approach(line, lock, fence, mode, member)
+local standing, ttl, holder = approach(line, lock, fence, mode, member)
 local reply = {'gone'}
 if standing == 'done' then
   reply = {'done', redis.call('GET', lock)}
@@ -25,6 +25,9 @@ elseif standing == 'held' or line.own then
     reply = {'granted', confirm(fence, latest, mode), ttl, 0}
   else
     reply = {'queued', latest, ttl or redis.call('PTTL', lock)}
+    if retains(holder) then
+      want(line, lock, holder, string.match(redis.call('HGET', line.queue, line.own), '^%d+ %w+ %d+ %d+ %S+ (.+)$'))
+    end
   end
 end
 finish(line, lock)

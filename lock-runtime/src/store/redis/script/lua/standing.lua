@@ -1,7 +1,7 @@
 -- The standing of a request, by reading only: 'free'; 'held' by the request's own token, and
 -- 'busy', each with the remaining time (-1: unknown); 'done'; 'foreign'; 'mismatch'. The mode is
 -- 'exclusive', 'shared', or the number of permits. Also returns the type of the data under the
--- lock's key (see `look`).
+-- lock's key (see `look`), and a writer that is in the way.
 local function judge(lock, mode, member)
   local kind, last, expiry = look(lock, mode)
   if kind == 'none' then
@@ -27,7 +27,7 @@ local function judge(lock, mode, member)
     if mode == 'exclusive' and ttl >= 0 and last == member then
       return 'held', ttl, kind
     end
-    return 'busy', ttl, kind
+    return 'busy', ttl, kind, last
   end
   -- One member stands for all: no member of another kind joins a set that has a live member, and
   -- the last member is alive.
