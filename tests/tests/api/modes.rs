@@ -7,5 +7,6 @@ mod line;
 mod overload;
 mod permits;
 mod read_write;
+mod retained;
 mod several;
 mod shutdown;
