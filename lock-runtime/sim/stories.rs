@@ -6,7 +6,7 @@ use super::{
     Broken,
     checker::Wrong,
     dice::Dice,
-    process::{Act, Arrival},
+    process::{Act, Arrival, Event},
     schedule::{self, Action, Schedule},
     world::World,
 };
@@ -164,44 +164,84 @@ fn found_reader_that_forgets_the_extension_of_its_writer() {
     assert_eq!(extended_reader_in_an_outage(forgets), Some(Wrong::Left));
 }
 
-/// A client uses a lock for a moment and retains it for a minute. Returns how many of the requests
-/// of another client are served that wait for `wait` each, a second apart from the first one.
-fn served_behind_a_retained_lock(mutation: Option<Mutation>, wait: Wait) -> u32 {
-    let millis = Duration::from_millis;
+/// A client uses a lock for a moment, and retains it until its lease is almost over. Returns how
+/// many of three requests of another client are served, each a second after the one before.
+fn served_behind_a_retained_lock(
+    mutation: Option<Mutation>,
+    wait: Wait,
+    edit: impl FnOnce(Schedule) -> Schedule,
+) -> u32 {
     let arrival = |process, wait| {
         let terms = Terms::plain(Mode::Exclusive, LEASE, wait);
-        schedule::arrival(process, terms, millis(1))
+        schedule::arrival(process, terms, Duration::from_millis(1))
     };
     let mut first = arrival(0, Wait::AtMost(SECOND));
-    first.terms.retain = Some(SECOND * 10);
+    first.terms.retain = Some(LEASE);
     let others = (1..=3).map(|second| (SECOND * second, arrival(1, wait)));
     let arrivals = [(Duration::ZERO, first)].into_iter().chain(others);
-    let mut schedule = Schedule::perfect(arrivals, SECOND);
-    schedule.actions.push((SECOND * 20, Action::Quiet));
-    served(schedule, mutation.map(Broken::Client), 1)
+    let mut schedule = Schedule::perfect(arrivals, LEASE);
+    schedule.actions.push((SECOND * 10, Action::Quiet));
+    served(edit(schedule), mutation.map(Broken::Client), 1)
 }
+
+const SHORT: Wait = Wait::AtMost(Duration::from_millis(20));
 
 #[test]
 fn retained_lock_is_released_for_another_client() {
-    let short = Wait::AtMost(Duration::from_millis(20));
-    for wait in [short, Wait::No] {
-        assert_eq!(served_behind_a_retained_lock(None, wait), 3, "{wait:?}");
+    let of_records = |schedule| Schedule {
+        of_records: true,
+        ..schedule
+    };
+    for wait in [SHORT, Wait::No] {
+        let in_memory = served_behind_a_retained_lock(None, wait, |schedule| schedule);
+        let on_redis = served_behind_a_retained_lock(None, wait, Schedule::on_redis);
+        let in_records = served_behind_a_retained_lock(None, wait, of_records);
+        assert_eq!([in_memory, on_redis, in_records], [3; 3], "{wait:?}");
     }
 }
 
 #[test]
-fn found_client_that_ignores_who_wants_its_lock() {
-    let short = Wait::AtMost(Duration::from_millis(20));
+fn found_client_that_ignores_the_waiters_for_its_idle_lock() {
     let ignores = Some(Mutation::IgnoresWanted);
-    for wait in [short, Wait::No] {
-        assert_eq!(served_behind_a_retained_lock(ignores, wait), 0, "{wait:?}");
+    for wait in [SHORT, Wait::No] {
+        let requests = served_behind_a_retained_lock(ignores, wait, |schedule| schedule);
+        assert_eq!(requests, 0, "{wait:?}");
     }
 }
 
 #[test]
 fn found_client_that_is_refused_by_an_idle_lock() {
     let refuses = Some(Mutation::RefusesForRetained);
-    assert_eq!(served_behind_a_retained_lock(refuses, Wait::No), 0);
+    let requests = served_behind_a_retained_lock(refuses, Wait::No, |schedule| schedule);
+    assert_eq!(requests, 0, "requests");
+}
+
+/// The same, where the first client is shut down before, and its messages are lost.
+fn served_behind_a_client_that_has_ended(mutation: Option<Mutation>) -> u32 {
+    served_behind_a_retained_lock(mutation, SHORT, |mut schedule| {
+        let shutdown = Action::Process(0, Event::Shutdown);
+        let parted = Action::Part(0, 0, SECOND * 9);
+        let half = SECOND / 2;
+        schedule
+            .actions
+            .extend([(half, shutdown), (half * 3 / 2, parted)]);
+        schedule
+    })
+}
+
+#[test]
+fn retained_lock_is_released_by_a_shutdown() {
+    assert_eq!(served_behind_a_client_that_has_ended(None), 3, "requests");
+}
+
+#[test]
+fn found_client_that_retains_after_its_shutdown() {
+    let retains = Some(Mutation::RetainsAfterShutdown);
+    assert_eq!(
+        served_behind_a_client_that_has_ended(retains),
+        0,
+        "requests"
+    );
 }
 
 /// Two clients with a request each, repeated at once, take turns on one lock that both retain.

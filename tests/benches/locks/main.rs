@@ -35,6 +35,7 @@ mod postgres;
 mod raw;
 mod redlock;
 mod report;
+mod retained;
 mod sentinel;
 mod subject;
 mod turns;
@@ -79,6 +80,8 @@ enum Scenario {
     Freed,
     /// Leases that are held and renewed.
     Held,
+    /// Locks that are retained for their next use.
+    Retained,
     /// The store in this process.
     Memory,
     /// Work that is done once for a key, beside a plain lock and a `GET`.
@@ -131,6 +134,7 @@ async fn main() {
             Scenario::Wait => wait::measure(slice).await,
             Scenario::Freed => freed::measure(slice).await,
             Scenario::Held => held::measure().await,
+            Scenario::Retained => retained::measure(slice).await,
             Scenario::Memory => memory::measure(slice).await,
             Scenario::Once => once::measure(slice).await,
             Scenario::Overhead => overhead::measure(slice).await,

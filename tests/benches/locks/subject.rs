@@ -25,6 +25,7 @@ pub(crate) struct Ours {
     locks: LockClient,
     key: LockKey,
     lease: Duration,
+    retain: Duration,
 }
 
 impl Ours {
@@ -33,7 +34,12 @@ impl Ours {
             locks: locks.clone(),
             key: LockKey::new(key).expect("a short name is valid"),
             lease: LEASE,
+            retain: Duration::ZERO,
         }
+    }
+
+    pub(crate) fn retain(self, retain: Duration) -> Self {
+        Self { retain, ..self }
     }
 
     pub(crate) fn lease(self, lease: Duration) -> Self {
@@ -45,7 +51,8 @@ impl Subject for Ours {
     type Guard = LockGuard;
 
     async fn acquire(&self) -> LockGuard {
-        let request = self.locks.exclusive(&self.key).lease(self.lease).wait(LONG);
+        let request = self.locks.exclusive(&self.key).lease(self.lease);
+        let request = request.retain(self.retain).wait(LONG);
         request.acquire().await.expect("it is granted at some time")
     }
 

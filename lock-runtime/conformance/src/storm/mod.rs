@@ -75,6 +75,8 @@ pub struct Plan {
     pub brief_lease: Duration,
     /// Whether they request permits too.
     pub permits: bool,
+    /// Whether some requests retain the lock.
+    pub retains: bool,
     /// Whether they request several keys at once without waiting.
     pub several_at_once: bool,
     /// The beginning of all names.
@@ -92,6 +94,7 @@ impl Plan {
             lease: Duration::from_secs(1),
             brief_lease: Duration::from_millis(150),
             permits: true,
+            retains: false,
             several_at_once: true,
             prefix: String::new(),
             seed: 0,

@@ -23,6 +23,8 @@ use super::{Ask, Clock, Event, KEYS, Kind, Log, PERMITS, Plan, Record, in_nanos}
 const SHORT_STAY: Duration = Duration::from_millis(2);
 /// Upper bound of some stays, so that a holder is inside when a fault begins.
 const LONG_STAY: Duration = Duration::from_millis(150);
+/// Upper bound of the times for which locks are retained.
+const LONGEST_RETENTION: Duration = Duration::from_millis(100);
 /// Upper bound of most waits.
 const SHORT_WAIT: Duration = Duration::from_millis(1500);
 /// Wait of some requests, longer than any fault.
@@ -171,6 +173,9 @@ impl Task {
         }
         if self.random.random_bool(0.15) {
             request = request.strict_order();
+        }
+        if self.plan.retains && self.random.random_bool(0.4) {
+            request = request.retain(self.up_to(LONGEST_RETENTION));
         }
         let (wait, lease, min_hold) = (wait.map(in_nanos), in_nanos(lease), in_nanos(min_hold));
         Wanted {

@@ -137,6 +137,13 @@ impl Acquisition {
         Claim::of(&self.terms)
     }
 
+    /// Returns the number of fencing tokens to reserve for a lock that is retained. They follow a
+    /// clock of microseconds, so the tokens of locks that are retained for less do not run ahead.
+    fn retained_tokens(&self) -> u32 {
+        let micros = self.terms.retain.map_or(0, |retain| retain.as_micros());
+        u32::try_from(micros).map_or(RETAINED, |micros| micros.min(RETAINED))
+    }
+
     fn timeout(&self, now: Instant) -> Duration {
         self.until.map_or(self.patience, |until| {
             let left = until.saturating_duration_since(now);
@@ -390,12 +397,10 @@ impl Session {
     /// Makes one acquire attempt outside of the wait queues.
     fn try_beside(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
         let acquisition = &mut self.acquisitions[id];
-        let retains = acquisition.claim().retains;
-        let token = cx.token(retains);
+        let reserved = acquisition.retained_tokens();
+        let token = cx.token(reserved > 0);
         let mut request = acquisition.request(token, cx.now);
-        if retains {
-            request.reserved = RETAINED;
-        }
+        request.reserved = reserved;
         request.then_queues = acquisition.until.is_some();
         let request = Request::Acquire(request);
         Step::Call(acquisition.call(token, Purpose::Try, request, cx.now))
@@ -522,7 +527,7 @@ impl Session {
             let mut request = acquisition.request(token, cx.now);
             request.if_busy = IfBusy::Queue;
             if claim.retains {
-                request.reserved = RETAINED;
+                request.reserved = acquisition.retained_tokens();
             } else if claim.hands_off && queue.behind > 0 {
                 request.reserved = MAX_HANDOFFS;
             }

@@ -65,6 +65,8 @@ impl Storm {
             lease,
             brief_lease: brief.unwrap_or(usual.brief_lease),
             permits,
+            // Over several servers there are neither.
+            retains: permits,
             seed: self.seed,
             ..usual
         }

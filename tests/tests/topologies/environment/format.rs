@@ -4,6 +4,7 @@
 mod done;
 mod old_client;
 mod permits;
+mod retained;
 mod together;
 
 use lock_runtime::{

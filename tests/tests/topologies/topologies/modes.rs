@@ -268,6 +268,7 @@ impl Site {
             lease: self.lease(),
             brief_lease: self.brief_lease().unwrap_or(usual.brief_lease),
             permits: self.servers.len() <= 1,
+            retains: self.servers.len() <= 1,
             seed,
             ..usual
         };
