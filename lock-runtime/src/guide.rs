@@ -5,6 +5,7 @@
 //! | [`functions`] | Locking a function: each argument of `#[distributed_lock]`, with an example |
 //! | [`modes`] | Kinds of locks: exclusive, read/write, permits, several keys, re-entrant |
 //! | [`waiting`] | The wait queue: order, hand-off, latency, dead waiters |
+//! | [`retaining`] | Acquiring a lock again without a call to the store |
 //! | [`holding`] | Holding a lock: lease, loss, fencing tokens, shutdown |
 //! | [`once`] | Work that is done once for a key, and its result |
 //! | [`limits`] | The limits of a lease lock, and the remedies |
@@ -112,6 +113,10 @@ pub mod recipes {
 
 pub mod redis {
     #![doc = include_str!("../guide/redis.md")]
+}
+
+pub mod retaining {
+    #![doc = include_str!("../guide/retaining.md")]
 }
 
 #[cfg(feature = "records")]

@@ -39,7 +39,8 @@
 //!   not wait), or `conflict` (a layer refused another request under the key). Those that waited
 //!   for it are in `lock_contended_total` and `lock_wait_seconds`.
 //! - `loss` is `expired`, `taken`, `revoked` or `max_hold`, as in [`Loss`](crate::Loss).
-//! - `scope` is `local` if the process passed the lock on to the next of its own requests, and
+//! - `scope` is `local` if the process passed the lock on to the next of its own requests,
+//!   `retained` if it had retained the lock for that request, and
 //!   `remote` if the store granted it from its wait queue.
 //! - `server` is the address of the server, or the addresses and the name of its Sentinels, without
 //!   passwords. `operation` is that of the store, such as `acquire` or `renew_group`.

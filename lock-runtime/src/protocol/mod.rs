@@ -360,9 +360,13 @@ impl Session {
     /// pending, the store may have executed that before it granted the lock (rule 6), so the hold
     /// is abandoned once more: one call at a time, as other programs may send any number of them.
     /// A release that is to reserve the lock does not count: an abandonment would overtake it and
-    /// free the lock. Without either, a reply has already delivered the grant.
+    /// free the lock, nor does that of a retained lock, which is not sent yet. Without either, a
+    /// reply has already delivered the grant.
     fn granted_late(&mut self, hold: &Hold, grant: Grant, cx: &mut Cx<'_>) {
         let now = cx.now;
+        if self.retention.holds().any(|it| it.hold == *hold) {
+            return;
+        }
         let mut pending = self.pending_ends.iter_mut();
         let pending = pending.find(|(_, it)| it.hold() == hold && !it.is_release());
         if let Some((id, pending)) = pending {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
+use super::{Acquisition, Attempt, CONFIRM_WITHIN, Purpose, Refused, Step};
 use crate::{
     guard::fence::FencingToken,
     protocol::{
@@ -72,8 +72,13 @@ impl Session {
                 acquisition.contended = true;
                 self.queued_or_refused(id, cx)
             }
-            Outcome::Retained(_) if !cx.breaks(Mutation::RefusesForRetained) => {
+            Outcome::Retained(holder_ttl) if !cx.breaks(Mutation::RefusesForRetained) => {
                 acquisition.waits_briefly(cx.now);
+                let Acquisition { key, terms, .. } = &self.acquisitions[id];
+                // A holder of this process is at work.
+                if self.excludes(key, terms.mode, cx.now) {
+                    return self.refuse(id, Refused::Contended(holder_ttl), cx);
+                }
                 self.queued_or_refused(id, cx)
             }
             Outcome::Busy(holder_ttl)
@@ -336,10 +341,9 @@ impl Session {
         as_of: Instant,
         cx: &mut Cx<'_>,
     ) -> Step {
-        let acquisition = &mut self.acquisitions[id];
-        let retains = acquisition.terms.retain.is_some();
-        if retains && source == Source::Queue && !cx.breaks(Mutation::RetainsContended) {
+        if token.retains() && source == Source::Queue && !cx.breaks(Mutation::RetainsContended) {
             // Others may wait behind it.
+            let acquisition = &mut self.acquisitions[id];
             acquisition.terms.retain = None;
             let key = acquisition.key.clone();
             self.contended(&key, cx.now);

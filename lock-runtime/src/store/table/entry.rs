@@ -277,10 +277,11 @@ impl Entry {
         holder.retains().then_some(holder)
     }
 
-    /// Notifies a holder that may retain the lock that a waiter has come, or still waits.
-    pub(crate) fn want(&self, key: &LockKey, step: &mut Step<'_>) {
-        if let Some(token) = self.retaining() {
-            let key = key.clone();
+    /// Notifies a holder that may retain the lock that a request of another client waits.
+    pub(crate) fn want(&self, hold: &Hold, step: &mut Step<'_>) {
+        let of_another = |token: &Token| token.client() != hold.token.client();
+        if let Some(token) = self.retaining().filter(of_another) {
+            let key = hold.key.clone();
             step.events.push(StoreEvent::Wanted { key, token });
         }
     }

@@ -166,7 +166,7 @@ impl Table {
             });
         }
         entry.enqueue(&request.hold, new_holder(request), step);
-        entry.want(key, step);
+        entry.want(&request.hold, step);
         Some(AcquireReply::Queued {
             counter: step.fences.latest(),
             holder_ttl,
@@ -202,7 +202,7 @@ impl Table {
             return PollReply::Granted(grant);
         }
         if entry.line.iter().any(|place| place.is_of(hold)) {
-            entry.want(&hold.key, step);
+            entry.want(hold, step);
             return PollReply::Queued {
                 counter: step.fences.latest(),
                 holder_ttl: entry.holder_ttl(hold.mode, step),

@@ -73,7 +73,7 @@ for i = 1, math.floor(#KEYS / 3) do
     standing, queued = 'foreign queue', false
   end
   if queued then
-    want(line, request.lock, holder, channel)
+    want(line, request.lock, holder, request.member, channel)
     return answer({'queued', micros, request.counter, ttl or -1})
   end
   if standing == 'busy' then

@@ -276,12 +276,13 @@ local function retains(holder)
   return holder and #holder == 32 and string.sub(holder, 11, 11) == 'f'
 end
 
--- Notifies the client of a writer that may retain the lock that another client waits, with this
--- channel. The channel of a client of this version ends with its identifier, before any slot.
-local function want(line, lock, holder, channel)
-  local namespace = retains(holder) and string.match(channel, '^(.*):%x+')
-  if namespace then
-    table.insert(line.news, {namespace .. ':' .. string.sub(holder, 1, 10), 'wanted ' .. holder .. ' ' .. lock})
+-- Notifies the client of a writer that may retain the lock that a member of another client waits,
+-- with this channel. The channel of a client ends with its identifier, before any slot.
+local function want(line, lock, holder, member, channel)
+  local client = retains(holder) and string.sub(holder, 1, 10)
+  if client and client ~= string.sub(member, 1, 10) then
+    local namespace = string.match(channel, '^(.*):%x+')
+    table.insert(line.news, {namespace .. ':' .. client, 'wanted ' .. holder .. ' ' .. lock})
   end
 end
 

@@ -26,7 +26,7 @@ elseif standing == 'held' or line.own then
   else
     reply = {'queued', latest, ttl or redis.call('PTTL', lock)}
     if retains(holder) then
-      want(line, lock, holder, string.match(redis.call('HGET', line.queue, line.own), '^%d+ %w+ %d+ %d+ %S+ (.+)$'))
+      want(line, lock, holder, member, string.match(redis.call('HGET', line.queue, line.own), '^%d+ %w+ %d+ %d+ %S+ (.+)$'))
     end
   end
 end
