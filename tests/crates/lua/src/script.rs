@@ -23,6 +23,11 @@ function redis.call(...)
 end
 function redis.error_reply(text) return {err = text} end
 function redis.status_reply(text) return {ok = text} end
+-- As in Redis, a script has no global variables of its own.
+local function global(_, name)
+  error('global variable ' .. tostring(name))
+end
+setmetatable(_G, {__index = global, __newindex = global})
 return function(script)
   local ok, reply = pcall(script)
   if not ok and type(reply) ~= 'table' then

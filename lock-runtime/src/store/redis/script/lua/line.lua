@@ -262,7 +262,7 @@ local function approach(line, lock, fence, mode, member, reader_group)
   if line.count > 0 and (kind == 'none' or kind == 'set') then
     advance(line, lock, fence, kind, member)
     if line.latest then
-      standing, ttl, _, holder = judge(lock, mode, member)
+      standing, ttl, kind, holder = judge(lock, mode, member)
     end
     if standing == 'free' and line.waits and not (reader_group and kind == 'set' and expiry_of(lock, reader_group) > now) then
       return 'busy', line.stale_in
