@@ -197,6 +197,10 @@ impl fmt::Debug for FaultyStore {
 // A method with a default body must not be forgotten.
 #[deny(clippy::missing_trait_methods)]
 impl Store for FaultyStore {
+    fn client(&self) -> Option<ClientId> {
+        self.inner.client()
+    }
+
     fn acquire<'a>(&'a self, request: &'a KeyRequest) -> Reply<'a, AcquireReply> {
         Box::pin(self.call(Operation::Acquire(request.clone())))
     }

@@ -91,6 +91,10 @@ impl Store for Intercepted {
         lock(&self.interceptors).push(interceptor);
     }
 
+    fn client(&self) -> Option<ClientId> {
+        self.inner.client()
+    }
+
     fn sends_events(&self) -> bool {
         self.inner.sends_events()
     }

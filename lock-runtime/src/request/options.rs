@@ -85,19 +85,20 @@ macro_rules! __lock_options {
                 /// Allows local hand-offs if the defaults require strict order.
                 no_strict_order() { strict_order: false }
 
-                /// Keeps a released lock in this process for up to `retain`, 24 h at most, for its next
-                /// use here: a request for the same key with the same lease takes it without a call
-                /// to the store. None by default.
+                /// Keeps a released lock in this process for up to `retain`, 24 h at most, for its
+                /// next use here: a request for the same key with the same lease takes it without a
+                /// call to the store. Zero, the default, retains nothing.
                 ///
                 /// This is for exclusive locks that one process uses many times in a row: the items
-                /// of a partition, the sessions of a route with sticky clients. A request of another
-                /// client that has to wait for the lock makes this process release it at once, and
-                /// then not retain it for a while. If the process dies, the lock is free with its
+                /// of a partition, the sessions of a route with sticky clients. If a request of
+                /// another client has to wait for the lock, this process releases it at once, and
+                /// does not retain it for a while. If the process dies, the lock is free with its
                 /// lease, as if it were held: use a short lease.
                 ///
                 /// A lock is not retained after a wait in the queue of the store, in strict order,
-                /// without renewal, with a `min_hold`, or once it was extended. Over several servers
-                /// (`redlock://`) the request is refused. See the [guide](crate::guide::retaining).
+                /// without renewal, with a `min_hold`, or once it was extended. Over several
+                /// servers (`redlock://`) the request is refused. The guide page `retaining` of
+                /// lock-runtime has more.
                 retain(retain: ::core::time::Duration) { retain: retain }
 
                 /// Limits the requests that wait for the key in this process behind the head of

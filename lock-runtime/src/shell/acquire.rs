@@ -216,8 +216,8 @@ impl Acquiring<'_> {
         Ok(entry)
     }
 
-    /// Acquires all keys or none, in one call. Returns `None` if they are to be acquired one by one,
-    /// as one of them may be idle.
+    /// Acquires all keys or none, in one call. Returns `None` if they are to be acquired one by
+    /// one, as one of them may be idle.
     async fn acquire_together(&self, keys: &[LockKey]) -> Result<Option<Vec<Entry>>, LockError> {
         let Self { core, terms, .. } = *self;
         let refused = |(index, refused): (usize, Refused)| self.error_of(&keys[index], refused);

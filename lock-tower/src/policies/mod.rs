@@ -151,6 +151,7 @@ pub use mistake::{PolicyError, PolicyMistake};
 /// [`LockLayer::fail_open`]: crate::LockLayer::fail_open
 /// [`LockSpec::lease`]: lock_runtime::LockSpec::lease
 /// [`LockSpec::max_waiters`]: lock_runtime::LockSpec::max_waiters
+/// [`LockSpec::retain`]: lock_runtime::LockSpec::retain
 #[derive(Clone)]
 pub struct LockPolicies {
     shared: Arc<Shared>,

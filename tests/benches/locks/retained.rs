@@ -1,4 +1,5 @@
-//! Locks that their client retains for the next use. `without` is the same client without retention.
+//! Locks that their client retains for the next use. `without` is the same client without
+//! retention.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
