@@ -203,9 +203,8 @@ impl Connection {
         call: &Call,
         repeat: Repeat,
     ) -> Result<Value, Failed> {
-        // In a cluster, the keys of a group would have to be in one slot.
-        let _alone = match self.connector.kind {
-            Kind::Primary if self.stands() => match self.groups.enter(call).await {
+        let _alone = match first {
+            None if self.stands() => match self.groups.enter(call).await {
                 Turn::Over(Err(failed)) if failed.broken && repeat == Repeat::Once => {
                     let again = Box::pin(self.send_script(first, call, Repeat::Never)).await;
                     return again.map_err(Failed::repeated);
@@ -279,6 +278,23 @@ impl Connection {
         results
     }
 
+    /// Returns whether a script can be executed for several locks. In a cluster, their keys would
+    /// have to be in one slot.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.connector.kind == Kind::Primary
+    }
+
+    /// Runs scripts in one round trip. An error reply of the server is returned as a value.
+    pub(crate) async fn answer_once(&self, calls: &[Call]) -> Result<Vec<Value>, Failed> {
+        let Some(first) = calls.first() else {
+            return Ok(Vec::new());
+        };
+        let metered = Metered::begin(self, first);
+        let result = self.answer_each_unmetered(calls, Repeat::Never).await;
+        metered.ended(result.as_ref());
+        result
+    }
+
     /// Runs scripts in one round trip, and repeats them once if the connection breaks. An error
     /// reply of the server is returned as a value.
     pub(crate) async fn answer_each(&self, calls: Vec<Call>) -> Result<Vec<Value>, StoreError> {
@@ -287,18 +303,25 @@ impl Connection {
             return Ok(Vec::new());
         };
         let metered = Metered::begin(self, first);
-        let result = self.answer_each_unmetered(&calls).await;
+        let result = self.answer_each_unmetered(&calls, Repeat::Once).await;
         metered.ended(result.as_ref());
-        result
+        Ok(result?)
     }
 
-    async fn answer_each_unmetered(&self, calls: &[Call]) -> Result<Vec<Value>, StoreError> {
+    async fn answer_each_unmetered(
+        &self,
+        calls: &[Call],
+        repeat: Repeat,
+    ) -> Result<Vec<Value>, Failed> {
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
             pipeline.add_command(call.command(self.connector.fences_kept_for));
         }
         let votes = calls.iter().any(|call| !call.script.is_harmless());
-        let mut values = self.send_all_again(&pipeline, votes).await?;
+        let mut values = match repeat {
+            Repeat::Once => self.send_all_again(&pipeline, votes).await?,
+            Repeat::Never => self.send_all(&pipeline, votes).await?,
+        };
 
         // Unknown scripts share a round trip too, as the caller's time limit is that of
         // a single call.

@@ -316,6 +316,9 @@ impl Group {
         let Some(connection) = connection.filter(|it| !group.is_empty() && it.stands()) else {
             return hand_back(group);
         };
+        if !connection.has_groups() {
+            return together(&connection, group).await;
+        }
         let call = purpose.call(&group);
         metered::grouped(&connection, &call, group.len());
         let reply = tokio::select! {
@@ -351,6 +354,25 @@ impl Group {
         if 2 * executed < count {
             lock(&self.state).contended[purpose as usize] = CONTENDED;
         }
+    }
+}
+
+/// Sends calls in one write, for each of which its own script is executed.
+async fn together(connection: &Connection, mut group: Vec<Queued>) {
+    let calls: Vec<_> = group.iter().map(|queued| queued.call.clone()).collect();
+    metered::grouped(connection, &calls[0], calls.len());
+    let replies = tokio::select! {
+        biased;
+        replies = connection.answer_once(&calls) => replies,
+        // No caller waits any more.
+        _ = join_all(group.iter_mut().map(|queued| queued.outcome.closed())) => return,
+    };
+    let turns = match replies {
+        Ok(replies) => replies.into_iter().map(Ok).collect(),
+        Err(failed) => vec![Err(failed); group.len()],
+    };
+    for (queued, turn) in group.into_iter().zip(turns) {
+        let _ = queued.outcome.send(Turn::Over(turn));
     }
 }
 
