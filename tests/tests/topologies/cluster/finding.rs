@@ -31,11 +31,11 @@ async fn acquire_uses_all_primaries_over_one_connection_each() {
             assert!(here > 5, "{here} of 60");
             found += here;
             let clients: String = master.query(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
-            // The only subscription is that to revocations.
+            // The subscriptions are to revocations and to messages about locks that are wanted.
             assert_eq!(
                 clients
                     .lines()
-                    .filter(|line| line.contains(" sub=1 psub=0 ssub=0 "))
+                    .filter(|line| line.contains(" sub=2 psub=0 ssub=0 "))
                     .count(),
                 1,
                 "{clients}"
