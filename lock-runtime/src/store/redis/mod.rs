@@ -26,13 +26,14 @@
 //!
 //! The script that releases a lock also hands it off to the first waiter. That waiter is notified
 //! on the channel of its store, `<namespace>:<client>`. If the lock is reserved instead
-//! (`min_hold`), the waiter is notified there of the end of the reservation. Revoked holders are
-//! announced to every store on `<namespace>:revoked`. Each connection subscribes to these two
-//! channels, whatever the number of locks. Polls make up for lost messages.
+//! (`min_hold`), the waiter is notified there of the end of the reservation. A client that may
+//! retain a lock (`retain`) is notified there of a waiter for it. Revoked holders are announced to
+//! every store on `<namespace>:revoked`. Each connection subscribes to these two channels, whatever
+//! the number of locks. Polls make up for lost messages.
 //!
 //! In a cluster, a message that is published on one node is forwarded to all others. Grants
 //! are therefore sent by the node that serves the lock's slot, on a sharded channel of that
-//! slot, `<namespace>:<random>:{number}` (`SPUBLISH`). A store subscribes to it only while one
+//! slot, `<namespace>:<client>:{number}` (`SPUBLISH`). A store subscribes to it only while one
 //! of its requests waits in the slot. Sharded channels need Redis 7.0; with older versions
 //! waiters only poll.
 //!

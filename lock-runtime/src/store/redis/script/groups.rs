@@ -1,9 +1,9 @@
 //! Group commit: calls that are made while others are in flight share the next call of a script.
 //!
 //! Only acquires of free locks, releases (with a result or without) and abandonments of locks
-//! without waiters, and renewals
-//! of writers are executed by such a script, each on its own. It does nothing for the others, which
-//! are then sent alone.
+//! without waiters, and renewals of writers are executed by such a script, each on its own. It does
+//! nothing for the others, which are then sent alone. In a cluster, where the keys of a script must
+//! be in one slot, the calls of a group share only the write and the read.
 
 use std::{
     collections::VecDeque,
