@@ -12,14 +12,16 @@ use lock_tests::redis_server::RedisServer;
 
 use crate::{
     contest::{Contest, Round},
-    raw,
+    heap, raw,
     report::Row,
-    subject::{Ours, Rslock, Subject, connect},
+    subject::{LEASE, Ours, Rslock, Subject, connect},
     turns::{Watch, contend, together},
 };
 
 const WITHOUT: &str = "without";
 const RETAINED: Duration = Duration::from_secs(1);
+/// The number of locks that are idle at the same time.
+const LOCKS: usize = 10_000;
 /// The retention of locks that are used once each.
 const BRIEFLY: Duration = Duration::from_millis(50);
 
@@ -70,7 +72,28 @@ pub(crate) async fn measure(slice: Duration) -> Vec<Row> {
         });
     rows.extend(alternate.run().await);
     join_all(clients.iter().map(LockClient::shutdown)).await;
+    rows.push(Row {
+        bytes_per_lease: Some(bytes_per_lock().await),
+        ..Row::new("idle", "lock-runtime", LOCKS)
+    });
     rows
+}
+
+/// Heap use of a lock that is retained.
+async fn bytes_per_lock() -> f64 {
+    eprintln!("idle, bytes per lock");
+    let prepare = async || {
+        let server = RedisServer::start().await;
+        let locks = connect(&server.url(), 1).await.remove(0);
+        (server, locks)
+    };
+    let grow = async |(_, locks): &mut (RedisServer, LockClient)| {
+        for number in 0..LOCKS {
+            let lock = Ours::new(locks, format!("idle:{number}")).retain(LEASE);
+            lock.release(lock.acquire().await).await;
+        }
+    };
+    heap::growth(prepare, grow).await / LOCKS as f64
 }
 
 /// Locks that are used once each.

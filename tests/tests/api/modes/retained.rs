@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lock_runtime::{LockClient, LockErrorKind, LockRequest};
 use tokio::time::{Instant, sleep};
 
@@ -17,6 +18,7 @@ on_every_store! {
     retained_lock_is_released_with_its_client,
     retained_lock_that_is_revoked_is_not_used_again,
     contended_lock_is_not_retained,
+    many_retained_locks_are_released_by_a_shutdown,
 }
 
 /// Longer than each test.
@@ -222,4 +224,30 @@ async fn contended_lock_is_not_retained(place: Place) {
     assert!(held.is_empty(), "{held:?}");
     all_free(&others, &["a"]).await;
     locks.shutdown().await;
+}
+
+async fn many_retained_locks_are_released_by_a_shutdown(place: Place) {
+    const LOCKS: usize = 500;
+    let (locks, others) = (place.client().await, place.client().await);
+    if retaining(&locks, "a", &place).await.is_none() {
+        return;
+    }
+    let name = |number: usize| format!("k{number}");
+    let uses = (0..LOCKS).map(async |number| {
+        used(&locks.exclusive(name(number)).retain(RETAINED)).await;
+    });
+    join_all(uses).await;
+    let others = &others;
+    let is_held = |number| async move {
+        let holders = others.inspect(name(number)).await.unwrap().holders;
+        !holders.is_empty()
+    };
+    let held = join_all((0..LOCKS).map(&is_held)).await;
+    assert!(
+        held.iter().filter(|held| **held).count() > LOCKS / 2,
+        "they are retained"
+    );
+    locks.shutdown().await;
+    let held = join_all((0..LOCKS).map(&is_held)).await;
+    assert_eq!(held.iter().filter(|held| **held).count(), 0);
 }
