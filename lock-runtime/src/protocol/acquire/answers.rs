@@ -115,6 +115,9 @@ impl Session {
                 return self.hold_granted(id, token, (grant, Source::Free), lease, sent, cx);
             }
             Outcome::Queued(counter, holder_ttl) => {
+                if self.acquisitions[id].is_brief {
+                    self.acquisitions[id].queued_briefly(sent, cx.now);
+                }
                 let (key, queue) = self.key_and_queue(id);
                 cx.debug(|| Note::Queued(key.clone(), holder_ttl));
                 queue.queued(token, sent, counter, holder_ttl, cx);

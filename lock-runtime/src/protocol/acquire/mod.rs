@@ -31,7 +31,8 @@ pub(crate) const SHORTEST_CALL: Duration = Duration::from_millis(50);
 /// critical sections end earlier and then need no renewal.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_millis(100);
 
-/// The longest wait of a request that does not wait, for an idle lock that another client retains.
+/// The time that a client has to release an idle lock for a request that does not wait, unless the
+/// store is far away.
 const BRIEFLY: Duration = Duration::from_millis(50);
 
 /// The largest number of given up requests that are yet to be ended: each that is given up while
@@ -151,9 +152,18 @@ impl Acquisition {
         })
     }
 
-    /// Lets a request that does not wait be queued until an idle lock is released.
+    /// Lets a request that does not wait be queued until an idle lock is released. The call may
+    /// take as long as any.
     fn waits_briefly(&mut self, now: Instant) {
-        (self.until, self.is_brief) = (Some(now + BRIEFLY.min(self.patience)), true);
+        (self.until, self.is_brief) = (Some(now + self.patience), true);
+    }
+
+    /// Records that such a request is in the queue since the reply to a call sent at `sent`. The
+    /// message to the holder and the release take about as long again.
+    fn queued_briefly(&mut self, sent: Instant, now: Instant) {
+        let round_trip = now.saturating_duration_since(sent);
+        let by = now + BRIEFLY.max(round_trip * 2);
+        self.until = self.until.map(|until| until.min(by));
     }
 
     fn is_over(&self, now: Instant) -> bool {

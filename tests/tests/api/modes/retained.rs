@@ -227,7 +227,7 @@ async fn contended_lock_is_not_retained(place: Place) {
 }
 
 async fn many_retained_locks_are_released_by_a_shutdown(place: Place) {
-    const LOCKS: usize = 500;
+    const LOCKS: usize = 100;
     let (locks, others) = (place.client().await, place.client().await);
     if retaining(&locks, "a", &place).await.is_none() {
         return;
