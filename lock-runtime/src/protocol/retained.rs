@@ -122,8 +122,8 @@ impl Session {
 
     /// Returns whether the hold was to be retained, and other clients wait for its lock by now.
     pub(super) fn is_wanted(&self, held: &Held, now: Instant) -> bool {
-        let contended = self.retention.contended.get(&held.hold.key);
-        held.terms.retain.is_some() && contended.is_some_and(|it| now < it.until)
+        let contended = || self.retention.contended.get(&held.hold.key);
+        held.hold.token.retains() && contended().is_some_and(|it| now < it.until)
     }
 
     /// Retains a lock that its last holder has released; `handoff` is the lock for the next one.

@@ -344,11 +344,13 @@ impl Session {
         as_of: Instant,
         cx: &mut Cx<'_>,
     ) -> Step {
-        if token.retains() && source == Source::Queue && !cx.breaks(Mutation::RetainsContended) {
-            // Others may wait behind it.
-            let acquisition = &mut self.acquisitions[id];
-            acquisition.terms.retain = None;
-            let key = acquisition.key.clone();
+        let is_contended = source == Source::Queue && !cx.breaks(Mutation::RetainsContended);
+        if !token.retains() || is_contended {
+            // No store announces a waiter to it, or others may wait behind it.
+            self.acquisitions[id].terms.retain = None;
+        }
+        if token.retains() && is_contended {
+            let key = self.acquisitions[id].key.clone();
             self.contended(&key, cx.now);
         }
         let acquisition = &self.acquisitions[id];

@@ -536,7 +536,8 @@ impl Session {
             }
             let mut request = acquisition.request(token, cx.now);
             request.if_busy = IfBusy::Queue;
-            if claim.retains {
+            // The entry may be that of a request that retains nothing.
+            if claim.retains && token.retains() {
                 request.reserved = acquisition.retained_tokens();
             } else if claim.hands_off && queue.behind > 0 {
                 request.reserved = MAX_HANDOFFS;
