@@ -138,7 +138,7 @@ impl Session {
         };
         let keep_until = held.keep_until.filter(|until| *until > cx.now);
         let (terms, fence, longest_lease) = (held.terms, held.fence, held.longest_lease);
-        let is_wanted = self.is_wanted(&held, cx.now);
+        let is_wanted = held.is_wanted;
         let mut release = Release::new(held.hold).keep_until(keep_until, cx.now);
         let result = held.result.filter(|_| keep_until.is_some());
         release.result = result.map(|result| (held.fence, result));
@@ -158,6 +158,10 @@ impl Session {
             // (rule 39) would shorten an extension of the next holder.
             let was_changed = longest_lease > terms.lease || held.correction.was_sent();
             let may_pass = is_sound && !was_changed && !is_wanted;
+            if was_changed && terms.retain.is_some() {
+                // Its fencing tokens were reserved in vain, and those of the next one would be.
+                self.contended(key, cx.now);
+            }
             let passed = || {
                 let lease = held.lease.passed_on(cx.now);
                 Handoff::new(release.hold.clone(), fence, lease, budget, cx.now)

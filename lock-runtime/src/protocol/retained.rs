@@ -10,7 +10,7 @@ use super::{
     AcquireId, Cx, EndId, Job, Mutation, Session,
     abandon::{Ending, PendingEnd},
     acquire::Step,
-    held::{Held, Source},
+    held::Source,
     queue::entry::Claim,
     queue::handoff::Handoff,
 };
@@ -35,6 +35,8 @@ const MOST: usize = 1_024;
 pub(super) struct Retention {
     idle: HashMap<LockKey, Idle, RandomState>,
     contended: HashMap<LockKey, Contended, RandomState>,
+    /// The client has ended, so it retains nothing more.
+    is_over: bool,
 }
 
 /// A lock that no task uses.
@@ -61,6 +63,10 @@ impl Contended {
 }
 
 impl Retention {
+    pub(super) fn is_empty(&self) -> bool {
+        self.idle.is_empty()
+    }
+
     pub(super) fn holds(&self) -> impl Iterator<Item = &Handoff> {
         self.idle.values().map(|idle| &idle.handoff)
     }
@@ -68,12 +74,12 @@ impl Retention {
 
 impl Session {
     /// Returns the terms of a request for this lock: they retain it only if other clients have not
-    /// waited for it lately.
-    pub(super) fn retaining(&self, key: &LockKey, terms: &Terms, now: Instant) -> Terms {
-        let may_retain = terms.min_hold.is_none() && Claim::of(terms).hands_off;
+    /// waited for it lately, and if messages about waiters arrive.
+    pub(super) fn retaining(&self, key: &LockKey, terms: &Terms, cx: &Cx<'_>) -> Terms {
+        let may_retain = terms.min_hold.is_none() && Claim::of(terms).hands_off && !cx.polls;
         let is_calm = || {
             let contended = self.retention.contended.get(key);
-            contended.is_none_or(|it| it.until <= now)
+            contended.is_none_or(|it| it.until <= cx.now)
         };
         let retain = terms.retain.filter(|_| may_retain && is_calm());
         Terms { retain, ..*terms }
@@ -112,18 +118,16 @@ impl Session {
             self.release_retained(key, cx);
             return;
         }
-        let is_held = self.held.values().any(|held| held.hold.token == token);
+        let mut held = self.held.values_mut();
+        let held = held.find(|held| held.hold.token == token);
+        let is_held = held.map(|held| held.is_wanted = true).is_some();
         let queue = self.queue_of(LockKind::Lock, key);
-        let handoff = queue.and_then(|queue| queue.handoff.as_ref());
-        if is_held || handoff.is_some_and(|it| it.hold.token == token) {
+        let handoff = queue.and_then(|queue| queue.handoff.as_mut());
+        let handoff = handoff.filter(|handoff| handoff.hold.token == token);
+        let is_handed_off = handoff.map(|it| it.budget.left = 0).is_some();
+        if is_held || is_handed_off {
             self.contended(key, cx.now);
         }
-    }
-
-    /// Returns whether the hold was to be retained, and other clients wait for its lock by now.
-    pub(super) fn is_wanted(&self, held: &Held, now: Instant) -> bool {
-        let contended = || self.retention.contended.get(&held.hold.key);
-        held.hold.token.retains() && contended().is_some_and(|it| now < it.until)
     }
 
     /// Retains a lock that its last holder has released; `handoff` is the lock for the next one.
@@ -138,7 +142,7 @@ impl Session {
     ) -> bool {
         let Handoff { hold, lease, .. } = &handoff;
         let left = lease.validity(cx.now).saturating_sub(lease.length() / 3);
-        if left.is_zero() || self.closed {
+        if left.is_zero() || self.closed || self.retention.is_over || cx.polls {
             return false;
         }
         let until = cx.now + retain.min(left);
@@ -161,6 +165,7 @@ impl Session {
         let (key, claim) = (acquisition.key.clone(), acquisition.claim());
         let idle = self.retention.idle.get(&key)?;
         if !claim.takes(idle.handoff.lease.length()) {
+            self.contended(&key, cx.now);
             self.release_retained(&key, cx);
             return None;
         }
@@ -186,8 +191,14 @@ impl Session {
         true
     }
 
+    /// Records that the last clone of the client is gone: guards that are left retain nothing.
+    pub(crate) fn orphan(&mut self, cx: &mut Cx<'_>) {
+        self.retention.is_over = true;
+        self.release_all_retained(cx);
+    }
+
     /// Releases every lock that is retained.
-    pub(crate) fn release_all_retained(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn release_all_retained(&mut self, cx: &mut Cx<'_>) {
         for key in self.retention.idle.keys().cloned().collect::<Vec<_>>() {
             self.release_retained(&key, cx);
         }

@@ -152,7 +152,7 @@ pub(crate) fn orphan(core: &Arc<Core>) {
     }
     core.visit(|state, cx| {
         state.orphaned = true;
-        state.session.release_all_retained(cx);
+        state.session.orphan(cx);
     });
     core.work.notify_one();
 }

@@ -79,7 +79,12 @@ impl Session {
                 if self.excludes(key, terms.mode, cx.now) {
                     return self.refuse(id, Refused::Contended(holder_ttl), cx);
                 }
-                self.queued_or_refused(id, cx)
+                match self.queued_or_refused(id, cx) {
+                    Step::Done(Err(Refused::Full | Refused::FullInAll)) => {
+                        Step::Done(Err(Refused::Contended(holder_ttl)))
+                    }
+                    step => step,
+                }
             }
             Outcome::Busy(holder_ttl)
             | Outcome::Retained(holder_ttl)
@@ -344,6 +349,11 @@ impl Session {
         as_of: Instant,
         cx: &mut Cx<'_>,
     ) -> Step {
+        if !self.retention.is_empty() {
+            // The store would not have granted the lock while it was retained here.
+            let key = self.acquisitions[id].key.clone();
+            self.release_retained(&key, cx);
+        }
         let is_contended = source == Source::Queue && !cx.breaks(Mutation::RetainsContended);
         if !token.retains() || is_contended {
             // No store announces a waiter to it, or others may wait behind it.

@@ -232,7 +232,7 @@ impl Session {
         let retaining;
         let terms = match terms.retain {
             Some(_) => {
-                retaining = self.retaining(key, terms, cx.now);
+                retaining = self.retaining(key, terms, cx);
                 &retaining
             }
             None => terms,
@@ -417,6 +417,10 @@ impl Session {
     }
 
     fn queued_or_refused(&mut self, id: AcquireId, cx: &mut Cx<'_>) -> Step {
+        // This client may have retained the lock since the call: no message would announce that.
+        if let Some(step) = self.take_retained(id, cx) {
+            return step;
+        }
         self.wait_in_queue(id, cx)
             .unwrap_or_else(|refused| Step::Done(Err(refused)))
     }
@@ -463,8 +467,13 @@ impl Session {
         if acquisition.is_over(cx.now) {
             let queue = acquisition.queue.map(|queue| &self.queues[queue]);
             let last = queue.map(|queue| queue.last.clone()).unwrap_or_default();
+            // The token of the first attempt may be the reason for a refusal of the second.
+            let first_error = acquisition.first_error.clone();
             let refused = match last {
-                Refusal::Busy(holder_ttl) if acquisition.is_brief => Refused::Contended(holder_ttl),
+                Refusal::Busy(holder_ttl) if acquisition.is_brief => {
+                    first_error.map_or(Refused::Contended(holder_ttl), Refused::Store)
+                }
+                Refusal::None if acquisition.is_brief => Refused::Contended(None),
                 last => Refused::TimedOut(last),
             };
             return self.refuse(id, refused, cx);

@@ -243,6 +243,8 @@ impl Lease {
             until, known_at, ..
         } = self.validity;
         let half = known_at + until.saturating_duration_since(known_at) / 2;
+        // A lock that was idle may begin with less than half of its lease.
+        let half = half.max(self.since + call_timeout(self.length));
         let lost_at = self.ends_at.unwrap_or(until).min(until);
         let unnoticed = lost_at + UNNOTICED;
         match self.renewal {
@@ -256,7 +258,7 @@ impl Lease {
     pub(crate) fn take_over(&mut self, now: Instant) -> Option<bool> {
         let is_driver_late = match self.renewal {
             NextRenewal::Off => return None,
-            NextRenewal::At(at) => at + call_timeout(self.length) <= now,
+            NextRenewal::At(at) => at.max(self.since) + call_timeout(self.length) <= now,
             NextRenewal::InFlight => false,
         };
         self.renewal = NextRenewal::InFlight;

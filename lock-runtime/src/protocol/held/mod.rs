@@ -72,6 +72,8 @@ pub(crate) struct Held {
     /// The number of guards on this lease: the first one and those that re-entered.
     pub(super) guards: usize,
     pub(super) loss: Option<Loss>,
+    /// Another client waits for a lock that was to be retained.
+    pub(super) is_wanted: bool,
     /// The position of the lease in the schedule.
     due: Option<Instant>,
 }
@@ -114,6 +116,7 @@ impl Held {
             budget,
             guards: 1,
             loss: None,
+            is_wanted: false,
             due: None,
         }
     }

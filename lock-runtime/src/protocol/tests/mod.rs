@@ -8,6 +8,7 @@ mod keeping;
 mod messages;
 mod outage;
 mod queue;
+mod retained;
 mod several;
 
 use std::sync::Arc;

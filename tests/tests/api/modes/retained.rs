@@ -16,6 +16,7 @@ on_every_store! {
     retained_lock_gives_way_to_every_request_of_its_client,
     retained_lock_is_free_when_its_time_is_over,
     retained_lock_is_released_with_its_client,
+    lock_that_is_released_after_its_client_is_not_retained,
     retained_lock_that_is_revoked_is_not_used_again,
     contended_lock_is_not_retained,
     many_retained_locks_are_released_by_a_shutdown,
@@ -187,6 +188,18 @@ async fn retained_lock_is_released_with_its_client(place: Place) {
             all_free(&others, &["a"]).await;
         }
     }
+}
+
+async fn lock_that_is_released_after_its_client_is_not_retained(place: Place) {
+    let (locks, others) = (place.client().await, place.client().await);
+    let Some(request) = retaining(&locks, "a", &place).await else {
+        return;
+    };
+    let guard = request.acquire().await.unwrap();
+    drop(locks);
+    guard.release().await.unwrap();
+    let held = others.inspect("a").await.unwrap().holders;
+    assert!(held.is_empty(), "{held:?}");
 }
 
 async fn retained_lock_that_is_revoked_is_not_used_again(place: Place) {

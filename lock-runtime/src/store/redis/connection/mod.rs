@@ -334,7 +334,9 @@ impl Connection {
             }
         }
         if !unknown.is_empty() {
-            let repeated = self.send_all(&again, votes).await?;
+            // The others were executed.
+            let repeated = self.send_all(&again, votes).await;
+            let repeated = repeated.map_err(Failed::repeated)?;
             for (value, repeated) in unknown.into_iter().zip(repeated) {
                 *value = repeated;
             }
