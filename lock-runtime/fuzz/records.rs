@@ -39,6 +39,9 @@ fn messages() {
                 assert!(grant.ttl <= crate::store::Grant::HANDOFF_LEASE);
                 assert!(hold.key.as_str().len() <= crate::LockKey::MAX_BYTES);
             }
+            Some(StoreEvent::Wanted { key, .. }) => {
+                assert!(key.as_str().len() <= crate::LockKey::MAX_BYTES);
+            }
             Some(StoreEvent::FreeIn { .. } | StoreEvent::Revoked { .. }) | None => {}
             Some(other) => panic!("{other:?}"),
         }
