@@ -267,8 +267,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn server_of(&self, key: &LockKey, kind: LockKind) -> u64;
 
     /// Returns the identifier that the client of this store takes, if the store addresses messages
-    /// to it. `None` in this implementation: the client draws one. Several clients of one such store
-    /// are one client to others, and do not ask each other for a lock that is retained.
+    /// to it. `None` in this implementation: the client draws one. Several clients of one such
+    /// store are one client to others, and do not ask each other for a lock that is retained.
     fn client(&self) -> Option<ClientId> {
         None
     }

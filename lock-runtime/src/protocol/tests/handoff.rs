@@ -1,5 +1,7 @@
 //! Hand-offs, in the process and by the store.
 
+mod retained;
+
 use super::*;
 
 #[test]

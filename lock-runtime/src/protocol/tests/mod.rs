@@ -8,7 +8,6 @@ mod keeping;
 mod messages;
 mod outage;
 mod queue;
-mod retained;
 mod several;
 
 use std::sync::Arc;

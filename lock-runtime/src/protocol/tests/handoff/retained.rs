@@ -1,6 +1,6 @@
 //! Locks that stay with the client after their release.
 
-use super::*;
+use super::super::*;
 use crate::store::RETAINED;
 
 const RETAINED_REPLY: Reply = Reply::Acquire(AcquireReply::Retained { holder_ttl: None });
