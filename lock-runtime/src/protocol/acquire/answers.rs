@@ -13,7 +13,7 @@ use crate::{
         queue::handoff::{Budget, Handoff},
         queue::{Refusal, WaitQueue},
     },
-    request::key::LockKey,
+    request::{key::LockKey, spec::LockKind},
     shell::time::Instant,
     store::{
         AcquireReply, Done, Grant, PollReply, RenewReply, Renewal, StoreError, StoreErrorKind,
@@ -349,7 +349,8 @@ impl Session {
         as_of: Instant,
         cx: &mut Cx<'_>,
     ) -> Step {
-        if !self.retention.is_empty() {
+        let kind = self.acquisitions[id].terms.mode.kind();
+        if kind == LockKind::Lock && !self.retention.is_empty() {
             // The store would not have granted the lock while it was retained here.
             let key = self.acquisitions[id].key.clone();
             self.release_retained(&key, cx);

@@ -136,3 +136,17 @@ fn client_that_is_gone_retains_nothing() {
     bench.input(|session, cx| session.orphan(cx));
     assert!(!bench.hands_off(held));
 }
+
+/// Permits have names of their own.
+#[test]
+fn idle_lock_stays_when_a_permit_of_the_same_name_is_granted() {
+    let mut bench = Bench::new();
+    let held = bench.holds_for_long();
+    assert!(bench.hands_off(held));
+    let permits = writer(|it| it.mode = Mode::Permits(std::num::NonZeroU32::MIN));
+    let (permit, _) = bench.begin(&permits).unwrap();
+    holds(bench.reply(permit, granted(7)));
+    assert_eq!(bench.endings(), []);
+    let (_, step) = bench.begin(&retaining()).unwrap();
+    assert_eq!(holds(step).source, Source::Retained);
+}
