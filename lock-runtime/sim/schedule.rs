@@ -272,10 +272,13 @@ impl Schedule {
         let mut schedule = Self::of_one(dice);
         schedule.of_records = true;
         // A store refuses leases that are short against what it knows of its clock.
-        let leases = schedule.actions.iter().filter_map(|(_, action)| match action {
-            Action::Process(_, Event::Arrive(arrival)) => Some(arrival.terms.lease),
-            _ => None,
-        });
+        let leases = schedule
+            .actions
+            .iter()
+            .filter_map(|(_, action)| match action {
+                Action::Process(_, Event::Arrive(arrival)) => Some(arrival.terms.lease),
+                _ => None,
+            });
         let shortest = leases.min().unwrap_or_default();
         schedule.doubt = Duration::from_millis(dice.one_of(&[0, 0, 20, 150])).min(shortest / 4);
         for (_, action) in &mut schedule.actions {

@@ -230,7 +230,8 @@ impl Shared {
                 }
                 if take(&mut begins)
                     && !self.locks_records
-                    && let Some(pause) = attempt.makes_way(&self.cache, self.round_trip())
+                    && let Some(pause) =
+                        attempt.makes_way(&self.cache, self.round_trip(), self.now())
                     && !pause.is_zero()
                 {
                     sleep(pause).await;
@@ -250,7 +251,7 @@ impl Shared {
         open: Open<T>,
         results: &mut Results<T>,
     ) -> Open<T> {
-        let (contended, mut others): (Open<T>, Open<T>) =
+        let (contended, others): (Open<T>, Open<T>) =
             open.into_iter().partition(|(_, it)| it.locks_records());
         // Ends with the operation.
         let caller = Arc::new(());
@@ -261,14 +262,6 @@ impl Shared {
             async move { (index, update.await) }
         });
         let mut updates: FuturesUnordered<_> = updates.collect();
-        let round_trip = self.round_trip();
-        let pauses = others
-            .iter_mut()
-            .filter_map(|(_, it)| it.pause(&self.cache, round_trip));
-        let pause = pauses.max();
-        if let Some(pause) = pause {
-            sleep(pause).await;
-        }
         let now = self.now();
         let (mut reads, mut swaps) = (Vec::new(), Vec::new());
         for (index, mut attempt) in others {

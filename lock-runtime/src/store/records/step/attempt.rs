@@ -50,9 +50,6 @@ pub(crate) struct Attempt<T> {
     is_guarded: bool,
     is_contended: bool,
     cannot_lock: bool,
-    conflicts: u32,
-    /// The latest conflict may be a reason for a pause.
-    has_lost: bool,
 }
 
 /// The next step of an operation.
@@ -106,8 +103,6 @@ impl<T: Outcome> Attempt<T> {
             is_guarded: false,
             is_contended: false,
             cannot_lock: false,
-            conflicts: 0,
-            has_lost: false,
         }
     }
 
@@ -244,8 +239,6 @@ impl<T: Outcome> Attempt<T> {
                 self.is_fresh = is_whole;
                 self.is_contended = true;
                 self.is_guarded = false;
-                self.conflicts += 1;
-                self.has_lost = true;
             }
             Swapped::Early => {}
             Swapped::Guarded => self.is_guarded = true,
@@ -255,14 +248,22 @@ impl<T: Outcome> Attempt<T> {
 
     /// Returns the pause before an acquisition or a poll, zero included, in which other clients can
     /// change the record first. If there are any, the operation reads the record afterwards.
-    /// `round_trip` is the usual time of a swap.
+    /// `round_trip` is the usual time of a swap. Operations that keep a lock or make it free never
+    /// pause, as others wait for them.
     ///
     /// Those that lose a swap learn of the new record after the client that has won, which would
     /// also win the next one, as long as it changes the record again at once. If the others do not
     /// get their turn in spite of the read, most pauses are short, and some long enough for a
-    /// client far away; a client that no record has shown yet gets its turn at random.
-    pub(crate) fn makes_way(&mut self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
-        const AT_RANDOM: u32 = 32;
+    /// client far away; a client that no record has shown yet gets its turn at random. A request
+    /// that queues behind them takes no turn away. There is no pause after a conflict: it shows the
+    /// present record, and the next attempt must come before that changes.
+    pub(crate) fn makes_way(
+        &mut self,
+        cache: &Cache,
+        round_trip: Duration,
+        now: Option<Now>,
+    ) -> Option<Duration> {
+        const AT_RANDOM: u32 = 128;
         /// The changes of two turns.
         const FAIR: u32 = 4;
         if self.in_outage == InOutage::Try {
@@ -280,27 +281,12 @@ impl<T: Outcome> Attempt<T> {
             let pause = paused(round_trip, farther).checked_sub(since);
             return pause.filter(|_| rand::random_ratio(1, AT_RANDOM));
         }
+        if matches!(self.next(now), Ok(Next::Swap(pending)) if pending.is_queued) {
+            return None;
+        }
         self.found = None;
         let farther = if rivals.waited < FAIR { 0.0 } else { farther };
         Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
-    }
-
-    /// Returns the pause before the next step of an acquisition or a poll that has lost. Operations
-    /// that keep a lock or make it free never pause, as others wait for them.
-    ///
-    /// Only each second conflict is a reason: one shows the present record, and the next attempt
-    /// must come before that changes.
-    pub(crate) fn pause(&mut self, cache: &Cache, round_trip: Duration) -> Option<Duration> {
-        const PATIENT: u32 = 8;
-        let is_time = take(&mut self.has_lost) && self.conflicts.is_multiple_of(2);
-        if self.in_outage == InOutage::Try || !is_time {
-            return None;
-        }
-        let mut rivals = self.rivals(cache);
-        if self.conflicts > PATIENT {
-            rivals.outside = rivals.outside.max(2);
-        }
-        Some(paused(round_trip, among(rivals))).filter(|pause| !pause.is_zero())
     }
 
     fn rivals(&self, cache: &Cache) -> Rivals {

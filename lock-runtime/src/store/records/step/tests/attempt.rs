@@ -13,12 +13,10 @@ use super::{
 use crate::{
     request::{key::LockKey, spec::LockKind},
     store::{
-        AcquireReply, Hold, KeyRequest, StoreErrorKind, remote::outage::InOutage, table::Table,
+        AcquireReply, Hold, IfBusy, KeyRequest, StoreErrorKind, remote::outage::InOutage,
+        table::Table,
     },
 };
-
-/// The time of a call, so long that every pause is as long as one may be.
-const ROUND_TRIP: Duration = Duration::from_secs(10);
 
 fn lock(name: &str) -> Lock {
     Lock::new(&LockKey::new(name).unwrap(), LockKind::Lock)
@@ -27,11 +25,15 @@ fn lock(name: &str) -> Lock {
 /// An acquisition of the first of these locks.
 fn acquiring(names: &[&str]) -> Attempt<AcquireReply> {
     let locks: Vec<_> = names.iter().map(|name| lock(name)).collect();
-    let hold = Hold::new(locks[0].key.clone(), Mode::Exclusive, Token::random());
+    let caller = Token::random();
+    let hold = Hold::new(locks[0].key.clone(), Mode::Exclusive, caller);
     Attempt::new(locks, move |table: &mut Table, step| {
-        table.acquire(&KeyRequest::new(hold.clone(), LEASE, step.now), step)
+        let mut request = KeyRequest::new(hold.clone(), LEASE, step.now);
+        request.if_busy = IfBusy::Queue;
+        table.acquire(&request, step)
     })
     .in_outage(InOutage::Wait)
+    .caller(Some(caller))
 }
 
 fn next(attempt: &mut Attempt<AcquireReply>) -> Next<AcquireReply> {
@@ -134,33 +136,6 @@ fn the_database_locks_a_contended_record_and_otherwise_operations_take_turns() {
     assert!(!renewal.in_turn().unwrap().acquires);
 }
 
-/// The first conflict shows the present record, which the next attempt may change in time.
-#[tokio::test(start_paused = true)]
-async fn each_second_conflict_of_an_acquisition_is_a_reason_for_a_pause_and_none_of_a_renewal() {
-    let cache = cache(3);
-    for conflicts in 0..6 {
-        let mut attempt = lost(&["a"], conflicts);
-        let pause = attempt.pause(&cache, ROUND_TRIP);
-        let is_reason = conflicts > 0 && conflicts % 2 == 0;
-        assert_eq!(pause.is_some(), is_reason, "{conflicts}: {pause:?}");
-        assert_eq!(attempt.pause(&cache, ROUND_TRIP), None, "{conflicts}");
-        let mut renewal = lost(&["a"], conflicts).in_outage(InOutage::Try);
-        assert_eq!(renewal.pause(&cache, ROUND_TRIP), None, "{conflicts}");
-    }
-}
-
-/// The call with which each of two learns of the record is enough of one.
-#[tokio::test(start_paused = true)]
-async fn two_clients_do_not_pause_for_each_other_unless_they_conflict_again_and_again() {
-    for others in [0, 1] {
-        let cache = cache(others);
-        for (conflicts, pauses) in [(2, false), (8, false), (10, true)] {
-            let pause = lost(&["a"], conflicts).pause(&cache, ROUND_TRIP);
-            assert_eq!(pause.is_some(), pauses, "{conflicts}: {pause:?}");
-        }
-    }
-}
-
 /// A turn takes two changes: an acquisition and a release.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_has_had_two_turns_in_a_row_lets_one_farther_away_have_its_own() {
@@ -169,9 +144,23 @@ async fn a_client_that_has_had_two_turns_in_a_row_lets_one_farther_away_have_its
     for written in 1..6 {
         cache.put_own(&name(), record(&[]));
         let mut attempt = acquiring(&["a"]).cached(&cache, false);
-        let pause = attempt.makes_way(&cache, round_trip).unwrap();
+        let pause = attempt.makes_way(&cache, round_trip, None).unwrap();
         let is_short = pause < round_trip;
         assert_eq!(is_short, written < 4, "{written}: {pause:?}");
         assert!(reads(&mut attempt), "{written}");
+    }
+}
+
+/// It takes nothing from the others, and they wait for nothing.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_queues_behind_another_client_makes_no_way_for_it() {
+    let round_trip = Duration::from_millis(1);
+    for (holder, makes_way) in [(None, true), (Some(ClientId::random()), false)] {
+        let cache = cache(1);
+        cache.put_own(&name(), record(holder.as_slice()));
+        let mut attempt = acquiring(&["a"]).cached(&cache, false);
+        let pause = attempt.makes_way(&cache, round_trip, Some(exactly(NOW)));
+        assert_eq!(pause.is_some(), makes_way);
+        assert_eq!(reads(&mut attempt), makes_way);
     }
 }
