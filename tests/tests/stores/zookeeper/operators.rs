@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use lock_runtime::{
-    LockErrorKind, Loss,
+    LockErrorKind, LockGuard, Loss,
     health::{Health, ServerRole, Verdict},
     store::{
         Records as _,
@@ -76,6 +76,29 @@ async fn locks_are_listed_and_revoked() {
     let lost = revoked.lost().await;
     assert_eq!(lost.kind(), LockErrorKind::Lost(Loss::Revoked));
     once(&locks, "job:7/.. a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_thousand_locks_are_held_beyond_their_leases_and_listed() {
+    const LOCKS: usize = 1_000;
+    let locks = client(shared_zookeeper().await).await;
+    let acquire = async |number: usize| {
+        let request = locks.exclusive(format!("many:{number}"));
+        let lasting = request.lease(Duration::from_secs(3));
+        lasting.wait(Duration::from_secs(10)).acquire().await
+    };
+    let held = (0..LOCKS).map(acquire);
+    let held: Vec<_> = stream::iter(held).buffered(64).try_collect().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let listed: Vec<_> = locks.list("many:").try_collect().await.unwrap();
+    assert_eq!(listed.len(), LOCKS);
+    assert!(!held.iter().any(LockGuard::is_lost));
+    let released = held.into_iter().map(LockGuard::release);
+    let released: Vec<_> = stream::iter(released).buffered(64).collect().await;
+    assert!(released.iter().all(Result::is_ok));
+    once(&locks, "many:7").await.unwrap();
+    let left: Vec<_> = locks.list("many:").try_collect().await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// A removed record keeps its node for two hours, so that the version of the node does not begin
