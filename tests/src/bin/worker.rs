@@ -25,6 +25,8 @@ mod once;
 mod postgres;
 #[path = "worker/redis.rs"]
 mod redis;
+#[path = "worker/retain.rs"]
+mod retain;
 #[path = "worker/scheduled.rs"]
 mod scheduled;
 #[path = "worker/storm.rs"]
@@ -48,6 +50,7 @@ enum Task {
     Once(once::Once),
     Postgres(postgres::Postgres),
     Redis(redis::Redis),
+    Retain(retain::Retain),
     Scheduled(scheduled::Scheduled),
     Storm(storm::Storm),
     Wait(wait::Wait),
@@ -68,6 +71,7 @@ async fn main() {
         Task::Once(task) => task.run(parent).await,
         Task::Postgres(task) => task.run(parent).await,
         Task::Redis(task) => task.run(parent).await,
+        Task::Retain(task) => task.run(parent).await,
         Task::Scheduled(task) => task.run(parent).await,
         Task::Storm(task) => task.run(parent).await,
         Task::Wait(task) => task.run(parent).await,

@@ -3,6 +3,7 @@
 mod noticed;
 mod outlived;
 mod paused;
+mod retained;
 mod survived;
 
 use std::time::Duration;
