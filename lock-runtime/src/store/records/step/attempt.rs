@@ -255,8 +255,9 @@ impl<T: Outcome> Attempt<T> {
     /// also win the next one, as long as it changes the record again at once. If the others do not
     /// get their turn in spite of the read, most pauses are short, and some long enough for a
     /// client far away; a client that no record has shown yet gets its turn at random. A request
-    /// that queues behind them takes no turn away. There is no pause after a conflict: it shows the
-    /// present record, and the next attempt must come before that changes.
+    /// that queues behind them takes no turn away, unless they do not get theirs: then it reads and
+    /// pauses as well. After a conflict the next step has no pause: the conflict shows the present
+    /// record, and the next attempt must come before that changes.
     pub(crate) fn makes_way(
         &mut self,
         cache: &Cache,
@@ -281,11 +282,12 @@ impl<T: Outcome> Attempt<T> {
             let pause = paused(round_trip, farther).checked_sub(since);
             return pause.filter(|_| rand::random_ratio(1, AT_RANDOM));
         }
-        if matches!(self.next(now), Ok(Next::Swap(pending)) if pending.is_queued) {
+        let is_fair = rivals.waited < FAIR;
+        if is_fair && matches!(self.next(now), Ok(Next::Swap(pending)) if pending.is_queued) {
             return None;
         }
         self.found = None;
-        let farther = if rivals.waited < FAIR { 0.0 } else { farther };
+        let farther = if is_fair { 0.0 } else { farther };
         Some(paused(round_trip, among(rivals).max(farther)).saturating_sub(since))
     }
 

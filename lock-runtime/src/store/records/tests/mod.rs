@@ -326,6 +326,29 @@ async fn a_client_that_asks_again_and_again_keeps_no_other_one_from_its_release(
 }
 
 /// No record shows the client that has lost.
+/// Each request enters the wait queue and leaves it, which changes the record twice.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_up_again_and_again_keeps_no_other_one_from_its_lock() {
+    let database = Database::new();
+    let way = Duration::from_millis(2);
+    let locks = |way| LockClient::with_store(Arc::new(database.store(way)));
+    let (far, busy) = (locks(way * 3), locks(way));
+    let request = far.exclusive("a").lease(Duration::from_secs(1));
+    let guard = request.acquire().await.unwrap();
+    let busy = tokio::spawn(async move {
+        loop {
+            let request = busy.exclusive("a").wait(Duration::from_millis(1));
+            let _ = request.acquire().await;
+        }
+    });
+    sleep(Duration::from_secs(20)).await;
+    assert!(!guard.is_lost(), "after {} renewals", guard.renewals());
+    let began = Instant::now();
+    guard.release().await.unwrap();
+    assert!(began.elapsed() < way * 100, "{:?}", began.elapsed());
+    busy.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_a_lock_again_and_again_lets_another_one_enter_the_wait_queue() {
     let database = Database::new();
