@@ -264,7 +264,10 @@ impl<T: Outcome> Attempt<T> {
         round_trip: Duration,
         now: Option<Now>,
     ) -> Option<Duration> {
-        const AT_RANDOM: u32 = 128;
+        /// The shares of acquisitions that pause at random, nearby and far away.
+        const AT_RANDOM: (f64, f64) = (1.0 / 128.0, 1.0 / 16.0);
+        /// The time of the round trips between two of them, within these bounds.
+        const SELDOM: Duration = Duration::from_millis(100);
         /// The changes of two turns.
         const FAIR: u32 = 4;
         if self.in_outage == InOutage::Try {
@@ -280,7 +283,9 @@ impl<T: Outcome> Attempt<T> {
         let farther = rand::random_range(0.1..1.0_f64).recip();
         if !rivals.are_there {
             let pause = paused(round_trip, farther).checked_sub(since);
-            return pause.filter(|_| rand::random_ratio(1, AT_RANDOM));
+            let share = round_trip.div_duration_f64(SELDOM);
+            let share = share.clamp(AT_RANDOM.0, AT_RANDOM.1);
+            return pause.filter(|_| rand::random_bool(share));
         }
         let is_fair = rivals.waited < FAIR;
         if is_fair && matches!(self.next(now), Ok(Next::Swap(pending)) if pending.is_queued) {
